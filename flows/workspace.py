@@ -386,6 +386,9 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
             ``LineFilter``, ``workspace_name`` a view of ``driftline.toml``. ``strategy`` says when filters apply.
             ``rerank`` lets a transformer order the best 10 windows, or as many as it says. With ``branch``, sources
             that have this branch are searched as it has them. With ``explain``, the report describes the search.
+            ``fixed`` texts and expressions ``regex`` find only lines of files that hold them all, and the words of the
+            query rank these; the query itself may hold such terms (``"a phrase" /regex/ def:Name lang:go``). The
+            report's ``exact`` tells whether the ``top_k`` lines are all.
 
     Returns:
         A report that iterates over its hits.
@@ -403,9 +406,9 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
 
 def _find(stored: StoredWorkspace, request: SearchRequest) -> SearchReport:
     from driftline.flows.runs.search import resolved
-    from driftline.tasks.search.query import answer
+    from driftline.tasks.search.language import ask
 
-    return answer(*resolved(stored, request))
+    return ask(*resolved(stored, request))
 
 
 def _stored(workspace: Searchable) -> StoredWorkspace:

@@ -186,12 +186,13 @@ class SplitLines:
         return len(self.text)
 
 
-def split_documents(texts: Sequence[str]) -> SplitLines:
+def split_documents(texts: Sequence[str], *, every_document: bool = False) -> SplitLines:
     r"""Return the lines of ``texts`` that contain a letter or digit (Unicode categories L and N), numbered as in
     editors.
 
     ``\n``, ``\r\n`` and ``\r`` end a line; other separators of ``str.splitlines`` do not. A line is one row, or several
-    as ``rows_of_line`` defines. Raises ArrowInvalid if all texts together have 2 GiB or more of UTF-8.
+    as ``rows_of_line`` defines. With ``every_document``, a text without any such line has its first line. Raises
+    ArrowInvalid if all texts together have 2 GiB or more of UTF-8.
     """
     documents = pa.array([_unix_line_ends(text) for text in texts], pa.string())
     offsets = np.frombuffer(documents.buffers()[1], np.int32)[: len(documents) + 1]
@@ -210,6 +211,9 @@ def split_documents(texts: Sequence[str]) -> SplitLines:
 
     filled = np.flatnonzero(starts < ends)
     kept = filled[_has_word(documents, data, starts[filled], ends[filled])]
+    if every_document:
+        wordless = np.setdiff1d(np.flatnonzero(np.diff(offsets)), doc_index[kept])
+        kept = np.union1d(kept, first_line[wordless])
     starts, ends = starts[kept], ends[kept]
     text = _slices(documents, starts, ends)
     numbers = np.asarray(line_number[kept], np.int32)

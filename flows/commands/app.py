@@ -39,7 +39,7 @@ def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict
     show(found, as_json, print_text)
     for note in found.get("notes", ()):
         warn(note)
-    if found["results"]:
+    if found["results"] or found.get("exact", {}).get("lines"):
         return DONE
     return WRONG_USE if found.get("unmatched") else NOTHING_FOUND
 
@@ -96,7 +96,8 @@ BranchOption = Annotated[
 # Options of searches.
 QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", help="The text to search for: words or code.")]
 WordsArgument = Annotated[
-    list[str], typer.Argument(metavar="QUERY...", help="The text to search for: words or code, in quotes or not.")
+    list[str] | None,
+    typer.Argument(metavar="QUERY...", help="The text to search for: words or code, in quotes or not."),
 ]
 CacheOption = Annotated[
     bool | None,

@@ -83,7 +83,7 @@ ServerOption = Annotated[
 @app.command()
 @spread("given", parameters(options_in("command")))
 def search(
-    words: WordsArgument,
+    words: WordsArgument = None,
     workspace: WorkspaceOption = None,
     *,
     given: dict[str, Any],
@@ -97,7 +97,9 @@ def search(
 
     Defaults come from [search] of driftline.toml.
     """
-    query, given = " ".join(words), without_empty(given)
+    query, given = " ".join(words or ()), without_empty(given)
+    if not words and not given.get("fixed") and not given.get("regex"):
+        raise UsageError("The argument QUERY is missing", fix="Give words, or exact text with -F or -E.")
     if rerank_windows is not None and given["rerank"] is not False:
         given["rerank"] = rerank_windows
     if (remote := named_server(server, workspace)) is not None:
@@ -107,10 +109,23 @@ def search(
     target = workspace_for_reading(workspace or default_workspace)
     from driftline.flows.runs.search import find
 
-    request = search_request(query, given, on_this_machine=True)
+    request = search_request(query, {**given, **_exact_defaults(query, given)}, on_this_machine=True)
     opened = _cached(_open(target, workspace, config), cache)
     report = find(opened, request, config=config)
     return show_search(report.to_dict(), as_json, partial(_print_hits, opened))
+
+
+EXACT_LINES = 100
+
+
+def _exact_defaults(query: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What exact terms change of the defaults: more lines, and none around them."""
+    from driftline.tasks.search.language import parse
+
+    if not given.get("fixed") and not given.get("regex") and not parse(query).terms:
+        return {}
+    defaults = {"top_k": EXACT_LINES, "n_lines": 0}
+    return {name: value for name, value in defaults.items() if given.get(name) is None}
 
 
 def _cached(workspace: Workspace, given: bool | None) -> Workspace:

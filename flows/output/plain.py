@@ -71,11 +71,28 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
     results: Sequence[Mapping[str, Any]] = result["results"]
     with_source = len({hit["source"] for hit in results}) > 1
     styled = _wants_styles()
+    exact = result.get("exact")
+    if exact is not None and not any(hit["label"] for hit in results):
+        lines = [_exact_line(hit, with_source, styled) for hit in results]
+        lines += [] if results else [f"{exact['lines']:,} lines in {exact['documents']:,} files\n"]
+        emit("".join(lines))
+        return
     shown = ["No good match. The nearest, all weak:\n"] if results and all_weak(results) else []
     for hit in results:
         folder = (folders or {}).get(hit["source"])
         shown.append("".join([_header(hit, folder, with_source, styled), *_window(hit, styled)]))
     emit("\n".join(shown))
+
+
+def _exact_line(hit: Mapping[str, Any], with_source: bool, styled: bool) -> str:
+    """A line as grep prints it, with the lines around it, if there are any."""
+    source = f"{printable(hit['source'])}:" if with_source else ""
+    text = ""
+    for number, line in enumerate(hit["context"], start=hit["start_line"]):
+        mark = ":" if number == hit["line"] else "-"
+        place = _styled(f"{source}{printable(hit['path'])}{mark}{number}{mark}", "place", styled)
+        text += f"{place}{_styled(printable(line), 'best' if mark == ':' else 'dim', styled)}\n"
+    return text + ("--\n" if len(hit["context"]) > 1 else "")
 
 
 def all_weak(results: Sequence[Mapping[str, Any]]) -> bool:

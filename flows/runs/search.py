@@ -13,7 +13,8 @@ from driftline.flows.config.search_settings import named_workspace
 from driftline.flows.output.run_series import record_search
 from driftline.storage.entities import Entity
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.query import SearchReport, answer
+from driftline.tasks.search.language import ask, asked_by
+from driftline.tasks.search.query import SearchReport
 from driftline.tasks.search.request import SearchRequest
 
 
@@ -27,7 +28,8 @@ def resolved(
     also = request.also
     if request.workspace_name is not None:
         also = (*also, named_workspace(request.workspace_name, config)[0])
-    opened = on_named_branch(workspace, request.branch, within)
+    branch = request.branch if request.branch is not None else asked_by(request).branch
+    opened = on_named_branch(workspace, branch, within)
     return opened, replace(request, branch=None, workspace_name=None, also=also, within=within)
 
 
@@ -45,6 +47,6 @@ def find(
     """
     opened, wanted = resolved(workspace, request, within, config)
     started = time.monotonic()
-    report: SearchReport = run(answer, opened, replace(wanted, explain=True))
+    report: SearchReport = run(ask, opened, replace(wanted, explain=True))
     record_search(opened, report.explanation, time.monotonic() - started)
     return report if request.explain else replace(report, explanation=None)

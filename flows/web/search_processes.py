@@ -21,7 +21,8 @@ from driftline.flows.output.logs import json_lines, quiet_libraries, writes_json
 from driftline.storage.errors import DriftlineError, StorageError
 from driftline.storage.lance.worker import OtherProcess, ProcessDied
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.query import SearchReport, answer, prepare, warm
+from driftline.tasks.search.language import ask
+from driftline.tasks.search.query import SearchReport, prepare, warm
 from driftline.tasks.search.request import SearchRequest
 
 MAX_PROCESSES = 4
@@ -73,7 +74,7 @@ class SearchProcesses:
 
     def search(self, workspace: Workspace, query: str, **options: Any) -> SearchReport:
         """Like ``driftline.search``; also raises the errors of ``run``."""
-        return self.run(answer, workspace, SearchRequest(query, **options))
+        return self.run(ask, workspace, SearchRequest(query, **options))
 
     def run(self, function: Callable[..., _Result], workspace: Workspace, *args: Any, **kwargs: Any) -> _Result:
         """Run ``function``, which only reads ``workspace``, in one of the processes, and return its result or raise its

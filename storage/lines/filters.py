@@ -20,7 +20,7 @@ class LineFilter:
     decomposed. Directories and entities include everything below them. In a glob, ``*`` and ``?`` do not match a slash,
     but ``**`` does, and ``{a,b}`` matches either. A glob without a slash matches file names in any directory; one that
     ends in a slash matches the content of such directories. ``not_of`` excludes lines of these sources. A line must
-    satisfy at least one filter of ``any_of``, and every filter of ``all_of``.
+    satisfy at least one filter of ``any_of``, every filter of ``all_of``, and none of ``none_of``.
     """
 
     entities: tuple[Entity, ...] | None = None
@@ -31,6 +31,7 @@ class LineFilter:
     not_of: tuple[Entity, ...] | None = None
     any_of: tuple[LineFilter, ...] | None = None
     all_of: tuple[LineFilter, ...] | None = None
+    none_of: tuple[LineFilter, ...] | None = None
 
     def to_sql(self) -> str | None:
         """Return the filter as a Lance expression with every value quoted, or None for no filter. Raises UsageError."""
@@ -55,6 +56,8 @@ class LineFilter:
             yield is_one_of("ext", [ext.removeprefix(".").lower() for ext in self.exts])
         if self.any_of is not None:
             yield _any([where.to_sql() or "true" for where in self.any_of])
+        if self.none_of:
+            yield f"NOT ({_any([where.to_sql() or 'true' for where in self.none_of])})"
         yield from filter(None, (where.to_sql() for where in self.all_of or ()))
 
 

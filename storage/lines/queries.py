@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +30,7 @@ from driftline.storage.lance.table import is_one_of
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.indexes import TEXT
-from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, parts_of_name
+from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
 from driftline.storage.lines.table import LINES_PER_BLOCK, TEXT_COLUMN, LineTable, no_lines, schema
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class LineQuery:
     @cached_property
     def _sources(self) -> tuple[str, ...]:
         """The entities that have written to the table, by their commit markers."""
-        version = self._exact_version
+        version = self.exact_version
         sources = _SOURCES.get(version)
         if sources is None:
             rows = self._scanned(["entity"], filter=no_lines(None))
@@ -184,7 +184,7 @@ class LineQuery:
         return sources
 
     @cached_property
-    def _exact_version(self) -> tuple[str | int, ...]:
+    def exact_version(self) -> tuple[str | int, ...]:
         """Identify this version by its files: a deleted and recreated table may have the same URI and version."""
         files = [file.path for fragment in self.dataset.get_fragments()[:1] for file in fragment.data_files()]
         return (self.dataset.uri, self.dataset.version, *files)
@@ -333,33 +333,59 @@ class LineQuery:
     def _definition_rows(self, name: str, limit: int) -> list[int]:
         """Return the row ids of the blocks of the best definitions of one name."""
         parts = parts_of_name(name)
+        found: list[tuple[bool, int, int]] = []
+        for row, definition in self._named(name):
+            own = parts_of_name(definition.name)
+            found.append((own[-len(parts) :] != parts, len(own), row))
+        return [row for *_, row in sorted(found)[:limit]]
+
+    def _named(self, name: str) -> Iterator[tuple[int, Definition]]:
+        """Yield each definition of ``name``, whatever its case, with the row id of the block that holds its name."""
+        parts = parts_of_name(name)
         if not parts:
-            return []
+            return
         outlines = self._outlines
         named = re.compile(rf"^(?!key\t)\w+\t(\d+)\t.*?(?<!\w){re.escape(parts[-1])}$", re.IGNORECASE | re.MULTILINE)
         rows = outlines.filter(pc.match_substring(outlines["lower"], parts[-1].lower()))
-        found: list[tuple[bool, int, int]] = []
         columns = (rows[each].to_pylist() for each in (OUTLINE_COLUMN, "_rowid", "line_number"))
         for outline, row, first in zip(*columns, strict=True):
             for match in named.finditer(outline):
                 definition = decode(match[0])[0]
                 if definition.line // LINES_PER_BLOCK == first // LINES_PER_BLOCK and definition.is_named(name):
-                    own = parts_of_name(definition.name)
-                    found.append((own[-len(parts) :] != parts, len(own), row))
-        return [row for *_, row in sorted(found)[:limit]]
+                    yield row, definition
+
+    def definitions(self, name: str) -> list[tuple[str, str, str, Definition]]:
+        """All definitions of ``name`` in documents that the filter allows: entity, path, hash and definition of each.
+
+        Case counts if ``name`` has a capital.
+        """
+        parts = parts_of_name(name)
+        exactly = name.lower() != name
+        found = [
+            (row, each)
+            for row, each in self._named(name)
+            if not exactly or parts_of_name(each.name)[-len(parts) :] == parts
+        ]
+        if not found:
+            return []
+        where = f"_rowid IN ({', '.join(str(row) for row, _ in found)})" + (f" AND ({self.sql})" if self.sql else "")
+        rows = self._read(["entity", "path", "hash", "_rowid"], where=where, with_row_id=True)
+        columns = (rows[each].to_pylist() for each in ("_rowid", "entity", "path", "hash"))
+        of_row = {row: document for row, *document in zip(*columns, strict=True)}
+        return [(*of_row[row], each) for row, each in found if row in of_row]
 
     @property
     def _outlines(self) -> pa.Table:
         """The outlines of all blocks: ``outline``, ``lower`` (in lower case), ``line_number`` and ``_rowid``."""
         with _OUTLINES_AT_ONCE:
-            known = _OUTLINES.get(self._exact_version)
+            known = _OUTLINES.get(self.exact_version)
         if known is None:
             where = f"{OUTLINE_COLUMN} != ''"
             known = self._scanned([OUTLINE_COLUMN, "line_number"], filter=where, with_row_id=True).combine_chunks()
             known = known.append_column("lower", pc.utf8_lower(known[OUTLINE_COLUMN]))
             with _OUTLINES_AT_ONCE:
                 if known.nbytes <= _OUTLINES.maxsize:
-                    _OUTLINES[self._exact_version] = known
+                    _OUTLINES[self.exact_version] = known
         return known
 
     def passages(self, requested: Sequence[Passage]) -> pa.Table:

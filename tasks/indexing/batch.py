@@ -211,7 +211,7 @@ class Piece:
 
     def split(self) -> SplitLines:
         """Split the piece as ``split_documents`` splits the whole batch."""
-        lines = split_documents(self.texts)
+        lines = split_documents(self.texts, every_document=True)
         number = pa.array(lines.line_number.to_numpy() + np.int32(self.first_line))
         left_out = {int(self.documents[at]): count for at, count in lines.left_out.items()}
         documents = pa.array(self.documents[lines.doc_index.to_numpy()])
@@ -269,8 +269,13 @@ def _written(
             definitions[at] = found
     with watch.phase("write"):
         anchors = [reading.extracted.anchors for reading in drafts.readings]
+        texts = [""] * len(drafts.readings)
+        for at, text in zip(piece.documents.tolist(), piece.texts, strict=True):
+            texts[at] = text
         places = lines.doc_index, lines.line_number, lines.text
-        table = line_rows(spec.entity, drafts.embedded, *places, vectors, definitions, lines.column_number, anchors)
+        given: dict[str, Any] = {"column_number": lines.column_number, "anchors": anchors, "texts": texts}
+        given["first_line"] = piece.first_line
+        table = line_rows(spec.entity, drafts.embedded, *places, vectors, definitions, **given)
         return context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(table)
 
 

@@ -10,6 +10,7 @@ import logging
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
+from driftline.storage.lines.exact import packs, text_of_lines
 from driftline.storage.lines.outline import Anchor, Definition, encode
 from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, schema
 from driftline.storage.lines.words import spelled_for_index
@@ -39,12 +41,15 @@ def line_rows(
     definitions: Sequence[Sequence[Definition]] | None = None,
     column_number: pa.Int32Array | None = None,
     anchors: Sequence[Sequence[Anchor]] | None = None,
+    texts: Sequence[str] | None = None,
+    first_line: int = 0,
 ) -> pa.Table:
     """Build a table of ``storage.lines.table.schema``; arrays have equal length, ``vectors`` is ``(n, dim) float16``.
 
     ``doc_index`` points into ``documents``, ``anchors``, and ``definitions``, which are None if they were not
-    determined. Documents, and the rows of each, are in order. ``column_number`` is 0 by default. A zero vector, which
-    has no direction, becomes null, so that no search returns it.
+    determined. Documents, and the rows of each, are in order. ``column_number`` is 0 by default. ``texts`` are
+    those of the documents from ``first_line`` on, by default nothing but these lines. A zero vector, which has no
+    direction, becomes null, so that no search returns it.
     """
     dim = vectors.shape[1]
     columns_of_lines = column_number if column_number is not None else pa.array(np.zeros(len(text), np.int32))
@@ -55,6 +60,8 @@ def line_rows(
     def of_document(values: Sequence[object], kind: pa.DataType) -> pa.Array:
         return pa.array(values, kind).take(doc_index)
 
+    if texts is None:
+        texts = _texts_of_lines(len(paths), numbers, text)
     columns = {
         "id": pa.array(row_ids(entity, paths, numbers)),
         "entity": pa.repeat(pa.scalar(str(entity)), len(text)),
@@ -68,8 +75,15 @@ def line_rows(
         "hash": of_document([document.hash for document in documents], pa.string()),
         "block": blocks(paths, numbers, text, definitions),
         "outline": outlines(numbers, definitions, anchors),
+        **packs(texts, numbers.document, numbers.line, numbers.column, first_line),
     }
     return pa.table(columns, schema=schema(dim))
+
+
+def _texts_of_lines(documents: int, numbers: Numbers, text: pa.StringArray) -> list[str]:
+    bounds = np.searchsorted(numbers.document, np.arange(documents + 1)).tolist()
+    lines, parts = numbers.line.tolist(), text.to_pylist()
+    return [text_of_lines(lines[start:stop], parts[start:stop]) for start, stop in pairwise(bounds)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -404,11 +404,11 @@ def _distinct(windows: Sequence[Window], records: SourceRecords) -> list[Window]
         return list(windows)
     owners: dict[tuple[str, ...], str] = {}
     return [
-        window for window in windows if owners.setdefault(_file_of(window, records), window.entity) == window.entity
+        window for window in windows if owners.setdefault(identity_of(window, records), window.entity) == window.entity
     ]
 
 
-def _file_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
+def identity_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
     """Return a key of the file of a window that is the same for all sources."""
     record = records.get(window.entity)
     if record is None:
@@ -438,6 +438,8 @@ class Hit:
     line, ``kind`` its kind (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` its lines as they
     were indexed, comments above it included; None outside of any, and if definitions are not indexed. ``anchor`` is the
     place of the best line in a file from which text was extracted (``cell 7``); line numbers are those of that text.
+    ``matches`` are the places in the best line that match the patterns of an exact search: the columns of the first
+    character and after the last one, 1-based.
     """
 
     path: str
@@ -461,11 +463,12 @@ class Hit:
     symbol_end: int | None = None
     label: Label | None = None
     copies: tuple[str, ...] = ()
+    matches: tuple[tuple[int, int], ...] = ()
     anchor: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``search --json`` prints; ``dataclasses.asdict`` takes ten times as long."""
-        listed = {"context": list(self.context), "copies": list(self.copies)}
+        listed = {"context": list(self.context), "copies": list(self.copies), "matches": [*map(list, self.matches)]}
         return {name: getattr(self, name) for name in self.__slots__} | listed
 
     def __repr__(self) -> str:
@@ -484,7 +487,7 @@ _ARROW: Mapping[str, pa.DataType] = {
 }
 HIT_TYPES: Mapping[str, pa.DataType] = {
     each.name: _ARROW.get(str(each.type).partition(" ")[0].partition("[")[0], pa.string()) for each in fields(Hit)
-}
+} | {"matches": pa.list_(pa.list_(pa.int64()))}
 """The Arrow types of the fields of a hit."""
 
 
@@ -504,11 +507,11 @@ def hits(
     context of a function does not extend into the next one.
     """
     add_definitions(tables, windows)
-    read = _read(workspace, windows, records, context=n_lines > 0)
+    read = read_documents(workspace, windows, records, context=n_lines > 0)
     unchanged_text = cache(_unchanged_text)  # several windows may belong to one document
     documents = [read.get((window.entity, window.path)) for window in windows]
     texts = [unchanged_text(window.path, each, window.hash) for each, window in zip(documents, windows, strict=True)]
-    anchors = _anchors(tables, windows, read)
+    anchors = anchors_of(tables, windows, read)
     lacking = [window for window, text in zip(windows, texts, strict=True) if n_lines and text is None]
     indexed = _indexed(tables, lacking, n_lines)
     score = math.inf
@@ -528,7 +531,7 @@ def hits(
         score = min(score, window.score if likely is None else likely)  # windows after the reranked ones score apart
         yield Hit(
             path=window.path,
-            file=_file(records, window),
+            file=file_of(records, window),
             source=window.entity,
             line=window.best + 1,
             start_line=start + 1,
@@ -585,7 +588,7 @@ def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[i
     return start, end
 
 
-def _file(records: SourceRecords, window: Window) -> str | None:
+def file_of(records: SourceRecords, window: Window) -> str | None:
     record = records.get(window.entity)
     if record is None:
         return None
@@ -605,7 +608,7 @@ def _judged(window: Window, document: Read | None, *, unchanged: bool) -> Freshn
     return judge_read(window.text, line, document, unchanged=unchanged, column=column, path=window.path)
 
 
-def _anchors(
+def anchors_of(
     tables: Sequence[LineQuery], windows: Sequence[Window], read: Mapping[tuple[str, str], Read]
 ) -> dict[tuple[str, str, int], str]:
     """Return the anchors of the best lines of ``windows``, by entity, path and line."""
@@ -619,7 +622,7 @@ def _anchors(
     return {place: name for place, name in named.items() if name is not None}
 
 
-def _read(
+def read_documents(
     workspace: Workspace, windows: Sequence[Window], records: SourceRecords, *, context: bool
 ) -> dict[tuple[str, str], Read]:
     """Read the documents of ``windows``, by ``(entity, path)``; remote ones only for their context.

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -74,6 +74,27 @@ _TENANTS: LRUCache[str, list[Entity]] = LRUCache(64)
 """The tenants that the last search of each bucket found."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExactCounts:
+    """How many ``lines`` of how many ``documents`` an exact search has found: all, if it is ``complete``.
+
+    Otherwise ``reason`` says why not: the ``limit`` of results, or the ``time``.
+    """
+
+    lines: int
+    documents: int
+    reason: Literal["limit", "time"] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are no more."""
+        return self.reason is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``search --json`` prints it."""
+        return {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class SearchReport:
     """The answer to a query: an iterable of hits, best first.
@@ -95,11 +116,14 @@ class SearchReport:
     """The nearest line that the filters allow, whatever its distance, if there are no results."""
     unmatched: tuple[str, ...] = ()
     """The globs that match no document, if there are no results."""
+    exact: ExactCounts | None = None
+    """The counts of an exact search: how much of all there is was found."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``search --json`` prints."""
         found: dict[str, Any] = {"query": self.query, "results": [hit.to_dict() for hit in self.results]}
         found |= {"explanation": self.explanation.to_dict()} if self.explanation else {}
+        found |= {"exact": self.exact.to_dict()} if self.exact else {}
         found |= {"notes": list(self.notes)} if self.notes else {}
         found |= {"unmatched": list(self.unmatched)} if self.unmatched else {}
         return found | ({"nearest": self.nearest.to_dict()} if self.nearest else {})
@@ -240,7 +264,7 @@ def _why_nothing(
 
 
 def _matches(workspace: Workspace, where: LineFilter | None) -> bool:
-    places = (place for tenant in workspace.tenants() for place in _places(workspace, tenant, where))
+    places = (place for tenant in workspace.tenants() for place in table_places(workspace, tenant, where))
     tables = ((workspace.lines(entity), narrowed) for entity, narrowed in places)
     return any(LineQuery(table, narrowed).matches for table, narrowed in tables if table.exists())
 
@@ -315,7 +339,7 @@ def _open(
 
         def opened(tenant: Entity) -> list[LineQuery]:
             queries: list[LineQuery] = []
-            for place, narrowed in _places(workspace, tenant, where):
+            for place, narrowed in table_places(workspace, tenant, where):
                 query = LineQuery(workspace.lines(place), narrowed, *filtering)
                 try:
                     query.open(words=mode != "vector", meaning=mode != "text")
@@ -337,7 +361,7 @@ def _open(
         return queries, loading.result()
 
 
-def _places(
+def table_places(
     workspace: Workspace, tenant: Entity, where: LineFilter | None
 ) -> Iterator[tuple[Entity, LineFilter | None]]:
     """Yield the tables of a tenant to search, as arguments of ``Workspace.lines``, each with its filter.

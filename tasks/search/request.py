@@ -269,6 +269,20 @@ class SearchRequest(SearchFilter):
         only_in=frozenset({"command"}),
         is_setting=True,
     )
+    fixed: Sequence[str] | None = option(
+        None, "Only lines with these texts, exactly; the words of the query rank them.", aliases=("-F",), metavar="TEXT"
+    )
+    regex: Sequence[str] | None = option(
+        None, "Only lines that match these regular expressions (RE2).", aliases=("-E",), metavar="REGEX"
+    )
+    whole_words: bool = option(False, "Exact terms match whole words only.", aliases=("-w",))
+    ignore_case: bool | None = option(
+        None,
+        "Whether exact terms ignore case; default: those without a capital do.",
+        flag="--ignore-case/--case-sensitive",
+    )
+    count: bool = option(False, "Count the lines that match exact terms, and show none.")
+    files: bool = option(False, "Show only the first matching line of each file.")
     explain: bool = option(False, "Show the steps of the search and their times.", only_in=_TOLD)
 
     def __post_init__(self) -> None:

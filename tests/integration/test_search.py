@@ -108,6 +108,7 @@ def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> No
         "symbol_start": None,
         "symbol_end": None,
         "label": None,
+        "matches": [],
         "copies": [],
         "anchor": None,
     }

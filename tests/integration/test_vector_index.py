@@ -49,6 +49,9 @@ def table(tmp_path_factory: pytest.TempPathFactory, vectors: NDArray[np.float32]
         "hash": [""] * ROWS,
         "block": [None] * ROWS,
         "outline": [None] * ROWS,
+        "pack": [None] * ROWS,
+        "pack_line": [None] * ROWS,
+        "grams": [None] * ROWS,
     }
     fragments = table.write_fragments(pa.table(columns, schema=schema(DIM)))
     table.commit(SOURCE, 1, BatchId(new_ulid(), 1), (), fragments)
@@ -100,6 +103,9 @@ def test_lines_not_yet_in_the_index_are_found(table: LineTable, monkeypatch: pyt
         "hash": [""],
         "block": [None],
         "outline": [None],
+        "pack": [None],
+        "pack_line": [None],
+        "grams": [None],
     }
     fragments = table.write_fragments(pa.table(columns, schema=schema(DIM)))
     table.commit(SOURCE, 1, BatchId(new_ulid(), 1), (), fragments)

@@ -1,0 +1,511 @@
+"""Exact search: every line that matches patterns, in order of files, or ranked by other words (DESIGN, "Search").
+
+Packs whose grams cannot match are left out; the others are read in the order of the results until there are enough.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import groupby
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import UsageError
+from driftline.storage.lance.errors import without_panic
+from driftline.storage.lines.exact import Packs, allowed, packs_of, texts
+from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.outline import Definition
+from driftline.storage.lines.patterns import Pattern
+from driftline.storage.lines.queries import LineQuery
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.filters import line_filter, relative_to_sources
+from driftline.tasks.search.hits import (
+    Hit,
+    SourceRecords,
+    Window,
+    add_definitions,
+    anchors_of,
+    clipped,
+    clipped_context,
+    file_of,
+    identity_of,
+    is_unchanged,
+    judge_read,
+    read_documents,
+    symbol_of,
+)
+from driftline.tasks.search.query import ExactCounts, SearchReport, answer, nothing_indexed, table_places
+from driftline.tasks.search.request import SearchRequest, is_auxiliary, is_prose, is_test
+from driftline.tasks.text import rows_of_line
+
+MAX_SECONDS = 30.0
+"""An exact search ends after so long, and says that it is not complete."""
+MAX_RANKED = 10_000
+"""Matching lines among which words choose."""
+RANKED_WINDOWS = 200
+"""Windows found by words among which those with a matching line are looked for."""
+MAX_PATHS_IN_FILTER = 1_000
+"""So many documents with a match are named in the filter of a ranked search; of more, its results are chosen from."""
+_FIRST_PACKS, _MOST_PACKS = 16, 256
+"""Packs read at once: few at first, because the first ones often hold enough."""
+
+Document = tuple[str, str]
+"""Entity and path."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactTerms:
+    """What a document must hold: a match of each pattern, a definition of each name, a use of each name.
+
+    Its lines match that match one of the patterns, define one of the names of ``definitions``, or use one of ``uses``
+    and do not define it. ``inside`` leaves out lines outside of definitions of these names.
+    """
+
+    patterns: tuple[Pattern, ...] = ()
+    definitions: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.patterns or self.definitions or self.uses or self.inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A document of one of the tables that are searched."""
+
+    path: str
+    entity: str
+    hash: str
+    table: int
+
+    @property
+    def document(self) -> Document:
+        """What tells it from others."""
+        return self.entity, self.path
+
+
+@lru_cache(1 << 17)
+def importance(path: str) -> int:
+    """0 for source code, 1 for prose, 2 for tests, 3 for what is vendored, generated or repeats others.
+
+    Examples:
+        >>> [importance(path) for path in ("src/a.py", "README.md", "tests/test_a.py", "vendor/a.py")]
+        [0, 1, 2, 3]
+    """
+    if is_auxiliary(path):
+        return 3
+    return 2 if is_test(path) else int(is_prose(path))
+
+
+_Part = tuple[Place, NDArray[np.int64], NDArray[np.bool_]]
+"""A document, numbers of matching lines of one of its packs, and which patterns match one of them."""
+_Wanted = tuple[Place, int, int]
+"""A document, the row id of a pack of it, and the number of the first line in that."""
+
+
+@dataclass(slots=True)
+class ExactFinder:
+    """Finds the lines of some tables that match patterns, document by document.
+
+    ``order`` sorts the documents, and ``chosen`` leaves some of them out; ``documents`` are the only ones, if given.
+    ``late`` tells whether the time is up; ``cut`` then tells that not all packs were read. ``read`` counts those.
+    """
+
+    tables: Sequence[LineQuery]
+    patterns: Sequence[Pattern]
+    late: Callable[[], bool]
+    order: Callable[[str, str], int]
+    chosen: Callable[[list[Place]], Iterator[Place]]
+    documents: frozenset[Document] | None = None
+    cut: bool = False
+    read: int = 0
+
+    def lines(self) -> Iterator[tuple[Place, NDArray[np.int64]]]:
+        """Each document that holds a match of each pattern, and the numbers of its lines that match any of them."""
+        for place, parts in groupby(self._parts(), key=lambda part: part[0]):
+            found = [*parts]
+            if np.logical_or.reduce([held for *_, held in found]).all():
+                yield place, np.concatenate([numbers for _, numbers, _ in found])
+
+    def _parts(self) -> Iterator[_Part]:
+        wanted = self._wanted()
+        at, size = 0, _FIRST_PACKS
+        while at < len(wanted):
+            if self.late():
+                self.cut = True
+                return
+            batch = wanted[at : at + size]
+            at, size = at + size, min(2 * size, _MOST_PACKS)
+            self.read += len(batch)
+            yield from self._matching(batch)
+
+    def _wanted(self) -> list[_Wanted]:
+        """The packs that may match, in the order of the results."""
+        found: list[_Wanted] = []
+        for table, query in enumerate(self.tables):
+            packs = packs_of(query)
+            rows = packs.rows.take(pa.array(np.flatnonzero(self._may_match(query, packs))))
+            columns = (rows[name].to_pylist() for name in ("path", "entity", "hash"))
+            of_packs = [*zip(*columns, strict=True)]
+            places = {each: Place(each[0], each[1], each[2], table) for each in {*of_packs}}
+            others = (rows[name].to_pylist() for name in ("_rowid", "line"))
+            found += zip(map(places.__getitem__, of_packs), *others, strict=True)
+        keys = {place: (self.order(*place.document), place.path, place.entity) for place, _, _ in found}
+        chosen = {place: at for at, place in enumerate(self.chosen(sorted(keys, key=keys.__getitem__)))}
+        return sorted((each for each in found if each[0] in chosen), key=lambda each: (chosen[each[0]], each[2]))
+
+    def _may_match(self, query: LineQuery, packs: Packs) -> NDArray[np.bool_]:
+        """Which packs may match a pattern, of documents that may match each of them."""
+        of_patterns = [packs.may_hold(pattern.required) for pattern in self.patterns]
+        left = np.asarray(np.stack(of_patterns).any(axis=0))
+        if left.any():
+            left &= allowed(query, packs)
+        if self.documents is not None:
+            places = zip(packs.rows["entity"].to_pylist(), packs.rows["path"].to_pylist(), strict=True)
+            left &= np.fromiter((place in self.documents for place in places), np.bool_, len(left))
+        for possible in of_patterns if len(of_patterns) > 1 else ():
+            left &= (np.bincount(packs.documents, possible) > 0)[packs.documents]
+        return left
+
+    def _matching(self, batch: Sequence[_Wanted]) -> Iterator[_Part]:
+        read = self._texts(batch)
+        may = np.zeros(len(read), np.bool_)
+        for pattern in self.patterns:
+            may |= pattern.in_lines_only or pattern.matches(read).to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(may)
+        read = read.take(pa.array(rows))
+        split = pc.split_pattern(read, "\n")
+        lines, bounds = split.flatten(), split.offsets.to_numpy()
+        matched = np.stack([pattern.matches(lines).to_numpy(zero_copy_only=False) for pattern in self.patterns])
+        # What stands behind the last line feed of a pack is no line.
+        matched[:, bounds[1:][pc.ends_with(read, "\n").to_numpy(zero_copy_only=False)] - 1] = False
+        for row, start, stop in zip(rows.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            inside = matched[:, start:stop]
+            numbers = np.flatnonzero(inside.any(axis=0))
+            if len(numbers):
+                place, _, first = batch[row]
+                yield place, np.asarray(first + numbers, np.int64), np.asarray(inside.any(axis=1))
+
+    def _texts(self, batch: Sequence[_Wanted]) -> pa.StringArray:
+        tables = sorted({place.table for place, _, _ in batch})
+        rows = [(at, row) for table in tables for at, (place, row, _) in enumerate(batch) if place.table == table]
+        parts = [
+            texts(self.tables[table], [row for place, row, _ in batch if place.table == table]) for table in tables
+        ]
+        return pa.concat_arrays(parts).take(pa.array(np.argsort([at for at, _ in rows])))
+
+
+# -- the search --------------------------------------------------------------------------------
+
+
+@without_panic()
+def search_exactly(
+    workspace: Workspace,
+    terms: ExactTerms,
+    request: SearchRequest,
+    *,
+    max_seconds: float = MAX_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+) -> SearchReport:
+    """Return the first ``top_k`` matching lines of the documents that hold all ``terms``.
+
+    They are in order of importance, path and line. Every line of every indexed document that the request allows is
+    searched, whether it holds a word or not. With ``files`` only the first line of each document is a result; with
+    ``count`` none is, and all are counted. If the request has a query, its words rank the lines as ``answer`` does;
+    those that it does not find come last, in order. After ``max_seconds`` of ``clock`` the search ends.
+
+    Raises UsageError, NotIndexed, StorageError, CorruptFile, and with a query what ``answer`` raises.
+    """
+    if request.kinds or request.symbols:
+        raise UsageError("Exact terms know no kinds and symbols", fix="Use def:Name, or sym:Name for what is inside.")
+    started = clock()
+    tables = open_tables(workspace, line_filter(request, workspace))
+    if not tables:
+        return SearchReport("", (), notes=(nothing_indexed(workspace),), exact=ExactCounts(0, 0))
+    found = ExactSearch(workspace, tables, terms, lambda: clock() - started > max_seconds, request.tests)
+    if request.query.strip() and not request.count:
+        return found.ranked(request)
+    lines, counts = found.first(None if request.count else request.top_k, files=request.files)
+    hits = () if request.count else tuple(found.hits(lines, request.n_lines))
+    notes = () if counts.lines else ("No line matches the exact terms.",)
+    notes = (told,) if (told := what_is_missing(counts, len(hits))) else notes
+    return SearchReport("", hits, notes=notes, exact=counts)
+
+
+def what_is_missing(counts: ExactCounts, shown: int) -> str:
+    """What to tell people if not all matching lines are shown, or nothing."""
+    if counts.reason == "time":
+        return "The search took too long, and there may be more lines: narrow it to some files."
+    if counts.reason == "limit":
+        return f"These are the first {shown:,} lines: --top-k shows more, --count counts them."
+    return ""
+
+
+def open_tables(workspace: Workspace, where: LineFilter | None) -> list[LineQuery]:
+    """Return a query over each table of lines that there is, with the filter of its sources."""
+    narrowed = relative_to_sources(workspace, where) if where else None
+    places = [each for tenant in workspace.tenants() for each in table_places(workspace, tenant, narrowed)]
+    tables = [LineQuery(workspace.lines(place), filtered) for place, filtered in places]
+    return [each for each in tables if each.table.exists()]
+
+
+Line = tuple[Place, int]
+"""A document and the number of a line of it, 0-based."""
+
+
+@dataclass(slots=True)
+class ExactSearch:
+    """One exact search."""
+
+    workspace: Workspace
+    tables: Sequence[LineQuery]
+    terms: ExactTerms
+    late: Callable[[], bool]
+    tests: bool = True
+    patterns: list[Pattern] = field(init=False)
+    records: SourceRecords = field(init=False)
+    cut: bool = False
+
+    def __post_init__(self) -> None:
+        self.records = SourceRecords(self.workspace)
+        self.patterns = [*self.terms.patterns, *map(use_of, self.terms.uses)]
+
+    def lines(self) -> Iterator[tuple[Place, list[int]]]:
+        """The documents that hold all terms, in order, and the numbers of their matching lines."""
+        defined, used, inside = (
+            [self._defined(name) for name in names]
+            for names in (self.terms.definitions, self.terms.uses, self.terms.inside)
+        )
+        required = [frozenset(found) for found in (*defined, *inside)]
+        documents = frozenset[Document].intersection(*required) if required else None
+        homes = {document for found in used for document in found}
+        order = _nearness(homes) if used else lambda entity, path: importance(path)
+        for place, matching in self._matching(order, documents, defined or inside):
+            key = place.document
+            own = {each.line for found in defined for _, each in found.get(key, ())}
+            not_used = {each.line for found in used for _, each in found.get(key, ())} - own
+            ranges = [[(each.first, each.last) for _, each in found.get(key, ())] for found in inside]
+            kept = [
+                number
+                for number in sorted({*matching, *own} - not_used)
+                if all(any(first <= number <= last for first, last in each) for each in ranges)
+            ]
+            if kept:
+                yield place, kept
+
+    def _matching(
+        self,
+        order: Callable[[str, str], int],
+        documents: frozenset[Document] | None,
+        defined: Sequence[Mapping[Document, Sequence[tuple[Place, Definition]]]],
+    ) -> Iterator[tuple[Place, list[int]]]:
+        if self.patterns:
+            finder = ExactFinder(self.tables, self.patterns, self.late, order, self._chosen, documents)
+            for place, numbers in finder.lines():
+                yield place, numbers.tolist()
+            self.cut = finder.cut
+            return
+        of_document = {document: each[0] for found in defined for document, (each, *_) in found.items()}
+        places = [of_document[document] for document in documents or ()]
+        for place in self._chosen(sorted(places, key=lambda each: (order(*each.document), each.path, each.entity))):
+            yield place, [each.line for found in defined for _, each in found[place.document]]
+
+    def _defined(self, name: str) -> dict[Document, list[tuple[Place, Definition]]]:
+        """The definitions of a name in code, by their documents."""
+        found: dict[Document, list[tuple[Place, Definition]]] = {}
+        for table, query in enumerate(self.tables):
+            for entity, path, digest, definition in query.definitions(name):
+                if definition.is_code:
+                    found.setdefault((entity, path), []).append((Place(path, entity, digest, table), definition))
+        return found
+
+    def _chosen(self, places: list[Place]) -> Iterator[Place]:
+        """``places`` without tests, unless they are asked for, and without files that an earlier source has shown."""
+        several = len({place.entity for place in places}) > 1
+        owners: dict[tuple[str, ...], str] = {}
+        for place in places:
+            if not self.tests and is_test(place.path):
+                continue
+            if (
+                not several
+                or owners.setdefault(identity_of(_window(place), self.records), place.entity) == place.entity
+            ):
+                yield place
+
+    def first(self, limit: int | None, *, files: bool = False) -> tuple[list[Line], ExactCounts]:
+        """The first ``limit`` lines, of each document one with ``files``, and how many there are as far as is known."""
+        kept: list[Line] = []
+        lines = documents = 0
+        reason: Literal["limit", "time"] | None = None
+        for place, numbers in self.lines():
+            documents += 1
+            if limit is None:
+                lines += len(numbers)
+                continue
+            taken = numbers[:1] if files else numbers
+            room = limit - len(kept)
+            lines += len(numbers) if files else min(len(numbers), room)
+            kept += [(place, number) for number in taken[:room]]
+            if len(taken) > room:
+                reason, documents = "limit", documents - (not room)
+                break
+        return kept, ExactCounts(lines, documents, reason or ("time" if self.cut else None))
+
+    def ranked(self, request: SearchRequest) -> SearchReport:
+        """Those windows that answer the query of ``request`` and hold a matching line; then the others."""
+        lines, counts = self.first(MAX_RANKED)
+        of_document: dict[Document, list[Line]] = {}
+        for place, number in lines:
+            of_document.setdefault(place.document, []).append((place, number))
+        if not lines:
+            return SearchReport("", (), notes=("No line matches the exact terms.",), exact=counts)
+        wider = replace(request, top_k=max(request.top_k, RANKED_WINDOWS), n_lines=max(request.n_lines, 1), files=False)
+        if len(of_document) <= MAX_PATHS_IN_FILTER:
+            wider = replace(wider, also=(*request.also, _these(self.workspace, of_document)))
+        scores: dict[Line, Hit] = {}
+        for hit in answer(self.workspace, wider).results:
+            inside = [
+                each
+                for each in of_document.get((hit.source, hit.path), ())
+                if hit.start_line <= each[1] + 1 <= hit.end_line and each not in scores
+            ]
+            scores |= dict.fromkeys(sorted(inside, key=lambda each: abs(each[1] + 1 - hit.line)), hit)
+        ranked = [*scores, *(each for each in lines if each not in scores)]
+        if request.files:
+            ranked = [*{place: (place, number) for place, number in reversed(ranked)}.values()][::-1]
+        shown = ranked[: request.top_k]
+        found = tuple(
+            _scored(hit, scores.get(line)) for line, hit in zip(shown, self.hits(shown, request.n_lines), strict=True)
+        )
+        if counts.complete and len(shown) < len(ranked):
+            counts = replace(counts, reason="limit")
+        told = what_is_missing(counts, len(shown))
+        return SearchReport("", found, notes=(told,) if told else (), exact=counts)
+
+    def hits(self, lines: Sequence[Line], n_lines: int) -> Iterator[Hit]:
+        """The results of ``lines``, with ``n_lines`` of context on each side, as they were indexed."""
+        windows = [_window(place, number) for place, number in lines]
+        add_definitions(self.tables, windows)
+        read = read_documents(self.workspace, windows, self.records, context=False)
+        anchors = anchors_of(self.tables, windows, read)
+        contexts = [*_contexts(self.tables, lines, n_lines)]
+        own = [context[number - start] for (_, number), (start, context) in zip(lines, contexts, strict=True)]
+        spans = self._spans(own)
+        places = {place for place, _ in lines}
+        as_indexed = {place for place in places if is_unchanged(read.get(place.document), place.hash)}
+        found = zip(lines, windows, contexts, own, spans, strict=True)
+        for rank, ((place, number), window, (start, context), text, matches) in enumerate(found, start=1):
+            at = matches[0][0] if matches else 0
+            first_row, unchanged = rows_of_line(text)[0][1] if text else "", place in as_indexed
+            now = read.get(place.document)
+            judged = judge_read(first_row, number + 1, now, unchanged=unchanged, path=place.path)
+            yield Hit(
+                path=place.path,
+                file=file_of(self.records, window),
+                source=place.entity,
+                line=number + 1,
+                start_line=start + 1,
+                end_line=start + len(context),
+                score=1.0,
+                distance=0.0,
+                relevance=1.0,
+                rank=rank,
+                text=clipped(text, at),
+                context=clipped_context(context, number - start, at),
+                freshness=judged.state.value if judged else None,
+                line_now=judged.line if judged else None,
+                column=at + 1,
+                anchor=anchors.get((place.entity, place.path, number)),
+                matches=tuple((begin + 1, end + 1) for begin, end in matches),
+                **symbol_of(window.definition),
+            )
+
+    def _spans(self, lines: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """The matches of all patterns, and the names that are defined, in each line."""
+        patterns = [*self.patterns, *map(use_of, self.terms.definitions)]
+        array = pa.array(lines, pa.string())
+        of_patterns = [pattern.spans(array) for pattern in patterns] if len(lines) else []
+        by_line = zip(*of_patterns, strict=True) if of_patterns else ([] for _ in lines)
+        return [sorted({span for found in of_line for span in found}) for of_line in by_line]
+
+
+def use_of(name: str) -> Pattern:
+    """The pattern of a name as a whole word; of a qualified name, of its last part."""
+    parts = [part for part in name.replace("::", ".").replace("->", ".").replace("#", ".").split(".") if part]
+    return Pattern.of(parts[-1] if parts else name, literal=True, ignore_case=False, words=True)
+
+
+def _window(place: Place, number: int = 0) -> Window:
+    return Window(place.entity, place.path, place.hash, number, 0.0, "", 0.0, first=number, last=number)
+
+
+def _nearness(homes: set[Document]) -> Callable[[str, str], int]:
+    """Return a sort key of documents: near the documents that define a name first, then by importance."""
+    folders = {(entity, posixpath.dirname(path)) for entity, path in homes}
+
+    def order(entity: str, path: str) -> int:
+        if (entity, path) in homes:
+            return 0
+        return importance(path) + (1 if (entity, posixpath.dirname(path)) in folders else 5)
+
+    return order
+
+
+def _scored(hit: Hit, by_words: Hit | None) -> Hit:
+    """A matching line with what the words of a query say of the window around it."""
+    if by_words is None:
+        return replace(hit, score=0.0, label="weak")
+    told = {name: getattr(by_words, name) for name in ("score", "label", "distance", "relevance")}
+    return replace(hit, **told)
+
+
+def _these(workspace: Workspace, documents: Iterable[Document]) -> LineFilter:
+    """Only these documents."""
+    of_source: dict[str, list[str]] = {}
+    for entity, path in documents:
+        of_source.setdefault(entity, []).append(path)
+    levels = workspace.config.hierarchy
+    parsed = [(Entity.parse(entity, levels), tuple(paths)) for entity, paths in of_source.items()]
+    return LineFilter(any_of=tuple(LineFilter(entities=(entity,), paths=paths) for entity, paths in parsed))
+
+
+def _contexts(
+    tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """For each of ``lines`` the number of the first line of its context, and the lines of it."""
+    packs = {place: packs_of(tables[place.table]).of(*place.document) for place in {place for place, _ in lines}}
+    needed: dict[Line, range] = {}
+    for place, number in lines:
+        first_lines, _ = packs[place]
+        first = bisect_right(first_lines, max(0, number - n_lines)) - 1
+        needed[place, number] = range(first, bisect_right(first_lines, number + n_lines))
+    texts_of: dict[tuple[int, int], str] = {}
+    for table in range(len(tables)):
+        rows = sorted({packs[p][1][at] for (p, _), span in needed.items() if p.table == table for at in span})
+        for start in range(0, len(rows), _MOST_PACKS):
+            part = rows[start : start + _MOST_PACKS]
+            read = texts(tables[table], part).to_pylist()
+            texts_of |= {(table, row): text for row, text in zip(part, read, strict=True)}
+    split: dict[tuple[int, int], list[str]] = {}
+    for place, number in lines:
+        first_lines, rows = packs[place]
+        known: list[str] = []
+        for at in needed[place, number]:
+            key = place.table, rows[at]
+            if key not in split:
+                split[key] = texts_of[key].removesuffix("\n").split("\n")
+            known += split[key]
+        first = first_lines[needed[place, number].start]
+        start = max(first, number - n_lines)
+        yield start, tuple(known[start - first : number + n_lines + 1 - first])

@@ -1,0 +1,238 @@
+"""Exact search finds what an oracle finds: Python's ``re`` over the decoded files, line by line."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import driftline
+from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.storage.entities import Entity
+from driftline.storage.errors import UsageError
+from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.patterns import MAX_PATTERN_CHARACTERS, Pattern
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.exact import ExactSearch, ExactTerms, open_tables, search_exactly
+from driftline.tasks.search.query import SearchReport
+from driftline.tasks.search.request import SearchRequest
+from driftline.tasks.text import decode, split_lines
+
+FILES: dict[str, bytes] = {
+    "src/app.py": b"def csrf_token(request):\n    return request.csrf_cookie\n\n\n}\n---\n\tTabbed = 1\nTOKEN = 3\n",
+    "src/naive.py": "naïve = 'Straße'\nK = 'Kelvin'  # ſmall Kelvin\nΣίσυφος σ ς\n日本語 = 1\n".encode(),
+    "src/cr.txt": b"one\rtwo csrf_token\r\n}\r\n\rlast",
+    "src/long.js": b"x=1;" * 6_000 + b"needle(csrf_end);" + b"y;" * 600 + b"\nend\n",
+    "src/utf16.txt": "wide csrf_line\n}\n".encode("utf-16"),
+    "src/marks.txt": "a\ufdd0b foo foo\n\ufdd2 foo\n".encode(),
+    "separators.txt": b"---\n}\n===\n",
+    "blank.txt": b"\n\n  \n",
+    "empty.txt": b"",
+    "tests/test_app.py": b"def test_csrf_token():\n    assert csrf_token(None)\n",
+    "vendor/lib.py": b"csrf_token = None\n",
+    "big.txt": b"".join(b"line %d of words %d\n}\n" % (i, i * 7919 % 1000) for i in range(4_000)),
+}
+ATOMS = (
+    "csrf_", "csrf_token", "foo", "line", "words", "}", "---", "-", "needle", "x=1;", r"\d+", r"\w+", "[a-z]+",
+    "[^a-z ]", ".", ".*", "^", "$", r"\bfoo\b", "K", "s", "σ", "ß", "straße", "(token|cookie)", "(?:a|b)?", "1{2}",
+    "9{1,3}", r"\(", "日", r"\.", "of words 7", "def ", r"[\w.]+", "E?", "_+", "max", "TOKEN", "request", r"\t", "7 ?}",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("exact") / "tree"
+    for name, data in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+@pytest.fixture(scope="module")
+def workspace(tree: Path) -> Workspace:
+    driftline.index(str(tree), workspace=str(tree.parent / "ws"), indexes="none")
+    return Workspace.open(str(tree.parent / "ws"))
+
+
+def documents(tree: Path) -> Iterator[tuple[str, list[str]]]:
+    for path in sorted(tree.rglob("*")):
+        if path.is_file():
+            yield path.relative_to(tree).as_posix(), split_lines(decode(path.read_bytes())[0])
+
+
+def oracle(tree: Path, pattern: re.Pattern[str], *, words: bool = False) -> set[tuple[str, int]]:
+    expression = rf"(?:^|\W)(?:{pattern.pattern})(?:\W|$)" if words else pattern.pattern
+    wanted = re.compile(expression, pattern.flags)
+    return {
+        (name, number)
+        for name, lines in documents(tree)
+        for number, line in enumerate(lines, start=1)
+        if wanted.search(line)
+    }
+
+
+def found(workspace: Workspace, pattern: Pattern) -> set[tuple[str, int]]:
+    search = ExactSearch(workspace, open_tables(workspace, None), ExactTerms((pattern,)), lambda: False)
+    return {(place.path, number + 1) for place, numbers in search.lines() for number in numbers}
+
+
+def some_patterns() -> Iterator[str]:
+    chance = random.Random(31)
+    yield from ATOMS
+    for _ in range(160):
+        joined = "".join(chance.choices(ATOMS, k=chance.randint(1, 3)))
+        other = chance.choice(ATOMS)
+        yield chance.choice((joined, f"({joined})+", f"{joined}|{other}", f"^{joined}", f"{joined}$"))
+
+
+@pytest.mark.parametrize("ignore_case", [False, True], ids=["with case", "without case"])
+def test_every_line_that_matches_is_found(workspace: Workspace, tree: Path, ignore_case: bool) -> None:
+    flags = re.ASCII if not ignore_case else re.IGNORECASE
+    for text in some_patterns():
+        # RE2's classes are of ASCII; Python's are only without IGNORECASE, which then knows no other letters.
+        spelled = text.replace(r"\w", "a-zA-Z0-9_" if "[\\w" in text else "[a-zA-Z0-9_]").replace(r"\d", "[0-9]")
+        if ignore_case:
+            spelled = spelled.replace(r"\bfoo\b", r"(?<![a-zA-Z0-9_])foo(?![a-zA-Z0-9_])")
+        pattern = Pattern.of(text, ignore_case=ignore_case)
+        assert found(workspace, pattern) == oracle(tree, re.compile(spelled, flags)), text
+
+
+@pytest.mark.parametrize("text", ["foo", "csrf_token", "\\w+", "日本語", ".", "a.c|foo", r"\.foo", "1"])
+def test_whole_words_touch_no_other_word(workspace: Workspace, tree: Path, text: str) -> None:
+    spelled = re.compile(text.replace(r"\w", "[a-zA-Z0-9_]"))
+    assert found(workspace, Pattern.of(text, words=True)) == oracle(tree, spelled, words=True)
+
+
+def find(workspace: Workspace | str, query: str = "", **options: Any) -> SearchReport:
+    return driftline.search(workspace, query, **{"top_k": 100, "n_lines": 0, **options})
+
+
+def places(report: SearchReport) -> list[tuple[str, int]]:
+    return [(hit.path, hit.line) for hit in report.results]
+
+
+def test_source_code_comes_before_tests_and_what_is_vendored(workspace: Workspace) -> None:
+    report = find(workspace, fixed=["csrf_token"])
+    in_order = [
+        ("src/app.py", 1),
+        ("src/cr.txt", 2),
+        ("tests/test_app.py", 1),
+        ("tests/test_app.py", 2),
+        ("vendor/lib.py", 1),
+    ]
+    assert places(report) == in_order
+    assert report.exact is not None
+    assert report.exact.to_dict() == {"lines": 5, "documents": 4, "complete": True, "reason": None}
+    assert places(find(workspace, '"csrf_token" -file:vendor', tests=False)) == in_order[:2]
+
+
+def test_what_was_left_out_is_said(workspace: Workspace) -> None:
+    report = find(workspace, fixed=["csrf_token"], top_k=2)
+    assert report.exact is not None
+    assert (len(report.results), report.exact.reason) == (2, "limit")
+    times = iter(range(0, 10_000, 100))
+    request = SearchRequest("", top_k=1)
+    terms = ExactTerms((Pattern.of("line"),))
+    late = search_exactly(workspace, terms, request, max_seconds=50, clock=lambda: next(times))
+    assert late.exact is not None
+    assert late.exact.reason == "time"
+
+
+def test_lines_are_counted_and_files_are_listed(workspace: Workspace, tree: Path) -> None:
+    counted = find(workspace, regex=["."], count=True)
+    assert counted.results == ()
+    assert counted.exact is not None
+    assert counted.exact.lines == len(oracle(tree, re.compile(".")))
+    listed = find(workspace, fixed=["csrf_token"], files=True)
+    assert [hit.path for hit in listed.results] == ["src/app.py", "src/cr.txt", "tests/test_app.py", "vendor/lib.py"]
+
+
+def test_all_matches_of_a_line_are_told_with_their_columns(workspace: Workspace) -> None:
+    (first, *_) = find(workspace, "/foo/ file:marks", n_lines=1).results
+    assert (first.matches, first.context) == (((5, 8), (9, 12)), ("a\ufdd0b foo foo", "\ufdd2 foo"))
+    (words, *_) = find(workspace, fixed=["foo"], whole_words=True).results
+    assert words.matches == first.matches
+    (wide,) = find(workspace, "/本./ case:yes").results
+    assert wide.matches == ((2, 4),)
+
+
+def test_definitions_and_uses_are_told_apart(workspace: Workspace) -> None:
+    assert places(find(workspace, "def:csrf_token")) == [("src/app.py", 1)]
+    uses = places(find(workspace, "uses:csrf_token"))
+    assert uses == [("src/cr.txt", 2), ("tests/test_app.py", 2), ("vendor/lib.py", 1)]
+    assert places(find(workspace, '"csrf_" sym:csrf_token')) == [("src/app.py", 1), ("src/app.py", 2)]
+
+
+def test_words_rank_what_exact_terms_find(workspace: Workspace) -> None:
+    found = places(find(workspace, '"csrf_token" assert'))
+    assert found[0][0] == "tests/test_app.py"
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize(
+    ("query", "place"),
+    [
+        ('x "open', "character 3"),
+        ("/a(b/", "character 2"),
+        ("langs:go x", "lang:"),
+        ("lang:", "character 1"),
+        ("case:maybe x", "character 1"),
+        ('x -"y"', "character 3"),
+        ("-def:x", "character 1"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_place(workspace: Workspace, query: str, place: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(place)):
+        find(workspace, query)
+
+
+HOSTILE = (
+    "(x+x+)+y", "(a|a)*b", "(a{1,30}){1,30}", r"[\pL\pN]{900}", "((((((((((.*)*)*)*)*)*)*)*)*)*x",
+    "(" * 900 + ")" * 900,
+    "|".join(f"word{i}" for i in range(400)), "x" * 100_000, ".{1000}", r"(?i)[^\x00-\x{10ffff}]", r"\C",
+    "(?P<n>x)(?P<n>y)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_patterns_are_answered_or_refused(workspace: Workspace, text: str) -> None:
+    refused = False
+    try:
+        report = find(workspace, regex=[text], top_k=1)
+    except UsageError:
+        refused = True
+    assert refused or report.exact is not None
+    assert refused or len(text) <= MAX_PATTERN_CHARACTERS
+
+
+def test_filters_and_boundaries_hold(workspace: Workspace) -> None:
+    only = LineFilter(dirs=("tests",))
+    assert {path for path, _ in places(find(workspace, fixed=["csrf"], where=only))} == {"tests/test_app.py"}
+    elsewhere = LineFilter(entities=(Entity.parse("source:other"),))
+    for query in ('"csrf_token"', "def:csrf_token", "uses:csrf_token"):
+        assert find(workspace, query, where=elsewhere).results == ()
+
+
+def test_edits_deletions_and_compaction_leave_what_is_there(tmp_path: Path) -> None:
+    root, at = tmp_path / "tree", str(tmp_path / "ws")
+    root.mkdir()
+    (root / "a.txt").write_text("one\n}\n")
+    (root / "b.txt").write_text("---\n")
+    driftline.index(str(root), workspace=at)
+    (root / "a.txt").write_text("two\n}\n}\n")
+    (root / "b.txt").unlink()
+    (root / "c.txt").write_text("===\n}\n")
+    driftline.index(str(root), workspace=at, max_delete_fraction=1.0)
+    for _ in range(2):
+        assert places(find(at, regex=["^[^a-z]+$"])) == [
+            ("a.txt", 2),
+            ("a.txt", 3),
+            ("c.txt", 1),
+            ("c.txt", 2),
+        ]
+        assert find(at, fixed=["one"]).results == ()
+        compact_workspace(CompactRequest(at))
