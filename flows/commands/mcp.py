@@ -31,7 +31,7 @@ def mcp(
     within: WithinOption = None,
     cache: CacheOption = None,
 ) -> int:
-    """Serve the workspace to MCP clients: search_lines, read_context, index_status, search_memory."""
+    """Serve the workspace to MCP clients, which search it and read what is indexed."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.access import source_access
     from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of

@@ -49,8 +49,19 @@ class LinesFound(BaseModel):
     anchor: str | None = None
 
 
+class ExactMatches(BaseModel):
+    """How many lines of how many documents match exactly. If they are not all, ``reason`` says why not."""
+
+    lines: int
+    documents: int
+    complete: bool
+    reason: Literal["limit", "time"] | None = None
+
+
 class SearchAnswer(BaseModel):
     """Windows of lines, best first. ``truncated``: lines were cut or windows omitted to keep the answer short.
+
+    ``exact`` counts the matches of an exact search, whether they are in ``results`` or not.
 
     Without results, ``notes`` say why, and ``nearest`` is the nearest line that the filters allow.
     """
@@ -60,6 +71,7 @@ class SearchAnswer(BaseModel):
     truncated: bool
     notes: list[str] = []
     nearest: LinesFound | None = None
+    exact: ExactMatches | None = None
 
 
 class SourceStatus(BaseModel):
@@ -99,15 +111,16 @@ class ContextAnswer(BaseModel):
 def search_answer(report: SearchReport) -> SearchAnswer:
     """Return the first results that fit into MAX_ANSWER_BYTES, at least one of them."""
     results: list[LinesFound] = []
+    exact = ExactMatches(**report.exact.to_dict()) if report.exact else None
     room, truncated = MAX_ANSWER_BYTES, False
     for hit in report.results:
         context, room, was_cut = _fitting(hit.context, room)
         if len(context) < len(hit.context) and results:
-            return SearchAnswer(query=report.query, results=results, truncated=True)
+            return SearchAnswer(query=report.query, results=results, truncated=True, exact=exact)
         truncated |= was_cut or any(map(is_clipped, context))
         results.append(_lines_found(hit, context))
     nearest = _lines_found(report.nearest, list(report.nearest.context)) if report.nearest else None
-    answer = SearchAnswer(query=report.query, results=results, truncated=truncated)
+    answer = SearchAnswer(query=report.query, results=results, truncated=truncated, exact=exact)
     return answer.model_copy(update={"notes": list(report.notes), "nearest": nearest})
 
 

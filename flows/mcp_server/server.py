@@ -108,7 +108,8 @@ class WholePosts:
 
 _INSTRUCTIONS = (
     "Search indexed repositories and documents by meaning with search_lines; read around a hit with read_context, "
-    "giving it the hit's path, line and source."
+    "giving it the hit's path, line and source. If you know a text or a name, use grep_lines, find_definitions and "
+    "find_uses."
 )
 _MEMORY_INSTRUCTIONS = " Look up what was stored in memory with search_memory."
 
@@ -133,7 +134,14 @@ def make_server(
 def server_of(lines: LineTools, memory: MemoryTools | None = None) -> MCPServer[Any]:
     """Return the server of these tools."""
     instructions = _INSTRUCTIONS + (_MEMORY_INSTRUCTIONS if memory else "")
-    tools: list[Callable[..., Any]] = [lines.search_lines, lines.index_status, lines.read_context]
+    tools: list[Callable[..., Any]] = [
+        lines.search_lines,
+        lines.grep_lines,
+        lines.find_definitions,
+        lines.find_uses,
+        lines.read_context,
+        lines.index_status,
+    ]
     if memory is not None:
         tools.append(memory.search_memory)
     return MCPServer(

@@ -10,7 +10,7 @@ import inspect
 import math
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import call
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
@@ -30,12 +30,14 @@ from driftline.flows.mcp_server.answers import (
 from driftline.flows.runs.search import find
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, gave_up, is_panic
+from driftline.storage.lines.patterns import MAX_PATTERN_CHARACTERS
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHits
 from driftline.storage.options import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.hits import read_excerpt
-from driftline.tasks.search.request import Mode, SearchRequest, options_in, without_empty
+from driftline.tasks.search.language import field_term
+from driftline.tasks.search.request import FILTERS, Mode, SearchRequest, options_in, without_empty
 
 MAX_TOP_K = 50
 MAX_EXCERPT_LINES = 200
@@ -44,6 +46,11 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 Query = Annotated[str, Field(min_length=1, max_length=2_000, description="What to look for, in words or code.")]
+Name = Annotated[
+    str, Field(min_length=1, max_length=500, description="A name, such as parse or Parser.parse. Case counts.")
+]
+_NOT_EXACT = frozenset(("kinds", "symbols"))
+_EXACT_OPTIONS = (*(name for name in FILTERS if name not in _NOT_EXACT), "top_k", "n_lines", "files", "count")
 
 
 def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
@@ -88,6 +95,12 @@ def protocol_errors(tool: Callable[_P, _T]) -> Callable[_P, _T]:
     return call
 
 
+def exact_parameters(*names: str) -> list[inspect.Parameter]:
+    """Return the parameters of exact searches, and the options ``names``. Without n_lines, lines have no context."""
+    options = options_in("mcp", *_EXACT_OPTIONS, *names)
+    return parameters(options | {"n_lines": replace(options["n_lines"], default=0)})
+
+
 @dataclass(frozen=True, slots=True)
 class LineTools:
     """Tools over the lines of a workspace, which ``newest`` opens for each call.
@@ -104,6 +117,44 @@ class LineTools:
     def search_lines(self, query: Query, *, given: dict[str, Any]) -> SearchAnswer:
         """Find the lines of the indexed documents that answer a query, best first, with the lines around them."""
         request = SearchRequest.of(query, without_empty(given))
+        return answers.search_answer(find(self.newest(), request, within=self.boundary(), run=self.run))
+
+    @spread("given", exact_parameters("whole_words", "ignore_case"))
+    def grep_lines(
+        self,
+        pattern: Annotated[
+            str,
+            Field(
+                min_length=1,
+                max_length=MAX_PATTERN_CHARACTERS,
+                description="A regular expression in RE2's syntax, matched within one line.",
+            ),
+        ],
+        literal: Annotated[bool, Field(description="Take the pattern as text, not as an expression.")] = False,
+        *,
+        given: dict[str, Any],
+    ) -> SearchAnswer:
+        """Find every line of the indexed documents that matches a pattern, source code first.
+
+        ``exact`` says how many there are, and whether that is all of them.
+        """
+        return self._exactly("", {**given, "fixed" if literal else "regex": (pattern,)})
+
+    @spread("given", exact_parameters())
+    def find_definitions(self, name: Name, *, given: dict[str, Any]) -> SearchAnswer:
+        """Find the definitions of a name. They are found by name, not by type."""
+        return self._exactly(field_term("def", name), given)
+
+    @spread("given", exact_parameters())
+    def find_uses(self, name: Name, *, given: dict[str, Any]) -> SearchAnswer:
+        """Find the uses of a name: lines that have it as a word and do not define it, nearest to a definition first.
+
+        They are found by name, not by type.
+        """
+        return self._exactly(field_term("uses", name), given)
+
+    def _exactly(self, query: str, given: dict[str, Any]) -> SearchAnswer:
+        request = SearchRequest.of(query, {"n_lines": 0, **without_empty(given)})
         return answers.search_answer(find(self.newest(), request, within=self.boundary(), run=self.run))
 
     def index_status(self) -> IndexStatus:

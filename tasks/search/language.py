@@ -41,6 +41,7 @@ _FIELD = re.compile(r"(?P<not>-?)(?P<name>[a-z]+):(?P<value>(?!:|//)\"(?:[^\"\\]
 _PHRASE = re.compile(r'"(?P<text>(?:[^"\\]|\\.)*)"(?=\s|\Z)')
 _REGEX = re.compile(r"/(?P<text>(?:[^/\\]|\\.|/(?!\s|\Z))+)/(?=\s|\Z)")
 _WORD = re.compile(r"\S+")
+_QUOTED = re.compile(r"[\"\\]")
 _ESCAPED = re.compile(r"\\([\"\\])")
 _LIKE = 0.8
 """How like a field a name must be to be taken for a misspelled one."""
@@ -140,6 +141,17 @@ def parse(
     options: dict[str, Any] = {"ignore_case": ignore_case, "words": whole_words}
     more = tuple(Pattern.of(each, literal=literal, **options) for each, literal in given)
     return replace(question, terms=replace(question.terms, patterns=(*question.terms.patterns, *more)))
+
+
+def field_term(name: str, value: str) -> str:
+    """Return the term of a field, whatever characters its value has.
+
+    Examples:
+        >>> parse(field_term("def", 'operator "" _km')).terms.definitions
+        ('operator "" _km',)
+    """
+    quoted = _QUOTED.sub(r"\\\g<0>", value)
+    return f'{name}:"{quoted}"'
 
 
 class _Parser:

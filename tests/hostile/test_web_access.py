@@ -157,8 +157,9 @@ def test_a_bound_token_sees_its_project(site: Site, bound: str) -> None:
     assert [document["path"] for document in documents] == ["own.py", "shared.md"]
     memory = json.loads(site.ask("/api/v1/memory/search?q=parser", token=bound).body)["results"]
     assert [hit["record"]["key"] for hit in memory] == ["own"]
-    outcome = json.loads(ask_mcp(site, bound, call("search_lines", query="lease", mode="text")).body)["result"]
-    assert {hit["source"] for hit in outcome["structuredContent"]["results"]} == {f"{OWN}/source:own"}
+    for asked in (call("search_lines", query="lease", mode="text"), call("grep_lines", pattern="lease", literal=True)):
+        outcome = json.loads(ask_mcp(site, bound, asked).body)["result"]
+        assert {hit["source"] for hit in outcome["structuredContent"]["results"]} == {f"{OWN}/source:own"}
 
 
 def test_an_mcp_client_sees_what_its_token_sees(site: Site, bound: str) -> None:
@@ -170,7 +171,8 @@ def test_an_mcp_client_sees_what_its_token_sees(site: Site, bound: str) -> None:
                 return tools, await client.call_tool("search_lines", {"query": "lease", "mode": "text"})
 
     tools, outcome = asyncio.run(talk())
-    assert tools == {"search_lines", "read_context", "index_status", "search_memory"}
+    exact = {"grep_lines", "find_definitions", "find_uses"}
+    assert tools == {"search_lines", "read_context", "index_status", "search_memory"} | exact
     assert {hit["source"] for hit in outcome.structured_content["results"]} == {f"{OWN}/source:own"}
 
 

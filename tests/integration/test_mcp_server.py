@@ -111,7 +111,8 @@ def test_tools_have_schemas_with_bounds(place: Path) -> None:
             return {tool.name: tool for tool in (await client.list_tools()).tools}
 
     found = asyncio.run(tools())
-    assert set(found) == {"search_lines", "index_status", "read_context"}
+    exact = {"grep_lines", "find_definitions", "find_uses"}
+    assert set(found) == {"search_lines", "index_status", "read_context"} | exact
     top_k = found["search_lines"].input_schema["properties"]["top_k"]
     assert (top_k["minimum"], top_k["maximum"]) == (1, MAX_TOP_K)
     for tool in found.values():
@@ -132,6 +133,35 @@ def test_filters_and_modes_reach_the_search(place: Path) -> None:
     assert paths(mode="vector", globs=["on*.txt"]) == {"only.txt"}
     assert paths(mode="vector", paths=["only.txt", "both.txt"]) == {"only.txt", "both.txt"}
     assert paths(mode="vector", exts=["md"]) == set()
+
+
+def test_exact_text_definitions_and_uses_are_found(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "tree" / "sub").mkdir(parents=True)
+    (tmp_path / "tree" / "sub" / "a.py").write_text("def load(path):\n    return path\n\n\nfirst = load('x')\n")
+    (tmp_path / "tree" / "b.py").write_text("from sub.a import load\n}\nlader = load('loads(')\n")
+    dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    server = make_server(dl.open(str(tmp_path / "ws")).storage)
+
+    def found(tool: str, **asked: Any) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+        (outcome,) = ask(server, (tool, asked))
+        assert not outcome.is_error, outcome
+        hits = outcome.structured_content["results"]
+        assert all(hit["context"] == [hit["text"]] for hit in hits)
+        return [(hit["path"], hit["line"]) for hit in hits], outcome.structured_content["exact"]
+
+    counts = {"lines": 2, "documents": 2, "complete": True, "reason": None}
+    assert found("grep_lines", pattern=r"^(\}|def)") == ([("b.py", 2), ("sub/a.py", 1)], counts)
+    assert found("grep_lines", pattern="loads(", literal=True)[0] == [("b.py", 3)]
+    assert found("grep_lines", pattern="LOAD", ignore_case=True, count=True) == ([], {**counts, "lines": 4})
+    limited = {**counts, "lines": 1, "documents": 1, "complete": False, "reason": "limit"}
+    assert found("grep_lines", pattern=".", top_k=1) == ([("b.py", 1)], limited)
+    assert found("find_definitions", name="load")[0] == [("sub/a.py", 1)]
+    assert found("find_uses", name="load")[0] == [("sub/a.py", 5), ("b.py", 1), ("b.py", 3)]
+    assert found("find_uses", name="load", dirs=["sub"])[0] == [("sub/a.py", 5)]
+    assert found("find_definitions", name='a" OR "b\\')[0] == []
+    (wrong,) = ask(server, ("grep_lines", {"pattern": "a(b"}))
+    assert wrong.is_error
+    assert "character 2" in wrong.content[0].text
 
 
 def test_answers_are_bounded(place: Path) -> None:
