@@ -17,7 +17,8 @@ from driftline.storage.errors import UsageError
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.patterns import MAX_PATTERN_CHARACTERS, Pattern
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.exact import ExactSearch, ExactTerms, open_tables, search_exactly
+from driftline.tasks.search.exact import ExactFinder, ExactSearch, ExactTerms, open_tables, search_exactly
+from driftline.tasks.search.language import ask
 from driftline.tasks.search.query import SearchReport
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.text import decode, split_lines
@@ -215,6 +216,60 @@ def test_filters_and_boundaries_hold(workspace: Workspace) -> None:
     elsewhere = LineFilter(entities=(Entity.parse("source:other"),))
     for query in ('"csrf_token"', "def:csrf_token", "uses:csrf_token"):
         assert find(workspace, query, where=elsewhere).results == ()
+
+
+def test_nothing_beyond_a_boundary_is_shown_or_counted(tmp_path: Path) -> None:
+    at = str(tmp_path / "ws")
+    for project in ("own", "other"):
+        (tmp_path / project).mkdir()
+        (tmp_path / project / f"{project}.py").write_text("def csrf_token():\n    return csrf_token\n")
+        entity = f"org:acme/project:{project}/source:s"
+        driftline.index(str(tmp_path / project), workspace=at, entity=entity, indexes="none")
+    opened, own = Workspace.open(at), Entity.parse("org:acme/project:own")
+    asked: tuple[dict[str, Any], ...] = (
+        {"fixed": ("csrf_token",)},
+        {"fixed": ("csrf_token",), "count": True},
+        {"fixed": ("csrf_token",), "files": True},
+        {"query": '"csrf_token" return'},
+        {"query": "def:csrf_token"},
+        {"query": "uses:csrf_token"},
+    )
+    for options in asked:
+        everything, bound = (
+            ask(opened, SearchRequest(**{"query": "", "n_lines": 0, **options}, within=within))
+            for within in (None, own)
+        )
+        assert everything.exact is not None
+        assert bound.exact is not None
+        assert 2 * bound.exact.lines == everything.exact.lines > 0
+        assert 2 * bound.exact.documents == everything.exact.documents
+        assert {hit.path for hit in bound.results} <= {"own.py"}
+
+
+def test_a_branch_is_searched_as_it_is(tmp_path: Path) -> None:
+    root, at = tmp_path / "tree", str(tmp_path / "ws")
+    root.mkdir()
+    (root / "a.txt").write_text("both\n}\n")
+    (root / "gone.txt").write_text("main\n}\n")
+    driftline.index(str(root), workspace=at, indexes="none")
+    (root / "a.txt").write_text("both\nbranch\n}\n")
+    (root / "gone.txt").unlink()
+    driftline.index(str(root), workspace=at, branch="topic", max_delete_fraction=1.0)
+    assert places(find(at, regex=["^}$"])) == [("a.txt", 2), ("gone.txt", 2)]
+    for on_branch in (find(at, regex=["^}$"], branch="topic"), find(at, "/^}$/ branch:topic")):
+        assert places(on_branch) == [("a.txt", 3)]
+    assert find(at, fixed=["branch"]).results == ()
+
+
+def test_a_search_reads_no_more_packs_after_its_time(workspace: Workspace) -> None:
+    finders = []
+    for late in (False, True):
+        finder = ExactFinder(
+            open_tables(workspace, None), [Pattern.of("(x+x+)+y")], lambda late=late: late, lambda *_: 0, iter
+        )
+        assert [*finder.lines()] == []
+        finders.append((finder.read > 0, finder.cut))
+    assert finders == [(True, False), (False, True)]
 
 
 def test_edits_deletions_and_compaction_leave_what_is_there(tmp_path: Path) -> None:
