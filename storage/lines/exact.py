@@ -25,12 +25,12 @@ from driftline.storage.lines.queries import LineQuery
 from driftline.storage.lines.table import GRAMS_COLUMN, PACK_COLUMN, PACK_LINE_COLUMN
 
 PACK_BYTES = 16 * 2**10
-"""A pack ends before the next line with a row, once it has so many bytes."""
+"""Once a pack has this size, it ends before the next line with a row."""
 _HASH = np.uint32(0x9E3779B1)
 _MAX_GRAM_BITS = 1 << 17
 _MIN_GRAM_BITS = 1 << 9
 _BITS_PER_GRAM = 2
-"""At least so many, at most twice: one test in three of a gram that is not there errs, but a literal has several."""
+"""The minimum; the maximum is twice that. Tests of single grams often err, but a literal has several grams."""
 _SHIFT = np.uint32(32 - 17)
 
 
@@ -41,7 +41,7 @@ def packs(
     column: NDArray[np.int32],
     first_line: int = 0,
 ) -> dict[str, pa.Array]:
-    """The columns of packs, ``(n,)`` each, null except in rows with a pack: PACK, PACK_LINE and GRAMS.
+    """Return the columns of packs, ``(n,)`` each, null except in rows with a pack: PACK, PACK_LINE and GRAMS.
 
     ``texts`` are those of the documents into which ``document`` points, from ``first_line`` on; the rows are in order,
     and each document that has a line has a row. The packs of a document follow one another from its first line to
@@ -71,7 +71,7 @@ def packs(
 
 
 def _cuts(data: bytes, line: NDArray[np.int32], column: NDArray[np.int32]) -> list[tuple[int, int, int]]:
-    """The row of each pack of a document, the byte where it begins, and the number of its first line."""
+    """Return the row of each pack of a document, the byte where it begins, and the number of its first line."""
     cuts = [(0, 0, 0)]
     if len(data) <= PACK_BYTES:
         return cuts
@@ -86,7 +86,7 @@ def _cuts(data: bytes, line: NDArray[np.int32], column: NDArray[np.int32]) -> li
 
 
 def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
-    """A text that has these rows at their lines, and is empty elsewhere; rows of one line follow one another."""
+    """Return a text with these rows on their lines, and empty lines elsewhere. Rows of one line are consecutive."""
     lines = [""] * (max(line, default=-1) + 1)
     for number, part in zip(line, text, strict=True):
         lines[number] += part.replace("\n", " ")
@@ -94,7 +94,7 @@ def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
 
 
 def _hashes(data: bytes) -> NDArray[np.uint32]:
-    """A number below ``_MAX_GRAM_BITS`` for each trigram of folded text."""
+    """Return a number below ``_MAX_GRAM_BITS`` for each trigram of folded text."""
     codes = np.frombuffer(data, np.uint8).astype(np.uint32)
     hashes: NDArray[np.uint32] = np.right_shift(
         (codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]) * _HASH, _SHIFT, dtype=np.uint32
@@ -103,7 +103,7 @@ def _hashes(data: bytes) -> NDArray[np.uint32]:
 
 
 def grams(data: bytes) -> bytes:
-    """The filter of the trigrams of a text: a bit for each, at its hash modulo the size, which is a power of two."""
+    """Return the filter of the trigrams of a text: a bit for each, at its hash modulo the size, a power of two."""
     bits = np.zeros(_MAX_GRAM_BITS, np.bool_)
     if len(data) >= GRAM_BYTES:
         bits[_hashes(folded(data))] = True
@@ -128,17 +128,17 @@ class Packs:
 
     @property
     def nbytes(self) -> int:
-        """What they take in memory."""
+        """Return their size in memory."""
         return int(self.rows.nbytes) + sum(places.nbytes + grams.nbytes for places, grams in self.filters)
 
     def of(self, entity: str, path: str) -> tuple[list[int], list[int]]:
-        """The first lines of the packs of a document, in order, and their row ids."""
+        """Return the first lines of the packs of a document, in order, and their row ids."""
         rows = self.rows.filter(pc.and_(pc.equal(self.rows["path"], path), pc.equal(self.rows["entity"], entity)))
         rows = rows.select(["line", "_rowid"]).sort_by("line")
         return rows["line"].to_pylist(), rows["_rowid"].to_pylist()
 
     def may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
-        """``(n,)``: the packs that may hold a literal of each clause."""
+        """Return ``(n,)``: whether each pack may hold a literal of every clause."""
         possible = np.ones(len(self.rows), np.bool_)
         for places, filters in self.filters:
             size = 8 * filters.shape[1]
@@ -158,12 +158,12 @@ def _hold(filters: NDArray[np.uint8], size: int, literal: bytes) -> NDArray[np.b
 
 
 _PACKS: LRUCache[tuple[str | int, ...], Packs] = LRUCache(256 * 2**20, lambda packs: packs.nbytes)
-"""The packs of each version that this process has searched: 3 bytes for each line."""
+"""The packs of each version that this process has searched."""
 _PACKS_AT_ONCE = Lock()
 
 
 def packs_of(query: LineQuery) -> Packs:
-    """The packs of the version that ``query`` reads, whatever its filter.
+    """Return the packs of the version that ``query`` reads, regardless of its filter.
 
     Raises NotIndexed, StorageError, CorruptFile.
     """
@@ -195,7 +195,7 @@ def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDAr
 
 
 def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
-    """``(n,)``: the packs of documents that the filter of ``query`` allows."""
+    """Return ``(n,)``: whether each pack is of a document that the filter of ``query`` allows."""
     if query.sql is None:
         return np.ones(len(found.rows), np.bool_)
     rows = _scan(query, [], f"{PACK_LINE_COLUMN} IS NOT NULL AND ({query.sql})")
@@ -203,7 +203,7 @@ def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
 
 
 def texts(query: LineQuery, rows: Sequence[int]) -> pa.StringArray:
-    """The texts of packs by their row ids, in this order."""
+    """Return the texts of packs by their row ids, in this order."""
     ids = pa.array(rows, pa.uint64())
     found = _scan(query, [PACK_COLUMN], f"_rowid IN ({', '.join(map(str, rows))})").combine_chunks()
     return found[PACK_COLUMN].combine_chunks().take(pc.index_in(ids, value_set=found["_rowid"].combine_chunks()))

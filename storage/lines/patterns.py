@@ -21,9 +21,9 @@ from driftline.storage.globs import is_unicode
 
 MAX_PATTERN_CHARACTERS = 4_000
 MAX_PATTERN_SIZE = 8_000
-"""States, roughly. RE2 is linear in text times states once its automaton has outgrown its memory."""
+"""The approximate number of states. The time of RE2 grows with text times states once its cache is full."""
 MAX_SPANS = 1_000
-"""Matches told of one line; of a pattern for whole words."""
+"""The maximum number of matches to return for one line."""
 GRAM_BYTES = 3
 _MAX_ALTERNATIVES = 200
 _WORD = r"\pL\pM\pN_"
@@ -58,7 +58,9 @@ class Pattern:
 
     @classmethod
     def of(cls, text: str, *, literal: bool = False, ignore_case: bool | None = None, words: bool = False) -> Self:
-        """A regular expression, or ``literal`` text. Without ``ignore_case``, case counts if ``text`` has a capital.
+        """Return the pattern of a regular expression, or of ``literal`` text.
+
+        Without ``ignore_case``, case counts if ``text`` has a capital.
 
         Raises UsageError, which names the place in the pattern.
 
@@ -94,11 +96,11 @@ class Pattern:
         )
 
     def matches(self, texts: pa.StringArray) -> pa.BooleanArray:
-        """``(n,)``: which lines match; of texts of several lines, which may hold one that does."""
+        """Return ``(n,)``: whether each line matches, or each text of several lines may hold a line that does."""
         return pc.match_substring_regex(texts, self._of_line)
 
     def spans(self, lines: pa.StringArray) -> list[list[tuple[int, int]]]:
-        """The matches of each of ``lines`` from left to right, ``(start, end)`` in characters, without empty ones."""
+        """Return the non-empty matches of each of ``lines`` from left to right, ``(start, end)`` in characters."""
         return self._spans_of_words(lines) if self.words else self._spans(lines)
 
     def _spans(self, lines: pa.StringArray) -> list[list[tuple[int, int]]]:
@@ -121,7 +123,7 @@ class Pattern:
         return found
 
     def _spans_of_words(self, lines: pa.StringArray) -> list[list[tuple[int, int]]]:
-        """Match by match, because two words may share the blank between them."""
+        """Search match by match, because two words may share the blank between them."""
         texts = [line.encode() for line in lines.to_pylist()]
         found: list[list[tuple[int, int]]] = [[] for _ in texts]
         flags, end_of_word = f"(?{'i' if self.ignore_case else ''}m)", rf"(?:$|[^{_WORD}])"
@@ -147,7 +149,7 @@ class Pattern:
 
 
 def _last_character(text: bytes, start: int, end: int) -> int:
-    """Where the last character of the UTF-8 between ``start`` and ``end`` begins; ``start`` if nothing is."""
+    """Return where the last character of the UTF-8 from ``start`` to ``end`` begins, or ``start`` if it is empty."""
     at = max(start, end - 1)
     while at > start and text[at] & 0xC0 == 0x80:
         at -= 1
@@ -158,7 +160,7 @@ _UNMARKED = dict.fromkeys(map(ord, "".join(_MARKS)), "\ufffd")
 
 
 def _in_characters(text: bytes, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """``spans`` in bytes of UTF-8 as spans in characters."""
+    """Convert ``spans`` in bytes of UTF-8 to spans in characters."""
     if text.isascii():
         return list(spans)
     ends = list(accumulate((byte & 0xC0 != 0x80 for byte in text), initial=0))
@@ -166,7 +168,7 @@ def _in_characters(text: bytes, spans: Sequence[tuple[int, int]]) -> list[tuple[
 
 
 def quoted(text: str) -> str:
-    """``text`` as an expression that matches it."""
+    """Return an expression that matches exactly ``text``."""
     return "".join(
         "\\x00" if each == "\0" else f"\\{each}" if each.isascii() and not (each.isalnum() or each == "_") else each
         for each in text
@@ -178,13 +180,13 @@ def _unquoted(match: re.Match[str]) -> str:
 
 
 def folded(data: bytes) -> bytes:
-    """UTF-8 as grams have it: ASCII in lower case, with the two characters that ignoring case makes equal to it."""
+    """Fold UTF-8 for grams: ASCII to lower case, and the two other characters that equal ASCII without case."""
     data = data.lower()
     return data if data.isascii() else data.replace(b"\xc5\xbf", b"s").replace(b"\xe2\x84\xaa", b"k")
 
 
 def _check(text: str) -> None:
-    """Raise UsageError for what RE2 does not take, with the place."""
+    """Raise UsageError, with the place, if RE2 rejects ``text``."""
     try:
         pc.match_substring_regex(pa.array([""]), text)
     except pa.ArrowInvalid as error:
@@ -197,7 +199,7 @@ def _check(text: str) -> None:
 
 
 def wrong(why: str, text: str, at: int) -> UsageError:
-    """The error about the character ``at`` (0-based) of a pattern."""
+    """Return the error about the character ``at`` (0-based) of a pattern."""
     shown = text if len(text) <= 80 else f"…{text[max(0, at - 30) : at + 30]}…"
     fix = "The syntax is RE2's; -F searches for the text as it stands."
     return UsageError(f"The pattern is wrong at character {at + 1} ({why})", shown, fix)
@@ -208,7 +210,7 @@ def _too_large(text: str) -> UsageError:
 
 
 def _unbalanced(text: str) -> int:
-    """The place of the parenthesis or bracket without a partner, -1 if there is none."""
+    """Return the place of the unbalanced parenthesis or bracket, or -1."""
     opened: list[int] = []
     at = 0
     while at < len(text):
@@ -230,7 +232,7 @@ def _unbalanced(text: str) -> int:
 
 
 def _end_of_class(text: str, at: int) -> int | None:
-    """Behind the class that begins at ``at``."""
+    """Return the place after the class that begins at ``at``, or None if it has no end."""
     at += 2 if text.startswith("[^", at) else 1
     first = True
     while at < len(text):
@@ -265,7 +267,7 @@ class _Group:
         self.clauses = []
 
     def ended(self) -> list[Clause]:
-        """The clauses of the whole group: of several branches, one literal of each."""
+        """Return the clauses of the whole group; several branches give one clause, with literals of each."""
         self.end_branch()
         if len(self.branches) == 1:
             return self.branches[0]
@@ -278,7 +280,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads what every match of an expression holds. It takes less as required where it is not sure."""
+    """Reads the literals that every match of an expression holds. If in doubt, it omits a literal."""
 
     expression: str
     text: str
@@ -290,7 +292,7 @@ class _Reader:
     in_lines_only: bool = False
 
     def read(self) -> Self:
-        """Read the expression, which RE2 takes. Raises UsageError for line breaks, bytes and what is too large."""
+        """Read an expression that RE2 accepts. Raises UsageError for line breaks, bytes, and excessive size."""
         while self.at < len(self.expression):
             self._step(self.expression[self.at])
         while len(self.groups) > 1:
@@ -375,7 +377,7 @@ class _Reader:
             group.flush()
 
     def _repeat(self) -> tuple[int, int]:
-        """The least number of times that what was read repeats, and how many copies of it RE2 makes."""
+        """Read repetitions. Return their minimum, at most 1, and the number of copies that RE2 makes."""
         least, most = 1, 1
         while self.at < len(self.expression):
             character = self.expression[self.at]

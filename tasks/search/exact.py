@@ -49,13 +49,13 @@ from driftline.tasks.search.request import SearchRequest, is_auxiliary, is_prose
 from driftline.tasks.text import rows_of_line
 
 MAX_SECONDS = 30.0
-"""An exact search ends after so long, and says that it is not complete."""
+"""The time limit of an exact search, which then reports that it is incomplete."""
 MAX_RANKED = 10_000
 """Matching lines among which words choose."""
 RANKED_WINDOWS = 200
-"""Windows found by words among which those with a matching line are looked for."""
+"""The number of windows found by words in which matching lines are ranked."""
 MAX_PATHS_IN_FILTER = 1_000
-"""So many documents with a match are named in the filter of a ranked search; of more, its results are chosen from."""
+"""Up to this many matching documents become the filter of a ranked search; its results are filtered otherwise."""
 _FIRST_PACKS, _MOST_PACKS = 16, 256
 """Packs read at once: few at first, because the first ones often hold enough."""
 
@@ -65,7 +65,7 @@ Document = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ExactTerms:
-    """What a document must hold: a match of each pattern, a definition of each name, a use of each name.
+    """Describe what a document must hold: a match of each pattern, a definition of each name, a use of each name.
 
     Its lines match that match one of the patterns, define one of the names of ``definitions``, or use one of ``uses``
     and do not define it. ``inside`` leaves out lines outside of definitions of these names.
@@ -91,13 +91,13 @@ class Place:
 
     @property
     def document(self) -> Document:
-        """What tells it from others."""
+        """Return its entity and path, which identify it."""
         return self.entity, self.path
 
 
 @lru_cache(1 << 17)
 def importance(path: str) -> int:
-    """0 for source code, 1 for prose, 2 for tests, 3 for what is vendored, generated or repeats others.
+    """Return 0 for source code, 1 for prose, 2 for tests, and 3 for vendored, generated and repeated files.
 
     Examples:
         >>> [importance(path) for path in ("src/a.py", "README.md", "tests/test_a.py", "vendor/a.py")]
@@ -132,7 +132,7 @@ class ExactFinder:
     read: int = 0
 
     def lines(self) -> Iterator[tuple[Place, NDArray[np.int64]]]:
-        """Each document that holds a match of each pattern, and the numbers of its lines that match any of them."""
+        """Yield each document that matches every pattern, and the numbers of its lines that match any of them."""
         for place, parts in groupby(self._parts(), key=lambda part: part[0]):
             found = [*parts]
             if np.logical_or.reduce([held for *_, held in found]).all():
@@ -151,7 +151,7 @@ class ExactFinder:
             yield from self._matching(batch)
 
     def _wanted(self) -> list[_Wanted]:
-        """The packs that may match, in the order of the results."""
+        """Return the packs that may match, in the order of the results."""
         found: list[_Wanted] = []
         for table, query in enumerate(self.tables):
             packs = packs_of(query)
@@ -166,7 +166,7 @@ class ExactFinder:
         return sorted((each for each in found if each[0] in chosen), key=lambda each: (chosen[each[0]], each[2]))
 
     def _may_match(self, query: LineQuery, packs: Packs) -> NDArray[np.bool_]:
-        """Which packs may match a pattern, of documents that may match each of them."""
+        """Return which packs may match a pattern, of documents that may match all patterns."""
         of_patterns = [packs.may_hold(pattern.required) for pattern in self.patterns]
         left = np.asarray(np.stack(of_patterns).any(axis=0))
         if left.any():
@@ -188,7 +188,7 @@ class ExactFinder:
         split = pc.split_pattern(read, "\n")
         lines, bounds = split.flatten(), split.offsets.to_numpy()
         matched = np.stack([pattern.matches(lines).to_numpy(zero_copy_only=False) for pattern in self.patterns])
-        # What stands behind the last line feed of a pack is no line.
+        # The empty text after the last line feed of a pack is not a line.
         matched[:, bounds[1:][pc.ends_with(read, "\n").to_numpy(zero_copy_only=False)] - 1] = False
         for row, start, stop in zip(rows.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             inside = matched[:, start:stop]
@@ -244,7 +244,7 @@ def search_exactly(
 
 
 def what_is_missing(counts: ExactCounts, shown: int) -> str:
-    """What to tell people if not all matching lines are shown, or nothing."""
+    """Return a note if not all matching lines are shown, or an empty text."""
     if counts.reason == "time":
         return "The search took too long, and there may be more lines: narrow it to some files."
     if counts.reason == "limit":
@@ -282,7 +282,7 @@ class ExactSearch:
         self.patterns = [*self.terms.patterns, *map(use_of, self.terms.uses)]
 
     def lines(self) -> Iterator[tuple[Place, list[int]]]:
-        """The documents that hold all terms, in order, and the numbers of their matching lines."""
+        """Yield the documents that hold all terms, in order, and the numbers of their matching lines."""
         defined, used, inside = (
             [self._defined(name) for name in names]
             for names in (self.terms.definitions, self.terms.uses, self.terms.inside)
@@ -322,7 +322,7 @@ class ExactSearch:
             yield place, [each.line for found in defined for _, each in found[place.document]]
 
     def _defined(self, name: str) -> dict[Document, list[tuple[Place, Definition]]]:
-        """The definitions of a name in code, by their documents."""
+        """Return the definitions of a name in code, by their documents."""
         found: dict[Document, list[tuple[Place, Definition]]] = {}
         for table, query in enumerate(self.tables):
             for entity, path, digest, definition in query.definitions(name):
@@ -331,7 +331,7 @@ class ExactSearch:
         return found
 
     def _chosen(self, places: list[Place]) -> Iterator[Place]:
-        """``places`` without tests, unless they are asked for, and without files that an earlier source has shown."""
+        """Yield ``places`` without tests, unless requested, and without files that an earlier source has shown."""
         several = len({place.entity for place in places}) > 1
         owners: dict[tuple[str, ...], str] = {}
         for place in places:
@@ -344,7 +344,7 @@ class ExactSearch:
                 yield place
 
     def first(self, limit: int | None, *, files: bool = False) -> tuple[list[Line], ExactCounts]:
-        """The first ``limit`` lines, of each document one with ``files``, and how many there are as far as is known."""
+        """Return the first ``limit`` lines, one for each document with ``files``, and the known counts."""
         kept: list[Line] = []
         lines = documents = 0
         reason: Literal["limit", "time"] | None = None
@@ -363,7 +363,7 @@ class ExactSearch:
         return kept, ExactCounts(lines, documents, reason or ("time" if self.cut else None))
 
     def ranked(self, request: SearchRequest) -> SearchReport:
-        """Those windows that answer the query of ``request`` and hold a matching line; then the others."""
+        """Return matching lines in windows that answer the query of ``request``, and then all other matching lines."""
         lines, counts = self.first(MAX_RANKED)
         of_document: dict[Document, list[Line]] = {}
         for place, number in lines:
@@ -394,7 +394,7 @@ class ExactSearch:
         return SearchReport("", found, notes=(told,) if told else (), exact=counts)
 
     def hits(self, lines: Sequence[Line], n_lines: int) -> Iterator[Hit]:
-        """The results of ``lines``, with ``n_lines`` of context on each side, as they were indexed."""
+        """Yield the results of ``lines``, with ``n_lines`` of context on each side, as they were indexed."""
         windows = [_window(place, number) for place, number in lines]
         add_definitions(self.tables, windows)
         read = read_documents(self.workspace, windows, self.records, context=False)
@@ -432,7 +432,7 @@ class ExactSearch:
             )
 
     def _spans(self, lines: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """The matches of all patterns, and the names that are defined, in each line."""
+        """Return the matches of all patterns and of defined names in each line."""
         patterns = [*self.patterns, *map(use_of, self.terms.definitions)]
         array = pa.array(lines, pa.string())
         of_patterns = [pattern.spans(array) for pattern in patterns] if len(lines) else []
@@ -441,7 +441,7 @@ class ExactSearch:
 
 
 def use_of(name: str) -> Pattern:
-    """The pattern of a name as a whole word; of a qualified name, of its last part."""
+    """Return the pattern of a name, or of the last part of a qualified name, as a whole word."""
     parts = [part for part in name.replace("::", ".").replace("->", ".").replace("#", ".").split(".") if part]
     return Pattern.of(parts[-1] if parts else name, literal=True, ignore_case=False, words=True)
 
@@ -463,7 +463,7 @@ def _nearness(homes: set[Document]) -> Callable[[str, str], int]:
 
 
 def _scored(hit: Hit, by_words: Hit | None) -> Hit:
-    """A matching line with what the words of a query say of the window around it."""
+    """Return ``hit`` with the scores of the window around it, which the words of a query found."""
     if by_words is None:
         return replace(hit, score=0.0, label="weak")
     told = {name: getattr(by_words, name) for name in ("score", "label", "distance", "relevance")}
@@ -471,7 +471,7 @@ def _scored(hit: Hit, by_words: Hit | None) -> Hit:
 
 
 def _these(workspace: Workspace, documents: Iterable[Document]) -> LineFilter:
-    """Only these documents."""
+    """Return a filter that allows only these documents."""
     of_source: dict[str, list[str]] = {}
     for entity, path in documents:
         of_source.setdefault(entity, []).append(path)
@@ -483,7 +483,7 @@ def _these(workspace: Workspace, documents: Iterable[Document]) -> LineFilter:
 def _contexts(
     tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """For each of ``lines`` the number of the first line of its context, and the lines of it."""
+    """Yield for each of ``lines`` the number of the first line of its context, and the context."""
     packs = {place: packs_of(tables[place.table]).of(*place.document) for place in {place for place, _ in lines}}
     needed: dict[Line, range] = {}
     for place, number in lines:

@@ -44,12 +44,12 @@ _WORD = re.compile(r"\S+")
 _QUOTED = re.compile(r"[\"\\]")
 _ESCAPED = re.compile(r"\\([\"\\])")
 _LIKE = 0.8
-"""How like a field a name must be to be taken for a misspelled one."""
+"""The similarity from which a name is taken for a misspelled field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A query as it was read: ``terms`` filter, ``words`` rank, the rest narrows where both look.
+    """A parsed query: ``terms`` filter, ``words`` rank, the rest narrows where both look.
 
     ``files`` and ``languages`` include documents, ``not_files`` and ``not_languages`` exclude them.
     """
@@ -67,7 +67,7 @@ class Question:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing in it but words."""
+        """Whether it consists of words only."""
         return self == Question(self.text, self.words)
 
     def conditions(self, workspace: Workspace, within: Entity | None = None) -> Iterator[LineFilter]:
@@ -123,7 +123,7 @@ def parse(
     ignore_case: bool | None = None,
     whole_words: bool = False,
 ) -> Question:
-    """Read a query, and add what is looked for besides: ``fixed`` texts and expressions, ``regex``.
+    """Read a query, and add ``fixed`` texts and the expressions ``regex`` to its terms.
 
     ``ignore_case`` holds where the query does not say ``case:``; ``whole_words`` for all patterns. Raises UsageError,
     which names the place.
@@ -259,7 +259,7 @@ _WILDCARD = re.compile(r"[*?\[{]")
 
 
 def _files(name: str) -> LineFilter:
-    """The files whose paths match a glob, or hold a text."""
+    """Return a filter of files whose paths match a glob or contain a text."""
     if _WILDCARD.search(name):
         return LineFilter(globs=(name,))
     start = literal_glob(name.lstrip("/")) if name.startswith("/") else f"**/*{literal_glob(name)}"
@@ -267,7 +267,7 @@ def _files(name: str) -> LineFilter:
 
 
 def _sources(entities: Iterable[Entity], names: Iterable[str]) -> tuple[Entity, ...]:
-    """The sources whose last name holds one of ``names``. Raises UsageError for a name that none has."""
+    """Return the sources whose names contain one of ``names``. Raises UsageError for a name that none has."""
     found: dict[Entity, None] = {}
     known = [*entities]
     for name in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -262,14 +262,14 @@ def test_a_branch_is_searched_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_search_reads_no_more_packs_after_its_time(workspace: Workspace) -> None:
-    finders = []
-    for late in (False, True):
-        finder = ExactFinder(
-            open_tables(workspace, None), [Pattern.of("(x+x+)+y")], lambda late=late: late, lambda *_: 0, iter
-        )
+    def looked_at(late: Callable[[], bool]) -> tuple[bool, bool]:
+        pattern = Pattern.of("(x+x+)+y")
+        finder = ExactFinder(open_tables(workspace, None), [pattern], late, lambda *_: 0, iter)
         assert [*finder.lines()] == []
-        finders.append((finder.read > 0, finder.cut))
-    assert finders == [(True, False), (False, True)]
+        return finder.read > 0, finder.cut
+
+    assert looked_at(lambda: False) == (True, False)
+    assert looked_at(lambda: True) == (False, True)
 
 
 def test_edits_deletions_and_compaction_leave_what_is_there(tmp_path: Path) -> None:
