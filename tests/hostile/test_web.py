@@ -27,7 +27,7 @@ HOSTILE_LINE = "lease = '</code><script>alert(1)</script>' \"onload=x & <b>"
 PAGE_TAGS = frozenset(
     {"html", "head", "meta", "title", "link", "body", "header", "main", "nav", "article", "div", "span", "code"}
     | {"details", "section", "summary", "script"}
-    | {"form", "label", "input", "select", "option", "button", "h1", "h2", "p", "ul", "li", "a"}
+    | {"form", "label", "input", "select", "option", "button", "h1", "h2", "h3", "p", "ul", "li", "a"}
 )
 
 
@@ -181,7 +181,7 @@ def test_a_page_marks_words_and_its_facets_narrow(server: WebServer) -> None:
     assert any((attributes.get("class") or "").endswith("-Mark") for _, attributes in page.tags)
     (narrower,) = [link for link in page.links() if link.endswith("&ext=md")]
     narrowed = Page(ask(server, narrower)[1])
-    assert "sub/plain.md:1" in narrowed.text
+    assert "sub/plain.md\nLine 1" in narrowed.text
     assert HOSTILE_NAME not in narrowed.text
     assert "/?q=lease&mode=hybrid" in narrowed.links()  # removes the filter
 
