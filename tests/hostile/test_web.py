@@ -186,6 +186,30 @@ def test_a_page_marks_words_and_its_facets_narrow(server: WebServer) -> None:
     assert "/?q=lease&mode=hybrid" in narrowed.links()  # removes the filter
 
 
+def test_the_home_page_says_what_is_indexed_and_its_examples_work(server: WebServer) -> None:
+    page = Page(ask(server, "/")[1])
+    assert re.search(r"2 documents · 4 lines · 1 source · indexed (just now|\d+ minutes? ago)", page.text)
+    examples = [link for link in page.links() if link.startswith("/?q=")]
+    assert len(examples) == 3
+    assert [ask(server, link)[0].status for link in examples] == [200] * 3
+
+
+def test_results_are_grouped_by_file_and_show_only_states_that_matter(server: WebServer, tree: Path) -> None:
+    (tree / "sub/plain.md").write_text("another line\n")
+    page = Page(ask(server, "/?q=%22lease%22")[1])
+    assert [tag for tag, _ in page.tags].count("article") == 2
+    assert {given["title"] for _, given in page.tags if given.get("class") == "source"} == {
+        "org:default/project:default/source:tree"
+    }
+    assert "org:default" not in page.text
+    assert "relevance" not in page.text
+    badges = [given for _, given in page.tags if given.get("class") == "badge"]
+    assert len(badges) == 1  # of the file that has changed
+    assert "fresh" not in page.text
+    assert len([given for _, given in page.tags if (given.get("class") or "").endswith("-Mark")]) == 2
+    assert re.search(r"\b(strong|likely|weak)\b", Page(ask(server, "/?q=lease")[1]).text)
+
+
 def test_a_document_page_says_that_the_file_has_changed(server: WebServer, tree: Path) -> None:
     target = "/d/org:default/project:default/source:tree/sub/plain.md"
     assert "has changed" not in ask(server, target)[1]
