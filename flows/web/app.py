@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -83,23 +83,20 @@ class Pages:
 
     @spread("given", parameters(_OF_PAGE))
     def search(self, request: Request, q: str = "", *, given: dict[str, Any]) -> Response:
-        """Show the box and, once something is asked, the results."""
+        """Show the box and what is indexed or, once something is asked, the results."""
+        asked = SearchRequest("")
         try:
             asked = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND)
-        except DriftlineError as error:
-            failed = problem_of(error, to_owner=request.app.state.tells_owner)
-            request.state.error = failed.kind
-            return HTMLResponse(pages.search_page(SearchRequest(""), (), failed.detail), failed.status_code)
-        if not asked.query:
-            return HTMLResponse(pages.search_page(asked, ()))
-        try:
+            if not asked.query:
+                return HTMLResponse(pages.home_page(asked, self.reader.home(), datetime.now(UTC)))
             report = self.reader.search(asked)
             branches = self.reader.branch_names()
+            folders = {source: self.reader.folder_of(source) for source in {hit.source for hit in report.results}}
         except DriftlineError as error:
             failed = problem_of(error, to_owner=request.app.state.tells_owner)
             request.state.error = failed.kind
-            return HTMLResponse(pages.search_page(asked, (), failed.detail), failed.status_code)
-        return HTMLResponse(pages.search_page(asked, report.results, branches=branches, notes=report.notes))
+            return HTMLResponse(pages.search_page(asked, error=failed.detail), failed.status_code)
+        return HTMLResponse(pages.search_page(asked, report, branches=branches, folders=folders))
 
     def document(self, request: Request, line: Line | None = None, branch: BranchName = None) -> Response:
         """Show a document as it was indexed, with lines similar to ``line``."""
@@ -129,10 +126,9 @@ class Pages:
         text = lines[line - first][:MAX_QUERY_CHARACTERS].strip() if line - first < len(lines) else ""
         if not text:
             return []
-        wanted = SearchRequest(text, top_k=_SIMILAR + 1, n_lines=0, mode="vector", branch=branch)
-        report = self.reader.search(wanted)
+        found = self.reader.similar(text, _SIMILAR + 1, branch)
         itself = (excerpt["source"], excerpt["path"], line)
-        return [hit for hit in report.results if (hit.source, hit.path, hit.line) != itself][:_SIMILAR]
+        return [hit for hit in found if (hit.source, hit.path, hit.line) != itself][:_SIMILAR]
 
 
 MAX_TOKEN_BYTES = 4_096

@@ -1,4 +1,4 @@
-"""Render lines as HTML: escaped, coloured by Pygments, with the words of the query marked."""
+"""Render lines as HTML: escaped, coloured by Pygments, with exact matches and the words of the query marked."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ _UNCOLOURED = frozenset([Name, Punctuation, Whitespace])
 """More than half of the tokens: a page is smaller without elements for them."""
 _Token = tuple[Any, str]
 """A type of Pygments, and text."""
+Spans = Sequence[tuple[int, int]]
+"""Begin and end of each match in a line, in ascending order."""
 
 
 def colour_styles() -> str:
@@ -42,13 +44,18 @@ def colour_styles() -> str:
     return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
 
 
-def coloured(path: str, lines: Sequence[str], query: str = "") -> list[str]:
-    """Return one complete piece of HTML for each line; the file name determines the language."""
+def coloured(path: str, lines: Sequence[str], query: str = "", matches: Sequence[Spans] = ()) -> list[str]:
+    """Return one complete piece of HTML for each line; the file name determines the language.
+
+    The words of ``query`` are marked, and ``matches``, the places in each line.
+    """
     short = [_cut(line) for line in lines]
     text = "\n".join(short)
     if len(text) <= MAX_COLOURED_CHARACTERS:
         read = _kept_tokens if len(text) <= MAX_KEPT_CHARACTERS else _tokens
         tokens: Iterable[_Token] = read(_telling_name(path), text)
+        if any(matches):
+            tokens = _marked_at(tuple(tokens), text, _in_text(short, matches))
         made = str(format(_marked(tokens, query) if query else tokens, _formatter())).split("\n")[: len(short)]
         if len(made) == len(short) and text.count("\n") + 1 == len(short) and "\r" not in text:
             return made
@@ -100,6 +107,41 @@ def _cut(line: str) -> str:
     return line if len(line) <= MAX_LINE_CHARACTERS else line[: MAX_LINE_CHARACTERS - 1] + "…"
 
 
+_MARK = ("Mark",)
+"""The last part of the type of a marked token."""
+
+
+def _in_text(lines: Sequence[str], matches: Sequence[Spans]) -> Iterator[tuple[int, int]]:
+    """Yield ``matches`` as places in the joined lines, in order and apart from each other."""
+    start = last = 0
+    for line, spans in zip(lines, matches, strict=True):
+        for begin, end in spans:
+            place = max(start + begin, last), start + min(end, len(line))
+            if place[0] < place[1]:
+                yield place
+                last = place[1]
+        start += len(line) + 1
+
+
+def _marked_at(tokens: Sequence[_Token], text: str, places: Iterable[tuple[int, int]]) -> Iterator[_Token]:
+    """Give ``places`` of the text a type below that of their tokens; nothing, if the tokens are not of all the text."""
+    if not "".join(value for _, value in tokens).startswith(text):
+        yield from tokens
+        return
+    edges = [edge for place in places for edge in place]  # between the edges 2n and 2n + 1 is a match
+    passed = at = 0
+    for kind, value in tokens:
+        begin, end = at, at + len(value)
+        while begin < end:
+            until = min(end, edges[passed]) if passed < len(edges) else end
+            if until > begin:
+                yield kind.Mark if passed % 2 else kind, value[begin - at : until - at]
+            begin = until
+            if passed < len(edges) and begin == edges[passed]:
+                passed += 1
+        at = end
+
+
 def _marked(tokens: Iterable[_Token], query: str) -> Iterator[_Token]:
     """Give words of the query a type below that of their token: a class that ends with ``-Mark``.
 
@@ -108,6 +150,9 @@ def _marked(tokens: Iterable[_Token], query: str) -> Iterator[_Token]:
     words = (word for word in telling_words(query) if len(word) > 1)
     wanted = frozenset(term for word in words for term in terms_of(word))
     for kind, value in tokens:
+        if kind[-1:] == _MARK:
+            yield kind, value
+            continue
         begin = 0
         for part in _PART.finditer(value):
             if wanted.isdisjoint(terms_of(part[0])):

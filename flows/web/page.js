@@ -52,7 +52,7 @@ function searchAsYouType(form, box) {
 function moveAmongResults(box) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
-    const results = [...document.querySelectorAll("article h2 a")];
+    const results = [...document.querySelectorAll("article h3 a")];
     const at = results.indexOf(document.activeElement);
     if (event.key === "/" && !typing(event.target)) {
       event.preventDefault();

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import cache
 from importlib.resources import files
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from driftline.flows.output.html_report import plots_of, run_row
-from driftline.flows.web.requests import IndexView
+from driftline.flows.web.requests import HomeView, IndexView
 from driftline.storage.errors import NotIndexed
 from driftline.storage.options import Option
 from driftline.storage.workspace.records import SourceRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.language import asked_by
+from driftline.tasks.search.query import SearchReport
 from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 if TYPE_CHECKING:
@@ -57,18 +61,51 @@ class DocumentView:
     remote: tuple[str, str] | None = None
 
 
+EXAMPLES = (
+    ("where are errors handled", "lines that mean this, in other words too"),
+    ('"TODO"', "lines with exactly this text"),
+    ("def:main lang:python", "where a name is defined, in one language"),
+)
+"""Queries for the home page, and what each finds."""
+
+
+def home_page(asked: SearchRequest, view: HomeView, now: datetime) -> bytes:
+    """Return the page with the box, what is indexed, and examples."""
+    age = _ago(now - view.indexed) if view.indexed is not None else ""
+    examples = [(query, search_link(replace(asked, query=query)), about) for query, about in EXAMPLES]
+    return _searching(asked, home=view, age=age, examples=examples)
+
+
 def search_page(
-    asked: SearchRequest, hits: Sequence[Hit], error: str = "", branches: Sequence[str] = (), notes: Sequence[str] = ()
+    asked: SearchRequest,
+    report: SearchReport | None = None,
+    *,
+    branches: Sequence[str] = (),
+    folders: Mapping[str, str] = MappingProxyType({}),
+    error: str = "",
 ) -> bytes:
-    """Return the page of a search; without a query, only its box."""
-    shown = [
-        {
-            "link": document_link(hit.source, hit.path, hit.line, asked.branch),
-            "hit": hit,
-            "lines": _numbered(hit.path, hit.start_line, hit.context, asked.query),
-        }
-        for hit in hits
-    ]
+    """Return the page of a search: its results by file, or the ``error``.
+
+    ``folders`` are the places of sources in their repositories.
+    """
+    hits = report.results if report is not None else ()
+    facets = _facets(asked, hits)
+    others = [(name, 0, search_link(replace(asked, branch=name))) for name in branches if name != asked.branch]
+    if others:
+        facets.append(("branch", others[:MAX_FACETS]))
+    return _searching(
+        asked,
+        report=report,
+        files=_by_file(asked, hits, folders),
+        names=_short_names({hit.source for hit in hits}),
+        is_weak=bool(hits) and all(hit.label == "weak" for hit in hits),
+        facets=facets,
+        error=error,
+    )
+
+
+def _searching(asked: SearchRequest, **content: Any) -> bytes:
+    """Return a page with the box, and the filters of the search."""
     filters, removable = [], []
     for name, each in asked.given().items():
         row = OPTIONS[name]
@@ -76,12 +113,47 @@ def search_page(
             for value in each if row.is_list else (each,):
                 filters.append((row.parameter, _shown(value)))
                 removable.append((row.parameter, _shown(value), search_link(_without(asked, row, value))))
-    facets = _facets(asked, hits)
-    others = [(name, 0, search_link(replace(asked, branch=name))) for name in branches if name != asked.branch]
-    if others:
-        facets.append(("branch", others[:MAX_FACETS]))
-    content = {"asked": asked, "hits": shown, "facets": facets, "removable": removable, "notes": notes}
-    return _rendered("search.html.j2", error=error, filters=filters, **content)
+    absent: dict[str, Any] = {"home": None, "report": None, "files": (), "facets": (), "error": ""}
+    return _rendered("search.html.j2", asked=asked, filters=filters, removable=removable, **{**absent, **content})
+
+
+def _by_file(asked: SearchRequest, hits: Sequence[Hit], folders: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the hits of each file, in the order of its best one, with its path in its repository."""
+    if not hits:
+        return []
+    question = asked_by(asked)
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for hit in hits:
+        link = document_link(hit.source, hit.path, hit.line, asked.branch)
+        path = f"{folders.get(hit.source, '')}/{hit.path}".removeprefix("/")
+        file = found.setdefault((hit.source, hit.path), {"source": hit.source, "path": path, "link": link, "hits": []})
+        lines = _numbered(hit.path, hit.start_line, hit.context, question.words, question.terms.spans(hit.context))
+        file["hits"].append({"link": link, "hit": hit, "lines": lines})
+    return list(found.values())
+
+
+def _short_names(sources: Collection[str]) -> dict[str, str]:
+    """Return the last id of each source, or all of its ids where several have the same last one."""
+    ids = {source: [part.partition(":")[2] for part in source.split("/")] for source in sources}
+    last = Counter(parts[-1] for parts in ids.values())
+    return {source: parts[-1] if last[parts[-1]] == 1 else "/".join(parts) for source, parts in ids.items()}
+
+
+_UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60))
+
+
+def _ago(age: timedelta) -> str:
+    """Return an age in its largest unit.
+
+    Examples:
+        >>> _ago(timedelta(hours=26)), _ago(timedelta(seconds=90)), _ago(timedelta(seconds=5))
+        ('1 day ago', '1 minute ago', 'just now')
+    """
+    for unit, seconds in _UNITS:
+        count = int(age.total_seconds()) // seconds
+        if count > 0:
+            return f"{count:,} {unit}{'' if count == 1 else 's'} ago"
+    return "just now"
 
 
 def document_page(view: DocumentView) -> bytes:
@@ -95,7 +167,7 @@ def document_page(view: DocumentView) -> bytes:
     return _rendered(
         "document.html.j2",
         excerpt=excerpt,
-        lines=_numbered(path, first, excerpt["lines"], ""),
+        lines=_numbered(path, first, excerpt["lines"]),
         line=view.line,
         branch=branch,
         earlier=earlier,
@@ -198,10 +270,12 @@ def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _numbered(path: str, first: int, lines: Sequence[str], query: str) -> list[tuple[int, str]]:
+def _numbered(
+    path: str, first: int, lines: Sequence[str], query: str = "", matches: Sequence[Sequence[tuple[int, int]]] = ()
+) -> list[tuple[int, str]]:
     from driftline.flows.web.highlight import coloured
 
-    return list(enumerate(coloured(path, lines, query), start=first))
+    return list(enumerate(coloured(path, lines, query, matches), start=first))
 
 
 def _encoded(fields: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Define the parameters of requests, with their limits, and answer them as plain data.
 
-The page of the index gets its figures, growth, runs, and skipped documents with reasons.
+The home page gets the size and age of the index; the page of the index gets its figures, growth, runs, and skipped
+documents with reasons.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from operator import call
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -36,14 +38,16 @@ from driftline.storage.workspace.records import RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.documents import DocumentCursor, DocumentPage, document_page
 from driftline.tasks.search.filters import parse_entity
-from driftline.tasks.search.hits import read_excerpt
-from driftline.tasks.search.query import SearchReport, prepare, warm
+from driftline.tasks.search.hits import Hit, read_excerpt
+from driftline.tasks.search.query import SearchReport, answer, prepare, warm
 from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, without_empty
 
 if TYPE_CHECKING:
     from driftline.flows.memory_stores import Memory
 
 MAX_RUNS = 200
+MAX_RECENT_RUNS = 10
+"""Runs among which the home page looks for the last one that indexed something."""
 MAX_SKIPPED_PATHS = 20
 """Paths to show for each reason."""
 
@@ -74,6 +78,25 @@ def index_view(workspace: Workspace, within: Entity | None = None) -> IndexView:
         skipped=tuple(_skipped(workspace, within)),
         runs=tuple(runs) if within is None else tuple(_within(runs, within)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class HomeView:
+    """How much is indexed at or below an entity, and when the last complete run that indexed it began."""
+
+    documents: int
+    lines: int
+    sources: int
+    indexed: datetime | None
+
+
+def home_view(workspace: Workspace, within: Entity | None = None) -> HomeView:
+    """Read the figures of the home page. Raises StorageError, CorruptFile."""
+    stats = workspace.stats(within)
+    runs = (run for run in newest_runs(workspace, MAX_RECENT_RUNS) if (run.kind, run.outcome) == ("index", "done"))
+    last = next((run for run in runs if within is None or any(_within((run,), within))), None)
+    indexed = datetime.fromisoformat(last.started).astimezone(UTC) if last is not None else None
+    return HomeView(stats.total_documents, stats.total_lines, len(stats.sources), indexed)
 
 
 def _skipped(workspace: Workspace, within: Entity | None) -> list[Skipped]:
@@ -117,6 +140,8 @@ MAX_RANK = 200
 """Results beyond this rank are not served."""
 MAX_CURSOR_CHARACTERS = 8_192
 BRANCHES_SECONDS = 10.0
+HOME_SECONDS = 10.0
+FOLDERS_SECONDS = 60.0
 
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
 _ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"
@@ -223,6 +248,12 @@ class Reader:
     _branches: TTLCache[Entity | None, tuple[str, ...]] = field(
         default_factory=lambda: TTLCache(1_000, BRANCHES_SECONDS), compare=False
     )
+    _homes: TTLCache[Entity | None, HomeView] = field(
+        default_factory=lambda: TTLCache(1_000, HOME_SECONDS), compare=False
+    )
+    _folders: TTLCache[tuple[Entity | None, str], str] = field(
+        default_factory=lambda: TTLCache(10_000, FOLDERS_SECONDS), compare=False
+    )
 
     def warm(self) -> None:
         """Load data for the first request. Raises the errors of a search."""
@@ -235,6 +266,13 @@ class Reader:
     def search(self, request: SearchRequest) -> SearchReport:
         """Search, and record the search in the journal. Raises the errors of ``driftline.search``."""
         return find(self.newest(), request, within=granted("search").within, run=self.run)
+
+    def similar(self, text: str, limit: int, branch: str | None) -> tuple[Hit, ...]:
+        """Return lines that mean what ``text`` does, which is no query. Raises the errors of ``driftline.search``."""
+        within = granted("search").within
+        wanted = SearchRequest(text, top_k=limit, n_lines=0, mode="vector", within=within)
+        report: SearchReport = self.run(answer, self._on(branch, within), wanted)
+        return report.results
 
     def excerpt(self, source: str, path: str, line: int, n_lines: int, branch: str | None = None) -> dict[str, Any]:
         """Return lines of an indexed document. Raises the errors of ``read_excerpt``."""
@@ -285,6 +323,23 @@ class Reader:
         within, workspace = granted("search").within, self.newest()
         entity = Entity.parse(source, workspace.config.hierarchy)
         return workspace.readable_source(entity) if within is None or is_within(entity, within) else None
+
+    def folder_of(self, source: str) -> str:
+        """Return the folder of a source in its repository, empty for all of it; at most FOLDERS_SECONDS old."""
+        key = (granted("search").within, source)
+        folder = self._folders.get(key)
+        if folder is None:
+            record = self.record_of(source)
+            folder = self._folders[key] = record.subpath.strip("/") if record is not None else ""
+        return folder
+
+    def home(self) -> HomeView:
+        """Return the figures of the home page; at most HOME_SECONDS old."""
+        within = granted("search").within
+        view = self._homes.get(within)
+        if view is None:
+            view = self._homes[within] = self.run(home_view, self.newest(), within)
+        return view
 
     def index(self) -> IndexView:
         """Return the figures, runs and skipped documents of the index."""

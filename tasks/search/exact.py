@@ -79,6 +79,14 @@ class ExactTerms:
     def __bool__(self) -> bool:
         return bool(self.patterns or self.definitions or self.uses or self.inside)
 
+    def spans(self, lines: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """Return the matches of all patterns and names in each line: begin and end in characters, in order."""
+        patterns = [*self.patterns, *map(use_of, (*self.uses, *self.definitions))]
+        array = pa.array(lines, pa.string())
+        of_patterns = [pattern.spans(array) for pattern in patterns] if len(lines) else []
+        by_line = zip(*of_patterns, strict=True) if of_patterns else ([] for _ in lines)
+        return [sorted({span for found in of_line for span in found}) for of_line in by_line]
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -401,7 +409,7 @@ class ExactSearch:
         anchors = anchors_of(self.tables, windows, read)
         contexts = [*_contexts(self.tables, lines, n_lines)]
         own = [context[number - start] for (_, number), (start, context) in zip(lines, contexts, strict=True)]
-        spans = self._spans(own)
+        spans = self.terms.spans(own)
         places = {place for place, _ in lines}
         as_indexed = {place for place in places if is_unchanged(read.get(place.document), place.hash)}
         found = zip(lines, windows, contexts, own, spans, strict=True)
@@ -430,14 +438,6 @@ class ExactSearch:
                 matches=tuple((begin + 1, end + 1) for begin, end in matches),
                 **symbol_of(window.definition),
             )
-
-    def _spans(self, lines: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """Return the matches of all patterns and of defined names in each line."""
-        patterns = [*self.patterns, *map(use_of, self.terms.definitions)]
-        array = pa.array(lines, pa.string())
-        of_patterns = [pattern.spans(array) for pattern in patterns] if len(lines) else []
-        by_line = zip(*of_patterns, strict=True) if of_patterns else ([] for _ in lines)
-        return [sorted({span for found in of_line for span in found}) for of_line in by_line]
 
 
 def use_of(name: str) -> Pattern:

@@ -27,7 +27,7 @@ HOSTILE_LINE = "lease = '</code><script>alert(1)</script>' \"onload=x & <b>"
 PAGE_TAGS = frozenset(
     {"html", "head", "meta", "title", "link", "body", "header", "main", "nav", "article", "div", "span", "code"}
     | {"details", "section", "summary", "script"}
-    | {"form", "label", "input", "select", "option", "button", "h1", "h2", "p", "ul", "li", "a"}
+    | {"form", "label", "input", "select", "option", "button", "h1", "h2", "h3", "p", "ul", "li", "a"}
 )
 
 
@@ -181,9 +181,33 @@ def test_a_page_marks_words_and_its_facets_narrow(server: WebServer) -> None:
     assert any((attributes.get("class") or "").endswith("-Mark") for _, attributes in page.tags)
     (narrower,) = [link for link in page.links() if link.endswith("&ext=md")]
     narrowed = Page(ask(server, narrower)[1])
-    assert "sub/plain.md:1" in narrowed.text
+    assert "sub/plain.md\nLine 1" in narrowed.text
     assert HOSTILE_NAME not in narrowed.text
     assert "/?q=lease&mode=hybrid" in narrowed.links()  # removes the filter
+
+
+def test_the_home_page_says_what_is_indexed_and_its_examples_work(server: WebServer) -> None:
+    page = Page(ask(server, "/")[1])
+    assert re.search(r"2 documents · 4 lines · 1 source · indexed (just now|\d+ minutes? ago)", page.text)
+    examples = [link for link in page.links() if link.startswith("/?q=")]
+    assert len(examples) == 3
+    assert [ask(server, link)[0].status for link in examples] == [200] * 3
+
+
+def test_results_are_grouped_by_file_and_show_only_states_that_matter(server: WebServer, tree: Path) -> None:
+    (tree / "sub/plain.md").write_text("another line\n")
+    page = Page(ask(server, "/?q=%22lease%22")[1])
+    assert [tag for tag, _ in page.tags].count("article") == 2
+    assert {given["title"] for _, given in page.tags if given.get("class") == "source"} == {
+        "org:default/project:default/source:tree"
+    }
+    assert "org:default" not in page.text
+    assert "relevance" not in page.text
+    badges = [given for _, given in page.tags if given.get("class") == "badge"]
+    assert len(badges) == 1  # of the file that has changed
+    assert "fresh" not in page.text
+    assert len([given for _, given in page.tags if (given.get("class") or "").endswith("-Mark")]) == 2
+    assert re.search(r"\b(strong|likely|weak)\b", Page(ask(server, "/?q=lease")[1]).text)
 
 
 def test_a_document_page_says_that_the_file_has_changed(server: WebServer, tree: Path) -> None:

@@ -39,3 +39,13 @@ def test_words_are_marked_as_the_search_compares_them() -> None:
 
 def marked(line: str, query: str) -> list[str]:
     return re.findall(r'-Mark">(\w+)<', "".join(coloured("a.py", [line], query)))
+
+
+def test_exact_matches_are_marked_where_they_are() -> None:
+    lines = ["x = '<b>' + \"a\"", "", "leases = lease(1)"]
+    made = coloured("a.py", lines, "", [[(4, 9)], [], [(0, 5), (3, 6), (9, 14)]])
+    assert [html.unescape(re.sub("<[^>]+>", "", line)) for line in made] == lines
+    found = ["".join(map(html.unescape, re.findall(r'-Mark">([^<]*)<', line))) for line in made]
+    assert found == ["'<b>'", "", "leaseslease"]  # matches that overlap are one
+    (long,) = coloured("a.py", ["x" * 2_000], "", [[(990, 1_500)]])
+    assert "".join(re.findall(r'-Mark">([^<]*)<', long)) == "x" * 9 + "…"  # as far as it is shown
