@@ -3,7 +3,7 @@
     "exact phrase" /regex/ def:Name uses:Name sym:Name lang:go
     file:src/**/*.ts -file:test repo:web branch:x case:yes words
 
-Everything else is a word, such as ``std::vector``, ``https://a.b/c`` and ``/usr/bin``.
+Everything else is a word, such as ``std::vector``, ``https://a.b/c``, ``/usr/bin`` and ``"a",``.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class _Parser:
             self.patterns.append((start + 1, _ESCAPED.sub(r"\1", phrase["text"]), True))
         elif expression := self._take(_REGEX):
             self.patterns.append((start + 1, expression["text"].replace("\\/", "/"), False))
-        elif self.text[start] == '"':
+        elif self.text[start] == '"' and '"' not in self.text[start + 1 :]:
             self._fail(start, "The quotation mark is not closed", 'Close it with ", or leave it out.')
         elif self.text[start] == "-" and any(each.match(self.text, start + 1) for each in (_PHRASE, _REGEX)):
             self._fail(start, "Exact text cannot be excluded", "Only -file:, -lang: and -repo: exclude.")

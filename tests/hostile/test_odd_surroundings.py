@@ -41,6 +41,8 @@ LINES: dict[str, Sequence[str]] = {
     "memory": ("memory", "list"),
     "token": ("token", "list"),
     "trust": ("trust",),
+    "sql": ("sql", "SELECT 'größe' AS name"),
+    "agents": ("agents", "list"),
 }
 """A call of each command that ends by itself."""
 QUIET = {"mcp", "trust", "remove", "pull", "diff", "ci", "memory"}

@@ -20,6 +20,7 @@ from driftline.tasks.indexing import batch
 from driftline.tasks.search.hits import read_excerpt
 from driftline.tasks.search.query import search
 from tests.support.documents import DOCUMENTS
+from tests.support.waiting import until
 
 Driftline = Callable[..., Any]
 _CELLS = [
@@ -35,7 +36,6 @@ def notebook(cells: list[tuple[str, list[str]]]) -> bytes:
 
 
 def write(path: Path, data: bytes) -> None:
-    """A file that is a minute old, so that it is not racy."""
     path.write_bytes(data)
     minute_ago = time.time() - 60
     os.utime(path, (minute_ago, minute_ago))
@@ -54,6 +54,7 @@ def tree(tmp_path: Path) -> Path:
 @pytest.fixture
 def workspace(tree: Path, tmp_path: Path, tiny_model: Path) -> Path:
     dl.index(str(tree), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    until(lambda: not again(tree, tmp_path / "ws").bytes_read)  # files this young may change within a tick
     return tmp_path / "ws"
 
 

@@ -65,8 +65,8 @@ from driftline.flows.runs.index import index_sources
 
 tagged.__exit__(None, None, None)
 module.index_sources = index_sources
-told["plain"] = [index([tree], "notes", model=model)["workspace"]]
-told["plain"] += [flow("notes").get("workspace") for flow in (compact, verify)] + [cleanup("notes")["scanned_count"]]
+told["plain"] = [index([tree], "@notes", model=model)["workspace"]]
+told["plain"] += [flow("@notes").get("workspace") for flow in (compact, verify)] + [cleanup("@notes")["scanned_count"]]
 print("TOLD" + json.dumps(told))
 """
 
@@ -221,7 +221,7 @@ def test_all_flows_open_a_store_by_references_that_the_server_keeps_unread(
     assert s3_server.secret_key not in json.dumps([runs, told["report"]])
 
 
-def test_a_plain_name_is_the_workspace_of_commands_and_actions(told: dict[str, Any]) -> None:
+def test_a_name_is_the_workspace_of_commands_and_flows(told: dict[str, Any]) -> None:
     *workspaces, scanned = told["plain"]
     assert [Path(place).parts[-2:] for place in workspaces] == [("home", "notes")] * 3
     assert scanned > 0

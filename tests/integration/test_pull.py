@@ -185,7 +185,7 @@ def test_nothing_else_is_overwritten_and_a_copy_is_not_written_to(tree: Path, mo
     origin, place = str(tmp_path / "original"), tmp_path / "copy"
     index(tree, origin, model)
     before = files_in(tree)
-    with pytest.raises(UsageError, match="Something else"):
+    with pytest.raises(UsageError, match="not a copy"):
         pull_workspace(PullRequest(origin, str(tree)))
     assert files_in(tree) == before
     pull_workspace(PullRequest(origin, str(place)))

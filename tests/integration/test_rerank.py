@@ -134,7 +134,7 @@ def test_a_setting_that_is_no_number_of_windows_is_refused(
 
 
 def test_a_number_out_of_bounds_is_refused(indexed: str) -> None:
-    with pytest.raises(UsageError, match="rerank must be between 0 and 200 windows: 201"):
+    with pytest.raises(UsageError, match="rerank must be between 0 and 200: 201"):
         dl.search(indexed, QUESTION, rerank=201)
 
 

@@ -31,14 +31,15 @@ def save_tiny_model(folder: Path, seed: int = 7, dim: int = 16) -> Path:
 
 
 def rows_of_file(path: str, data: bytes) -> list[Row]:
-    """The rows of one UTF-8 file: its lines with a letter or a digit."""
+    """The rows of one UTF-8 file: its lines with a letter or a digit, or if there are none, the first line."""
     text = data.decode()
     lines = text.split("\n") if "\n" in text else text.split("\r")
-    return [
+    rows = [
         (path, number, line.removesuffix("\r"))
         for number, line in enumerate(lines)
         if any(unicodedata.category(character)[0] in "LN" for character in line)
     ]
+    return rows or [(path, 0, lines[0].removesuffix("\r"))] if text else []
 
 
 def files_below(root: Path) -> dict[str, bytes]:

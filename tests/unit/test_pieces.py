@@ -21,7 +21,7 @@ def test_the_lines_of_all_pieces_are_those_of_the_batch(texts: list[str], most: 
         columns = (lines.doc_index, lines.line_number, lines.column_number, lines.text)
         found += zip(*(each.to_pylist() for each in columns), strict=True)
         assert piece.first_line % LINES_PER_BLOCK == 0
-    whole = split_documents(texts)
+    whole = split_documents(texts, every_document=True)
     columns = (whole.doc_index, whole.line_number, whole.column_number, whole.text)
     assert found == [*zip(*(each.to_pylist() for each in columns), strict=True)]
 
