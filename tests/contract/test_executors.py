@@ -149,8 +149,9 @@ OF_ONE_RUN = {"phases", "worker_phases", "uri", "revision", "deltas", "documents
 
 def counts(report: IndexReport) -> dict[str, Any]:
     (source,) = report.to_dict()["sources"]
-    # The number of deltas depends on how batches are grouped; a dry run does not know the total.
-    return {name: value for name, value in source.items() if name not in OF_ONE_RUN}
+    # The number of deltas depends on how batches are grouped; a dry run does not know the total. How many young files
+    # are read again depends on how soon the second run follows.
+    return {name: value for name, value in source.items() if name not in (*OF_ONE_RUN, "bytes_read")}
 
 
 @dataclass(frozen=True)
