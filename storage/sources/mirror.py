@@ -5,7 +5,7 @@ own, so nothing that the repository names is executed, checked out or followed: 
 other protocol. The mirror of a repository on this disk borrows the objects instead of copying them.
 
 Processes share mirrors. One of them fetches at a time, and removes the files of killed fetches. A mirror in use is
-neither repacked nor evicted.
+neither repacked nor evicted, one that is being fetched is not evicted.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ HOLD_ATTEMPTS = 3
 ASK_SECONDS = 60.0
 FETCH_SECONDS = 3600.0
 _POLL_SECONDS = 0.5
+_DELETED = ".deleted"
 _ERROR_BYTES = 8192
 
 COMMIT_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
@@ -101,7 +102,12 @@ def parse_remote(text: str) -> Remote | None:
     scheme, separator, rest = text.partition("://")
     if not separator:
         match = _SCP.fullmatch(text)
-        return _remote("ssh", text) if match and not os.path.exists(text) else None
+        if match is None or os.path.exists(text):
+            return None
+        if re.match(r"\d+(?:/|$)", match["path"]):  # git reads a folder, people mean a port
+            what = "The number after the colon may be a port or a folder"
+            raise UsageError(what, text, f"Write git+ssh://{match['user']}@{match['host']}/{match['path']}.")
+        return _remote("ssh", text)
     if scheme.startswith("git+"):
         protocol = scheme.removeprefix("git+")
         if protocol not in _SCHEMES:
@@ -150,6 +156,8 @@ def _remote(protocol: str, rest: str) -> Remote:
     shown = f"git+{protocol}://{host}{slash}{tail}"
     if not host or host.startswith("-") or credentials.startswith("-"):
         raise UsageError("The URL of a repository names no host", shown, "Write git+https://host/path.git.")
+    if slash and not tail.strip("/"):
+        raise UsageError("The URL of a repository names no path before the @", shown, "Write @ as %40 in a path.")
     user, variable = "", ""
     if protocol == "ssh":
         if ":" in credentials or "$" in credentials:
@@ -297,20 +305,31 @@ def _run(
         except OSError as error:
             raise StorageError("Git cannot be run", remote.uri, f"Install git ({error.strerror}).") from error
         why = ""
-        while True:
-            try:
-                output, _ = process.communicate(timeout=_POLL_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
-                if time.monotonic() > deadline:
-                    why = f"The host did not answer within {seconds:g} s"
-                elif pack_bytes is not None and _incoming_bytes(folder) > pack_bytes:
-                    why = _too_large(pack_bytes)
-                if why:  # with the helpers that it has started
-                    os.killpg(process.pid, signal.SIGKILL)
+        try:
+            while True:
+                try:
+                    output, _ = process.communicate(timeout=_POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() > deadline:
+                        why = f"The host did not answer within {seconds:g} s"
+                    elif pack_bytes is not None and _incoming_bytes(folder) > pack_bytes:
+                        why = _too_large(pack_bytes)
+                    if why:
+                        _end(process)
+        except BaseException:  # Ctrl-C does not reach a process in a session of its own
+            _end(process)
+            process.communicate()
+            raise
         if process.returncode != 0:
             raise _failure(remote, why, _tail(errors))
     return output
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a detached process with the helpers that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _too_large(limit: int) -> str:
@@ -411,7 +430,8 @@ class Mirror:
                 if not self.has(commit):
                     self._fetch(commit)
             _make_room(self.folder)
-        os.utime(self.folder)  # the time of the last use
+        with contextlib.suppress(FileNotFoundError):  # evicted since; ``holding`` tries again
+            os.utime(self.folder)  # the time of the last use
 
     @contextlib.contextmanager
     def holding(self, commit: str) -> Iterator[None]:
@@ -499,14 +519,18 @@ class Mirror:
         )
         spec = f"+{commit}:refs/driftline/{commit}"
         limit = cache_bytes()
+        shallow = ("fetch", *options, "--depth=1", "--", self.remote.location, spec)
+        whole = ("fetch", *options, "--", self.remote.location, spec)
         try:
-            shallow = ("fetch", *options, "--depth=1", "--", self.remote.location, spec)
-            _run(self.remote, self.git_dir, shallow, variables, FETCH_SECONDS, pack_bytes=limit)
-        except StorageError as error:
-            if "shallow" not in str(error):
-                raise
-            whole = ("fetch", *options, "--", self.remote.location, spec)  # over dumb HTTP
-            _run(self.remote, self.git_dir, whole, variables, FETCH_SECONDS, pack_bytes=limit)
+            try:
+                _run(self.remote, self.git_dir, shallow, variables, FETCH_SECONDS, pack_bytes=limit)
+            except StorageError as error:
+                if "shallow" not in str(error):
+                    raise
+                _run(self.remote, self.git_dir, whole, variables, FETCH_SECONDS, pack_bytes=limit)  # over dumb HTTP
+        except BaseException:
+            self._remove_leftovers()
+            raise
         if _size_bytes(self.folder) > limit:
             shutil.rmtree(self.git_dir, ignore_errors=True)
             raise StorageError(_too_large(limit), self.remote.uri, "Raise it.")
@@ -535,10 +559,14 @@ class Mirror:
                 _run(self.remote, self.git_dir, command, {"GIT_DIR": self.git_dir}, FETCH_SECONDS)
 
     def delete(self) -> bool:
-        """Delete the mirror unless it is in use, and return whether it is gone."""
+        """Delete the mirror unless it is in use or being fetched, and return whether it is gone."""
+        with self._locked("fetch", wait=False) as quiet:
+            return quiet and self._delete()
+
+    def _delete(self) -> bool:
         with self._locked("use", wait=False) as idle:
             if idle:
-                doomed = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.deleted")
+                doomed = self.folder.with_name(f"{self.folder.name}.{os.getpid()}{_DELETED}")
                 os.rename(self.folder, doomed)  # at once: another process may recreate it meanwhile
                 shutil.rmtree(doomed, ignore_errors=True)
         return idle
@@ -548,8 +576,14 @@ def _make_room(keep: Path) -> None:
     """Evict the least recently used mirrors, except ``keep``, until all of them fit into the cache."""
     sizes = {}
     for folder in cache_folder().iterdir():
-        with contextlib.suppress(OSError, ValueError):
+        if folder.name.endswith(_DELETED):  # its process died
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        try:
             sizes[folder] = int((folder / "size").read_text())
+        except (OSError, ValueError):  # its first fetch was killed, or goes on
+            with contextlib.suppress(OSError):
+                sizes[folder] = _size_bytes(folder)
     excess = sum(sizes.values()) - cache_bytes()
     for folder in sorted(sizes.keys() - {keep}, key=_last_used) if excess > 0 else ():
         if excess > 0 and Mirror(Remote("", "file"), folder).delete():

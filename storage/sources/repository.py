@@ -303,6 +303,7 @@ def _read_objects(tree: CommitTree, ids: Sequence[str]) -> Iterator[bytes | None
 
 def _reader(tree: CommitTree) -> _Reader:
     """Return the reader of this process for a commit, which other threads may use as well."""
+    tree.mirror.ensure(tree.known_commit)  # not under the lock: a fetch may take long
     pid, git_dir = os.getpid(), tree.mirror.git_dir
     key = pid, git_dir, tree.known_commit
     with _readers_lock:

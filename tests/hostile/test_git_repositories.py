@@ -188,6 +188,7 @@ def test_a_repository_that_outgrows_the_cache_is_not_fetched_to_its_end(
     monkeypatch.setenv("DRIFTLINE_GIT_CACHE_BYTES", "1000000")
     with pytest.raises(StorageError, match="DRIFTLINE_GIT_CACHE_BYTES"):
         open_source(git_server.url("grown.git")).read("noise")
+    assert not [*Path(os.environ["DRIFTLINE_GIT_CACHE"]).rglob("tmp_*")]
 
 
 def test_only_the_user_reads_mirrors(git_server: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,12 @@ import base64
 import os
 import pickle
 import shutil
+import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ import pytest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError
 from driftline.storage.sources import mirror, repository
+from driftline.storage.sources.isolation import spawn
 from driftline.storage.sources.mirror import Mirror, parse_remote, resolve
 from driftline.storage.sources.source import known_source, open_source
 from driftline.storage.workspace.workspace import Workspace, acquire_source
@@ -271,6 +275,49 @@ def test_the_cache_is_bounded_and_spares_what_is_in_use(
     monkeypatch.setenv("DRIFTLINE_GIT_CACHE_BYTES", "much")
     with pytest.raises(UsageError, match="DRIFTLINE_GIT_CACHE_BYTES"):
         second.ensure(of_second)
+
+
+def test_a_mirror_that_is_being_fetched_is_not_evicted(git_server: GitServer, project: Checkout) -> None:
+    remote = parse_remote(git_server.url("team/app.git"))
+    assert remote is not None
+    place, commit = Mirror.of(remote), project.push()
+    place.ensure(commit)
+    with place._locked("fetch"):
+        assert not place.delete()
+    assert place.has(commit)
+    left = place.folder.with_name(f"{place.folder.name}.1.deleted")
+    left.mkdir()
+    assert place.delete()
+    place.ensure(commit)
+    assert not left.exists(), "the remains of a killed deletion go with the next fetch"
+
+
+def test_an_interrupted_command_of_git_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def spawned(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(spawn(*arguments, **options))
+        return started[-1]
+
+    def interrupted() -> float:
+        if started:
+            raise KeyboardInterrupt
+        return 0.0
+
+    monkeypatch.setattr(mirror, "spawn", spawned)
+    monkeypatch.setattr(mirror, "time", SimpleNamespace(monotonic=interrupted))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        remote = parse_remote(f"git+http://127.0.0.1:{silent.getsockname()[1]}/x.git")
+        assert remote is not None
+        with pytest.raises(KeyboardInterrupt):
+            resolve(remote)
+    assert started[0].poll() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("uri", ["git@host:2222/repo.git", "git@host:2222", "git+https://host/@scope/x.git"])
+def test_a_url_that_git_would_read_differently_is_refused(uri: str) -> None:
+    with pytest.raises(UsageError, match=r"port or a folder|no path before the @"):
+        parse_remote(uri)
 
 
 def test_a_token_is_given_by_reference_and_shows_nowhere(
