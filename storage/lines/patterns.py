@@ -83,6 +83,8 @@ class Pattern:
             _check(text)
         expression = quoted(text) if literal else _QUOTE.sub(_unquoted, text)
         read = _Reader(expression, text).read()
+        for at in reversed(read.unnamed):  # the places of matches are told of named groups alone
+            expression = f"{expression[: at + 1]}?:{expression[at + 1 :]}"
         if ignore_case is None:
             ignore_case = not read.has_capital
         if ignore_case and not read.ignores_case:
@@ -290,6 +292,7 @@ class _Reader:
     clauses: list[Clause] = field(default_factory=list)
     has_capital: bool = False
     in_lines_only: bool = False
+    unnamed: list[int] = field(default_factory=list)
 
     def read(self) -> Self:
         """Read an expression that RE2 accepts. Raises UsageError for line breaks, bytes, and excessive size."""
@@ -342,6 +345,7 @@ class _Reader:
         elif self.expression.startswith("(?", self.at):
             self.at = self.expression.find(">", self.at) + 1  # a named group
         else:
+            self.unnamed.append(self.at)
             self.at += 1
         self.groups.append(_Group())
 
@@ -412,8 +416,11 @@ class _Reader:
             self.at += 2
             self._repeat()
         elif number:
+            code = int(number[1] or number[2], 16)
+            if 0xD800 <= code <= 0xDFFF:
+                raise wrong("a surrogate is not a character", self.text, self.at)
             self.at = number.end()
-            self._literal(chr(int(number[1] or number[2], 16)))
+            self._literal(chr(code))
         elif character.isdigit():
             self.at += 2
             while self.at < len(self.expression) and self.expression[self.at] in "01234567":

@@ -102,7 +102,22 @@ def test_every_line_that_matches_is_found(workspace: Workspace, tree: Path, igno
         assert found(workspace, pattern) == oracle(tree, re.compile(spelled, flags)), text
 
 
-@pytest.mark.parametrize("text", ["foo", "csrf_token", "\\w+", "日本語", ".", "a.c|foo", r"\.foo", "1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "foo",
+        "csrf_token",
+        "\\w+",
+        "日本語",
+        ".",
+        "a.c|foo",
+        r"\.foo",
+        "1",
+        "(foo|a(b|c))",
+        "(?P<x>f)(oo)",
+        r"[(]?(foo)",
+    ],
+)
 def test_whole_words_touch_no_other_word(workspace: Workspace, tree: Path, text: str) -> None:
     spelled = re.compile(text.replace(r"\w", "[a-zA-Z0-9_]"))
     assert found(workspace, Pattern.of(text, words=True)) == oracle(tree, spelled, words=True)
@@ -179,6 +194,7 @@ def test_words_rank_what_exact_terms_find(workspace: Workspace) -> None:
     [
         ('x "open', "character 3"),
         ("/a(b/", "character 2"),
+        (r"/a\x{D800}/", "character 2"),
         ("langs:go x", "lang:"),
         ("lang:", "character 1"),
         ("case:maybe x", "character 1"),
