@@ -49,7 +49,7 @@ MAX_BYTES = 2**30
 BATCH_ROWS = 65_536
 
 _TIME = pa.timestamp("us")
-"""UTC without a zone, in which DuckDB computes whatever the zone of the machine."""
+"""UTC without a zone."""
 Columns = Sequence[str]
 Read = Callable[[Columns, Any], Iterator[pa.RecordBatch]]
 """Yields batches of the requested columns, of the rows that an Arrow expression, or None, allows."""
@@ -105,6 +105,7 @@ def query(
             for name, view in views(workspace, within, searches).items():
                 shown = connection.from_arrow(_Scanned(view, limits.failures)).filter(view.where).project(view.shown)
                 (shown.distinct() if view.distinct else shown).create_view(name)
+            connection.execute("SET TimeZone = 'UTC'")  # else now() has the zone of the machine
             connection.execute("SET lock_configuration = true")
             _check(connection, text)
             timer.start()
