@@ -1,6 +1,7 @@
-"""Record the terminal sessions of README.md and of the home page: run the commands for real, and show what they print.
+"""Record the terminal sessions of README.md, of the home page and of guides: run the commands for real, and show what
+they print.
 
-    python docs/record_session.py       # writes into README.md, guides/sql.md and images/session.svg
+    python docs/record_session.py       # writes into README.md, guides/{sql,exact-search}.md and images/session.svg
 
 The sessions run in temporary copies of ``storage/``, shown as ``~/driftline/storage``.
 """
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SESSION = ROOT / "docs" / "images" / "session.svg"
 README = ROOT / "README.md"
 SQL = ROOT / "docs" / "guides" / "sql.md"
+EXACT = ROOT / "docs" / "guides" / "exact-search.md"
 SQL_SOURCES = {"tasks": ("search", "deep"), "docs": ("docs", "guides")}
 """What the questions of the guide on SQL are asked about: folders, and the teams to which they
 belong; each has a folder that only its second run indexes."""
@@ -50,6 +52,7 @@ BLOCK = re.compile(r"(?<=\[start:session\] -->\n```console\n).*?(?=^```$)", re.D
 """The session in README.md."""
 
 _QUESTION = re.compile(r'(?<=^```console\n)(\$ driftline sql "[^"]*")\n.*?(?=^```$)', re.DOTALL | re.MULTILINE)
+_SEARCH = re.compile(r"(?<=^```console\n)\$ driftline search .*?(?=^```$)", re.DOTALL | re.MULTILINE)
 _REMOTE_FONT = re.compile(r"@font-face \{\{.*?\}\}\n?", re.DOTALL)
 _TEXT = re.compile(r'<text class="[^"]*" x="[^"]*" y="(?P<y>[^"]*)"[^>]*>(?P<text>[^<]*)</text>')
 _RESULT = re.compile(r"^(?P<place>\S+:\d+)  (?P<score>-?\d+\.\d\d.*)$")
@@ -58,6 +61,7 @@ _RESULT = re.compile(r"^(?P<place>\S+:\d+)  (?P<score>-?\d+\.\d\d.*)$")
 def main() -> int:
     README.write_text(BLOCK.sub(lambda _: transcript(README_COMMANDS), README.read_text(), count=1))
     SQL.write_text(answered(SQL.read_text()))
+    EXACT.write_text(searched(EXACT.read_text()))
     SESSION.write_text(drawn())
     print(f"{README.name}, {SESSION.relative_to(ROOT)}: {len(README_COMMANDS)} and {len(COMMANDS)} commands")
     return 0
@@ -98,6 +102,20 @@ def answered(page: str) -> str:
             return "\n".join([question[1], *(line.rstrip() for line in lines), ""])
 
         return _QUESTION.sub(answer, page)
+
+
+def searched(page: str) -> str:
+    """Return the text of the guide on exact search with what its searches of ``storage/`` print, run anew."""
+    with tempfile.TemporaryDirectory() as temporary:
+        top = Path(temporary).resolve()
+        copy_package("storage", top)
+        run("driftline index storage --workspace .driftline", top)
+
+        def results(block: re.Match[str]) -> str:
+            commands = re.findall(r"^\$ (driftline .*)$", block[0], re.MULTILINE)
+            return "\n".join(f"$ {command}\n{run(f'{command} 2>&1', top)}" for command in commands)
+
+        return _SEARCH.sub(results, page)
 
 
 def transcript(commands: Sequence[str]) -> str:

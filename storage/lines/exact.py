@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from driftline.storage.errors import NotIndexed
 from driftline.storage.lance.errors import with_indexes
 from driftline.storage.lines.patterns import GRAM_BYTES, Clause, folded
 from driftline.storage.lines.queries import LineQuery
@@ -165,15 +164,11 @@ _PACKS_AT_ONCE = Lock()
 def packs_of(query: LineQuery) -> Packs:
     """Return the packs of the version that ``query`` reads, regardless of its filter.
 
-    Raises NotIndexed, StorageError, CorruptFile.
+    Raises StorageError, CorruptFile.
     """
     with _PACKS_AT_ONCE:
         known = _PACKS.get(query.exact_version)
     if known is None:
-        dataset = query.dataset
-        if PACK_COLUMN not in dataset.schema.names:
-            fix = "Index its sources with --reembed."
-            raise NotIndexed("The index was written by an earlier version, without exact text", dataset.uri, fix)
         columns = ["entity", "path", "hash", PACK_LINE_COLUMN, GRAMS_COLUMN]
         rows = _scan(query, columns, f"{PACK_LINE_COLUMN} IS NOT NULL").combine_chunks()
         sizes = pc.binary_length(rows[GRAMS_COLUMN]).to_numpy()

@@ -197,6 +197,22 @@ def test_each_question_in_sql_has_its_answer() -> None:
         assert answer.split("\n")[0].split() == after.rpartition('"\n')[2].split("\n")[0].split(), before
 
 
+def test_each_exact_search_of_the_guide_prints_what_it_shows() -> None:
+    """The last line of each, apart from numbers: ``python docs/record_session.py`` writes them anew."""
+    recorder = the_recorder()
+    page = recorder.EXACT.read_text()
+    shown, now = (
+        [
+            (lines[0], without_numbers(lines[-1]))
+            for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+            for lines in (part.strip().splitlines() for part in block.split("$ driftline search ")[1:])
+        ]
+        for text in (page, recorder.searched(page))
+    )
+    assert len(shown) == 3
+    assert shown == now
+
+
 def the_recorder() -> Any:
     """``docs/record_session.py``."""
     spec = importlib.util.spec_from_file_location("record_session", ROOT / "docs" / "record_session.py")
