@@ -243,7 +243,8 @@ def _says(kind: bytes) -> Callable[[bytes, str], bool]:
 _ZIP, _OLE = b"PK\x03\x04", b"\xd0\xcf\x11\xe0"
 _DIRECTORY_BYTES = 128 * 1024
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
-_MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\r?\n(?:[ \t][^\n]*\r?\n)*){2,}")
+_MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\n(?:[ \t][^\n]*\n)*){2,}")
+"""It matches each line in one way only, so that it never tries what is almost mail in many."""
 _OF_MAIL = re.compile(rb"^(?:message-id|received|mime-version|from):", re.IGNORECASE | re.MULTILINE)
 _MAILBOX = re.compile(rb"\AFrom [^\s]+ [^\r\n]*\d\d:\d\d[^\r\n]*\r?\n[A-Za-z][A-Za-z0-9-]{0,60}:")
 _SRT = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*\d+[ \t]*\r?\n\d{1,3}:\d\d:\d\d[.,]\d{3}[ \t]*-->")

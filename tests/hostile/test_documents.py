@@ -14,7 +14,7 @@ import driftline as dl
 from driftline.storage.model import SkipReason
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction import office, process
-from driftline.tasks.extraction.extractor import Extracted, read_document
+from driftline.tasks.extraction.extractor import Extracted, is_extracted, read_document
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.search.query import search
 from tests.support.documents import DOCUMENTS, ENCRYPTED_PDF, archive, docx, opendocument, paragraph, pdf, xlsx
@@ -97,6 +97,26 @@ def test_a_sheet_that_claims_a_thousand_million_rows_is_as_short_as_it_is() -> N
 
 def test_deep_markup_is_read_or_refused() -> None:
     assert read_document("a.html", b"<html>" + b"<div>" * 50_000 + b"a").reason in (None, *REASONS)
+
+
+MAKEFILE = b"all: build\r\n" + b"\tcc -c x.c\r\n" * 600 + b"\r\n# end\r\n"
+ALMOST = {
+    "Makefile": MAKEFILE,
+    "a.eml": MAKEFILE,
+    "header": b"a: " + b"x " * 4_000,
+    "headers": b"a:\r\n" * 1_600,
+    "folded": b"a:\n" + b" a:\n" * 2_000 + b"a",
+    "box": b"From a " + b"00:00" * 200 + b"\n:",
+    "times": b" " * 200 + b"1" * 200,
+    "blank.html": b"<p>" + b" " * 8_000 + b"{%",
+}
+"""The beginnings of documents, which an expression with several ways to match them would try in all these ways."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ALMOST)
+def test_what_is_almost_a_document_is_text(name: str) -> None:
+    assert not is_extracted(name, ALMOST[name])
 
 
 def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
