@@ -130,6 +130,7 @@ def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 READERS = """
 import os, socket, subprocess
+from driftline.tasks.extraction import process
 class Answer:
     def __init__(self, **said): self.said = said
     def to_dict(self): return self.said
@@ -149,6 +150,15 @@ def lie(data): return Answer(text="a\\n", anchors=[["x", 0, 10**12]], parts=[])
 def half(data): return Answer(text="a\\ud800\\n", anchors=[["x\\ny", 0, 0]], parts=[])
 def reason(data): return Answer(reason="\\x1b]0;")
 def odd(data): return Answer(reason=["a"])
+def echo(data): return Answer(text=data.decode(), anchors=[], parts=[])
+asked = []
+def once(data):
+    asked.append(data)
+    return echo(data) if len(asked) == 1 else os._exit(0)
+def deep(data):
+    process.json.dumps = lambda said: "[" * 200_000
+def list(data):
+    process.json.dumps = lambda said: "[]"
 """
 
 
@@ -175,6 +185,8 @@ def readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("start", SkipReason.DAMAGED),
         ("reason", SkipReason.DAMAGED),
         ("odd", SkipReason.DAMAGED),
+        ("deep", SkipReason.DAMAGED),
+        ("list", SkipReason.DAMAGED),
     ],
 )
 @pytest.mark.usefixtures("readers")
@@ -183,6 +195,65 @@ def test_what_an_extractor_does_ends_with_its_process(name: str, reason: SkipRea
         extract_apart(f"bad_readers:{name}", b"")
     assert refused.value.reason is reason
     assert read_document("a.rtf", DOCUMENTS["a.rtf"]).reason is None
+
+
+def echoed(text: str) -> str:
+    """What the next process that waits, or a new one, says of a document with this text."""
+    said: str = extract_apart("bad_readers:echo", text.encode())["text"]
+    return said
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, readers: None) -> list[process._Reader]:
+    """The processes that are started meanwhile."""
+    found: list[process._Reader] = []
+
+    class Started(process._Reader):
+        def __init__(self) -> None:
+            super().__init__()
+            found.append(self)
+
+    monkeypatch.setattr(process, "_Reader", Started)
+    return found
+
+
+@pytest.mark.parametrize("interrupted", ["_send", "_received"])
+def test_an_answer_that_nobody_awaits_is_given_to_no_other_document(
+    interrupted: str, started: list[process._Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert echoed("first") == "first"
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        patched.setattr(process, interrupted, interrupt)
+        echoed("second")
+    assert [echoed("third"), echoed("fourth")] == ["third", "fourth"]
+    assert [each.is_alive for each in started] == [False, True]
+
+
+def test_a_process_that_is_killed_while_it_waits_harms_no_document(started: list[process._Reader]) -> None:
+    echoed("first")
+    started[0]._process.kill()
+    started[0]._process.wait()
+    assert echoed("second") == "second"
+    assert len(started) == 2
+
+
+def test_a_reused_process_that_dies_says_nothing_of_a_document(started: list[process._Reader]) -> None:
+    assert [extract_apart("bad_readers:once", text)["text"] for text in (b"a", b"b")] == ["a", "b"]
+    assert [each.is_alive for each in started] == [False, True]
+
+
+@pytest.mark.parametrize(("name", "processes"), [("die", 2), ("spin", 1)])
+def test_a_document_that_ends_its_process_is_asked_for_again_once_at_most(
+    name: str, processes: int, started: list[process._Reader]
+) -> None:
+    echoed("first")
+    with pytest.raises(Refused):
+        extract_apart(f"bad_readers:{name}", b"")
+    assert (len(started), process._pool()._idle) == (processes, [])
 
 
 @pytest.mark.usefixtures("readers")
