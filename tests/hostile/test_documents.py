@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 import random
 import time
@@ -13,7 +16,7 @@ import pytest
 import driftline as dl
 from driftline.storage.model import SkipReason
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.extraction import office, process
+from driftline.tasks.extraction import extractor, office, process
 from driftline.tasks.extraction.extractor import Extracted, is_extracted, read_document
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.search.query import search
@@ -93,6 +96,25 @@ def test_a_sheet_that_claims_a_thousand_million_rows_is_as_short_as_it_is() -> N
     assert read_document("a.ods", opendocument("spreadsheet", body)).extracted.text == "a\na\n"
     far = '<row r="999999999"><c r="XFD999999999" t="s"><v>999999999</v></c><c r="B1"><v>7</v></c></row>'
     assert read_document("a.xlsx", xlsx(far)).extracted.text == "7\n"
+
+
+def test_members_of_a_compressed_file_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = random.Random(0).randbytes(50_000).hex().encode()
+    for suffix, pack in (("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)):
+        data = pack(noise) + pack(b"") + (b"" if suffix == "bz2" else bytes(70_000)) + pack(b"end")
+        assert read_document(f"a.{suffix}", data).extracted.text.encode() == noise + b"end", suffix
+        assert read_document(f"a.{suffix}", data[:-4]).reason is SkipReason.DAMAGED, suffix
+        assert read_document(f"a.{suffix}", pack(noise)[:-9] + bytes(9)).reason is SkipReason.DAMAGED, suffix
+        assert read_document(f"a.{suffix}", pack(b"a") + b"no member of it").extracted.text == "a", suffix
+    monkeypatch.setattr(extractor, "MAX_UNPACKED_BYTES", len(noise))
+    assert read_document("a.gz", gzip.compress(noise)).reason is None
+    assert read_document("a.gz", gzip.compress(noise) + gzip.compress(b"a")).reason is SkipReason.BOMB
+
+
+def test_a_compressed_file_of_too_many_members_is_refused() -> None:
+    most = extractor.MAX_MEMBERS
+    assert read_document("a.gz", gzip.compress(b"a") + gzip.compress(b"") * (most - 1)).extracted.text == "a"
+    assert read_document("a.gz", gzip.compress(b"a") + gzip.compress(b"") * 20 * most).reason is SkipReason.BOMB
 
 
 def test_deep_markup_is_read_or_refused() -> None:
@@ -222,13 +244,14 @@ def test_an_answer_that_nobody_awaits_is_given_to_no_other_document(
     interrupted: str, started: list[process._Reader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert echoed("first") == "first"
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
 
-        def interrupt(*_: object) -> None:
-            raise KeyboardInterrupt
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
 
+    with monkeypatch.context() as patched:
         patched.setattr(process, interrupted, interrupt)
-        echoed("second")
+        with pytest.raises(KeyboardInterrupt):
+            echoed("second")
     assert [echoed("third"), echoed("fourth")] == ["third", "fourth"]
     assert [each.is_alive for each in started] == [False, True]
 
