@@ -232,7 +232,7 @@ def _holds(part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
     """Return a test for archives with a ``part``, and for encrypted documents with one of ``suffixes``."""
 
     def takes(data: bytes, suffix: str) -> bool:
-        if data.startswith(_OLE):
+        if data.startswith(OLE):
             return suffix in suffixes and _ENCRYPTED_PACKAGE in data
         return data.startswith(_ZIP) and (part in data[-_DIRECTORY_BYTES:] or (suffix in suffixes and part in data))
 
@@ -244,7 +244,9 @@ def _says(kind: bytes) -> Callable[[bytes, str], bool]:
     return lambda data, suffix: data.startswith(_ZIP) and b"mimetypeapplication/" + kind in data[:128]
 
 
-_ZIP, _OLE = b"PK\x03\x04", b"\xd0\xcf\x11\xe0"
+_ZIP = b"PK\x03\x04"
+OLE = b"\xd0\xcf\x11\xe0"
+"""The beginning of old Office files, and of encrypted current ones."""
 _DIRECTORY_BYTES = 128 * 1024
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
 _MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\n(?:[ \t][^\n]*\n)*){2,}")
