@@ -63,10 +63,12 @@ def _about_documents(source: Result) -> Iterator[Text]:
     if large:
         from driftline.tasks.scanning.scan import has_own_limit
 
-        named = ", ".join(f"{printable(file['path'])} ({file['bytes'] / 2**20:,.1f} MiB)" for file in large)
-        own_limit = all(has_own_limit(file["path"]) for file in large)
-        option = "--max-document-bytes" if own_limit else "--max-file-bytes"
-        yield Text(f"  too large: {named}; {option} {large[0]['bytes']} takes them", style="yellow")
+        for option, is_own in (("--max-document-bytes", True), ("--max-file-bytes", False)):
+            files = [file for file in large if has_own_limit(file["path"]) == is_own]
+            if files:
+                named = ", ".join(f"{printable(file['path'])} ({file['bytes'] / 2**20:,.1f} MiB)" for file in files)
+                most = max(file["bytes"] for file in files)
+                yield Text(f"  too large: {named}; {option} {most} takes them", style="yellow")
     if source.get("needing_extra"):
         from driftline.tasks.extraction.extractor import EXTRA
 

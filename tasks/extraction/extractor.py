@@ -36,6 +36,10 @@ MISSING_MARK = r"(?:^|\+)\w+/0"
 MAX_EXTRACTED_CHARACTERS = 64 * 2**20
 """No document has more text; a file that expands to more is skipped."""
 MAX_UNPACKED_BYTES = 64 * 2**20
+MAX_MEMBERS = 100_000
+"""No compressed file has more members; more of them than that are refused, however little they hold."""
+_SLICE_BYTES = 16 * 1024
+"""What is unpacked at once; after the end of each member, the rest of it is copied."""
 _SNIFFED_BYTES = 1_024
 _JUDGED_BYTES = 8_192
 _LZMA_MEMORY_BYTES = 256 * 2**20
@@ -228,7 +232,7 @@ def _holds(part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
     """Return a test for archives with a ``part``, and for encrypted documents with one of ``suffixes``."""
 
     def takes(data: bytes, suffix: str) -> bool:
-        if data.startswith(_OLE):
+        if data.startswith(OLE):
             return suffix in suffixes and _ENCRYPTED_PACKAGE in data
         return data.startswith(_ZIP) and (part in data[-_DIRECTORY_BYTES:] or (suffix in suffixes and part in data))
 
@@ -240,10 +244,13 @@ def _says(kind: bytes) -> Callable[[bytes, str], bool]:
     return lambda data, suffix: data.startswith(_ZIP) and b"mimetypeapplication/" + kind in data[:128]
 
 
-_ZIP, _OLE = b"PK\x03\x04", b"\xd0\xcf\x11\xe0"
+_ZIP = b"PK\x03\x04"
+OLE = b"\xd0\xcf\x11\xe0"
+"""The beginning of old Office files, and of encrypted current ones."""
 _DIRECTORY_BYTES = 128 * 1024
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
-_MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\r?\n(?:[ \t][^\n]*\r?\n)*){2,}")
+_MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\n(?:[ \t][^\n]*\n)*){2,}")
+"""It matches each line in one way only, so that it never tries what is almost mail in many."""
 _OF_MAIL = re.compile(rb"^(?:message-id|received|mime-version|from):", re.IGNORECASE | re.MULTILINE)
 _MAILBOX = re.compile(rb"\AFrom [^\s]+ [^\r\n]*\d\d:\d\d[^\r\n]*\r?\n[A-Za-z][A-Za-z0-9-]{0,60}:")
 _SRT = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*\d+[ \t]*\r?\n\d{1,3}:\d\d:\d\d[.,]\d{3}[ \t]*-->")
@@ -299,15 +306,10 @@ class Compression:
     suffixes: tuple[str, ...]
     magic: bytes
     unpack: Callable[[bytes], bytes]
-    needs: str = ""
-
-    @property
-    def is_there(self) -> bool:
-        return not self.needs or _is_installed(self.needs)
 
     @property
     def mark(self) -> str:
-        return f"{self.name}/{self.version if self.is_there else 0}"
+        return f"{self.name}/{self.version}"
 
 
 class _Decompressor(Protocol):
@@ -325,21 +327,27 @@ class _Decompressor(Protocol):
 def _unpack(data: bytes, new: Callable[[], _Decompressor], error: type[Exception]) -> bytes:
     """Return the content of a compressed file of one or more members. Raises Refused."""
     parts: list[bytes] = []
-    size = 0
+    size = members = whole = 0
+    member: _Decompressor | None = None
     try:
-        while data:
-            member = new()
-            parts.append(member.decompress(data, MAX_UNPACKED_BYTES + 1 - size))
-            size += len(parts[-1])
-            if size > MAX_UNPACKED_BYTES:
-                raise Refused(SkipReason.BOMB)
-            if not member.eof:
-                raise Refused(SkipReason.DAMAGED)  # truncated
-            data = member.unused_data.lstrip(b"\0")
+        for start in range(0, len(data), _SLICE_BYTES):
+            rest = data[start : start + _SLICE_BYTES]
+            while member is not None or (rest := rest.lstrip(b"\0")):
+                if member is None:
+                    member, members = new(), members + 1
+                parts.append(member.decompress(rest, MAX_UNPACKED_BYTES + 1 - size))
+                size += len(parts[-1])
+                if size > MAX_UNPACKED_BYTES or members > MAX_MEMBERS:
+                    raise Refused(SkipReason.BOMB)
+                if not member.eof:
+                    break
+                rest, member, whole = member.unused_data, None, size
     except error:
-        if not parts:
+        if members == 1 or size > whole:
             raise Refused(SkipReason.DAMAGED) from None
-        # gzip ignores data after the last member
+        return b"".join(parts)  # gzip ignores data after the last member
+    if member is not None:
+        raise Refused(SkipReason.DAMAGED)  # truncated
     return b"".join(parts)
 
 
@@ -385,8 +393,6 @@ def choose(path: str, data: bytes) -> Choice:
         marks.append(compression.mark)
         stem, suffix = posixpath.splitext(path)
         path = stem if suffix[1:].lower() in compression.suffixes else path
-        if not compression.is_there:
-            return Choice(path, b"", None, compression.mark, SkipReason.NEEDS_EXTRA)
         try:
             data = compression.unpack(data)
         except Refused as refused:

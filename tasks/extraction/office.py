@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from xml.parsers import expat
 
 from driftline.storage.model import SkipReason
-from driftline.tasks.extraction.extractor import Draft, Extracted
+from driftline.tasks.extraction.extractor import OLE, Draft, Extracted
 from driftline.tasks.extraction.process import Refused
 
 MAX_PARTS_BYTES = 512 * 2**20
@@ -26,8 +26,6 @@ MAX_PARTS_BYTES = 512 * 2**20
 MAX_DEPTH = 200
 _CHUNK_BYTES = 64 * 1024
 _ENCRYPTED_FLAG = 1
-_OLE = b"\xd0\xcf\x11\xe0"
-"""The beginning of old Office files, and of encrypted current ones."""
 
 Attributes = dict[str, str]
 
@@ -86,7 +84,7 @@ def _refuse(*_: object) -> None:
 
 @contextmanager
 def _opened(data: bytes) -> Iterator[_Archive]:
-    if data.startswith(_OLE):
+    if data.startswith(OLE):
         raise Refused(SkipReason.ENCRYPTED)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as zipped:
@@ -131,18 +129,24 @@ class _Relations(_Handler):
 
 
 class _Paragraphs(_Handler):
-    """Adds a line for each paragraph of docx or pptx, and for each row of a table."""
+    """Adds a line for each paragraph of docx or pptx, and for each row of a table.
+
+    A ``Fallback`` is ignored: it repeats a text box for readers that do not know the elements of its ``Choice``.
+    """
 
     def __init__(self, draft: Draft) -> None:
         super().__init__()
         self._draft = draft
         self._text: list[str] = []
         self._cells: list[str] = []
-        self._in_cells = 0
+        self._in_cells = self._ignored = 0
         self._reads = False
         self._prefix = ""
 
     def start(self, tag: str, attributes: Attributes) -> None:
+        self._ignored += tag == "Fallback"
+        if self._ignored:
+            return
         match tag:
             case "t":
                 self._reads = True
@@ -157,6 +161,9 @@ class _Paragraphs(_Handler):
                 self._cells.append("")
 
     def end(self, tag: str) -> None:
+        if self._ignored:
+            self._ignored -= tag == "Fallback"
+            return
         match tag:
             case "t":
                 self._reads = False

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from driftline.storage.model import SkipReason
-from driftline.tasks.extraction.extractor import Draft, Extracted
+from driftline.tasks.extraction.extractor import MAX_EXTRACTED_CHARACTERS, Draft, Extracted
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.text import decode
 
@@ -218,7 +218,7 @@ def _pdf_pages(data: bytes) -> list[str]:
         raw.FPDFText_ClosePage(text)
         raw.FPDF_ClosePage(page)
         size += len(pages[-1])
-        if size > 64 * 2**20:
+        if size > MAX_EXTRACTED_CHARACTERS:
             raise Refused(SkipReason.BOMB)
     return pages
 

@@ -61,12 +61,7 @@ class Refused(Exception):
 
 def extract_apart(place: str, data: bytes) -> dict[str, Any]:
     """What the function at ``place``, ``module:name``, makes of ``data``, as its ``to_dict``. Raises Refused."""
-    pool = _pool()
-    process = pool.take()
-    try:
-        answer = process.ask(place, data)
-    finally:
-        pool.give_back(process)
+    answer = _pool().ask(place, data)
     if "reason" in answer:
         known = answer["reason"] in [*SkipReason]
         raise Refused(SkipReason(answer["reason"]) if known else SkipReason.DAMAGED)
@@ -87,16 +82,31 @@ class _Pool:
         self._lock = threading.Lock()
         self._idle: list[_Reader] = []
 
-    def take(self) -> _Reader:
-        with self._lock:
-            return self._idle.pop() if self._idle else _Reader()
-
-    def give_back(self, process: _Reader) -> None:
-        if not process.is_alive:
+    def ask(self, place: str, data: bytes) -> dict[str, Any]:
+        """Return the answer of a process, or the reason why there is none."""
+        process = self._take()
+        is_reused = process.has_answered
+        answer = process.ask(place, data)
+        if process.is_lost and is_reused:  # perhaps killed while it waited: that says nothing of this document
+            process = _Reader()
+            answer = process.ask(place, data)
+        if process.is_alive:
+            with self._lock:
+                self._idle.append(process)
+        else:
             process.end()
-            return
-        with self._lock:
-            self._idle.append(process)
+        return answer
+
+    def _take(self) -> _Reader:
+        """Return a process that waits and is alive, or a new one."""
+        while True:
+            with self._lock:
+                process = self._idle.pop() if self._idle else None
+            if process is None:
+                return _Reader()
+            if process.is_alive:
+                return process
+            process.end()
 
     def end(self) -> None:
         """End the processes that wait."""
@@ -107,9 +117,13 @@ class _Pool:
 
 
 class _Reader:
-    """One process; it ends with its input, so with this process at the latest."""
+    """One process; it ends with its input, so with this process at the latest.
+
+    One that ``has_answered`` is reused. One that ``is_lost`` ended by itself or was killed, within its limits.
+    """
 
     def __init__(self) -> None:
+        self.has_answered = self.is_lost = False
         kept = {name: value for name, value in os.environ.items() if name in _KEPT_VARIABLES}
         path = os.pathsep.join(each for each in sys.path if each)
         self._process = subprocess.Popen(
@@ -126,9 +140,10 @@ class _Reader:
         return self._process.poll() is None
 
     def ask(self, place: str, data: bytes) -> dict[str, Any]:
-        """Return the answer of the process, or the reason why there is none."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        """Return the answer of the process, or the reason why there is none.
+
+        The process ends unless it has given a whole answer: one that is read later would be that of another document.
+        """
         late = threading.Event()
 
         def give_up() -> None:
@@ -137,24 +152,35 @@ class _Reader:
 
         timer = threading.Timer(WALL_SECONDS, give_up)
         timer.daemon = True
-        timer.start()
+        answer: dict[str, Any] | None = None
         try:
-            _send(self._process.stdin, place.encode())
-            _send(self._process.stdin, data)
-            answer = json.loads(_received(self._process.stdout, MAX_ANSWER_BYTES))
-            if not isinstance(answer, dict):
-                raise ValueError("no answer")
+            timer.start()
+            answer = self._answered(place, data)
         except _TooLongAnswer:
-            self.end()
             return {"reason": SkipReason.BOMB}
-        except (EOFError, OSError, ValueError):
+        except (ValueError, RecursionError):  # no JSON, or too deep
+            return {"reason": SkipReason.DAMAGED}
+        except (EOFError, OSError):
             self.end()
-            slow = late.is_set() or self._process.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+            is_beyond_limit = late.is_set() or self._process.returncode == -signal.SIGXCPU
+            self.is_lost = not is_beyond_limit
+            slow = is_beyond_limit or self._process.returncode == -signal.SIGKILL
             return {"reason": SkipReason.SLOW if slow else SkipReason.DAMAGED}
         finally:
             timer.cancel()
-        if answer.get("reason") == SkipReason.BOMB:
-            self.end()  # it may have no memory left for the next document
+            if answer is None or answer.get("reason") == SkipReason.BOMB:
+                self.end()  # after a bomb, it may have no memory left for the next document
+        self.has_answered = True
+        return answer
+
+    def _answered(self, place: str, data: bytes) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        _send(self._process.stdin, place.encode())
+        _send(self._process.stdin, data)
+        answer = json.loads(_received(self._process.stdout, MAX_ANSWER_BYTES))
+        if not isinstance(answer, dict):
+            raise ValueError("no answer")
         return answer
 
     def end(self) -> None:

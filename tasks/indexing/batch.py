@@ -30,6 +30,8 @@ from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
 from driftline.tasks.scanning.ignore import holds_key
 from driftline.tasks.text import MAX_TEXT_BYTES, SplitLines, is_lfs_pointer, split_documents
 
+log = logging.getLogger(__name__)
+
 READ_ATTEMPTS = 3
 _STATUS = ("size_bytes", "mtime_ns", "ctime_ns", "inode")
 _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
@@ -107,9 +109,6 @@ def _as_listed(change: dict[str, Any], data: bytes) -> ReadFile:
     )
     info = FileInfo(change["path"], len(data), change["mtime_ns"], change["etag"] if same else "")
     return ReadFile(info, data, content_hash(data), racy=not info.etag)
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,18 +280,25 @@ def _written(
 
 def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopwatch) -> list[pa.Table]:
     """Copy the lines of reusable documents whose donors still have them; the others become documents to embed."""
-    requested = {meta.path: donated for meta, _, donated in drafts.reusable}
+    requested = {document.meta.path: donated for document, donated in drafts.reusable}
     with watch.phase("copy"):
         found = dict(copy_rows(context.workspace, spec.entity, drafts.fingerprint, context.model.dim, requested))
-    for meta, data, donated in drafts.reusable:
-        if meta.path in found:
-            drafts.copied.append(replace(meta, lines=donated.lines, reason=None, extractor=donated.extractor))
+    for document, donated in drafts.reusable:
+        if document.meta.path in found:
+            drafts.add_copied(document, donated)
         else:
-            with watch.phase("split"):
-                reading = read_document(meta.path, data)
-            drafts.readings.append(reading)
-            drafts.embedded.append(replace(meta, lines=0, reason=None, extractor=reading.mark))
+            drafts.add_extracted(document, watch)
     return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A document with new content, ``data``; an older version of it ``was_indexed`` or not."""
+
+    meta: ManifestRow
+    data: bytes
+    state: DocumentState
+    was_indexed: bool
 
 
 @dataclass(slots=True)
@@ -304,7 +310,7 @@ class _Drafts:
 
     fingerprint: str
     donations: Donations = field(default_factory=dict)
-    reusable: list[tuple[ManifestRow, bytes, Donated]] = field(default_factory=list)
+    reusable: list[tuple[_Document, Donated]] = field(default_factory=list)
     copied: list[ManifestRow] = field(default_factory=list)
     kept: list[ManifestRow] = field(default_factory=list)
     embedded: list[ManifestRow] = field(default_factory=list)
@@ -335,14 +341,24 @@ class _Drafts:
         was_indexed = change["hash"] is not None and change["reason"] is None
         if was_indexed:
             self.replaced.append(path)
+        document = _Document(meta, read.data, state, was_indexed)
         donated = self._donated(change, read)
         if donated is not None:
-            self._count(state, was_indexed, read)
-            self.reusable.append((meta, read.data, donated))
-            return
+            self.reusable.append((document, donated))
+        else:
+            self.add_extracted(document, watch)
+
+    def add_copied(self, document: _Document, donated: Donated) -> None:
+        """Add a document whose lines a donor has."""
+        self._count(document)
+        self.copied.append(replace(document.meta, lines=donated.lines, reason=None, extractor=donated.extractor))
+
+    def add_extracted(self, document: _Document, watch: Stopwatch) -> None:
+        """Extract the text of a document, and add it, or the reason why it is not indexed."""
+        path = document.meta.path
         with watch.phase("split"):
-            reading = read_document(path, read.data)
-        reason, meta = reading.reason, replace(meta, extractor=reading.mark)
+            reading = read_document(path, document.data)
+        reason, meta = reading.reason, replace(document.meta, extractor=reading.mark)
         if reason is None and holds_key(path, reading.extracted.text):
             reason = SkipReason.SECRET
         elif reason is None and is_lfs_pointer(reading.extracted.text):
@@ -352,9 +368,9 @@ class _Drafts:
         if reason is not None:
             self.kept.append(replace(meta, lines=0, reason=reason))
             self.skipped.append((path, reason))
-            self.states[DocumentState.DELETED] += was_indexed
+            self.states[DocumentState.DELETED] += document.was_indexed
             return
-        self._count(state, was_indexed, read)
+        self._count(document)
         self.readings.append(reading)
         self.embedded.append(replace(meta, lines=0, reason=None))
 
@@ -366,12 +382,12 @@ class _Drafts:
         same = (each for each in self.donations.get(path, ()) if each.hash == read.content_hash)
         return next((each for each in same if is_current(path, each.extractor)), None)
 
-    def _count(self, state: DocumentState, was_indexed: bool, read: ReadFile) -> None:
-        if was_indexed:
-            self.states[state] += 1
+    def _count(self, document: _Document) -> None:
+        if document.was_indexed:
+            self.states[document.state] += 1
         else:
             self.states[DocumentState.NEW] += 1
-            self.new_hashes.append(read.content_hash)
+            self.new_hashes.append(document.meta.hash)
 
     def _keep(self, meta: ManifestRow, state: DocumentState) -> None:
         """Add a document whose indexed content is current."""

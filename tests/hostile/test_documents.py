@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 import random
 import time
@@ -13,8 +16,8 @@ import pytest
 import driftline as dl
 from driftline.storage.model import SkipReason
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.extraction import office, process
-from driftline.tasks.extraction.extractor import Extracted, read_document
+from driftline.tasks.extraction import extractor, office, process
+from driftline.tasks.extraction.extractor import Extracted, is_extracted, read_document
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.search.query import search
 from tests.support.documents import DOCUMENTS, ENCRYPTED_PDF, archive, docx, opendocument, paragraph, pdf, xlsx
@@ -95,8 +98,47 @@ def test_a_sheet_that_claims_a_thousand_million_rows_is_as_short_as_it_is() -> N
     assert read_document("a.xlsx", xlsx(far)).extracted.text == "7\n"
 
 
+def test_members_of_a_compressed_file_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = random.Random(0).randbytes(50_000).hex().encode()
+    for suffix, pack in (("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)):
+        data = pack(noise) + pack(b"") + (b"" if suffix == "bz2" else bytes(70_000)) + pack(b"end")
+        assert read_document(f"a.{suffix}", data).extracted.text.encode() == noise + b"end", suffix
+        assert read_document(f"a.{suffix}", data[:-4]).reason is SkipReason.DAMAGED, suffix
+        assert read_document(f"a.{suffix}", pack(noise)[:-9] + bytes(9)).reason is SkipReason.DAMAGED, suffix
+        assert read_document(f"a.{suffix}", pack(b"a") + b"no member of it").extracted.text == "a", suffix
+    monkeypatch.setattr(extractor, "MAX_UNPACKED_BYTES", len(noise))
+    assert read_document("a.gz", gzip.compress(noise)).reason is None
+    assert read_document("a.gz", gzip.compress(noise) + gzip.compress(b"a")).reason is SkipReason.BOMB
+
+
+def test_a_compressed_file_of_too_many_members_is_refused() -> None:
+    most = extractor.MAX_MEMBERS
+    assert read_document("a.gz", gzip.compress(b"a") + gzip.compress(b"") * (most - 1)).extracted.text == "a"
+    assert read_document("a.gz", gzip.compress(b"a") + gzip.compress(b"") * 20 * most).reason is SkipReason.BOMB
+
+
 def test_deep_markup_is_read_or_refused() -> None:
     assert read_document("a.html", b"<html>" + b"<div>" * 50_000 + b"a").reason in (None, *REASONS)
+
+
+MAKEFILE = b"all: build\r\n" + b"\tcc -c x.c\r\n" * 600 + b"\r\n# end\r\n"
+ALMOST = {
+    "Makefile": MAKEFILE,
+    "a.eml": MAKEFILE,
+    "header": b"a: " + b"x " * 4_000,
+    "headers": b"a:\r\n" * 1_600,
+    "folded": b"a:\n" + b" a:\n" * 2_000 + b"a",
+    "box": b"From a " + b"00:00" * 200 + b"\n:",
+    "times": b" " * 200 + b"1" * 200,
+    "blank.html": b"<p>" + b" " * 8_000 + b"{%",
+}
+"""The beginnings of documents, which an expression with several ways to match them would try in all these ways."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ALMOST)
+def test_what_is_almost_a_document_is_text(name: str) -> None:
+    assert not is_extracted(name, ALMOST[name])
 
 
 def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +152,7 @@ def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 READERS = """
 import os, socket, subprocess
+from driftline.tasks.extraction import process
 class Answer:
     def __init__(self, **said): self.said = said
     def to_dict(self): return self.said
@@ -129,6 +172,15 @@ def lie(data): return Answer(text="a\\n", anchors=[["x", 0, 10**12]], parts=[])
 def half(data): return Answer(text="a\\ud800\\n", anchors=[["x\\ny", 0, 0]], parts=[])
 def reason(data): return Answer(reason="\\x1b]0;")
 def odd(data): return Answer(reason=["a"])
+def echo(data): return Answer(text=data.decode(), anchors=[], parts=[])
+asked = []
+def once(data):
+    asked.append(data)
+    return echo(data) if len(asked) == 1 else os._exit(0)
+def deep(data):
+    process.json.dumps = lambda said: "[" * 200_000
+def list(data):
+    process.json.dumps = lambda said: "[]"
 """
 
 
@@ -155,6 +207,8 @@ def readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("start", SkipReason.DAMAGED),
         ("reason", SkipReason.DAMAGED),
         ("odd", SkipReason.DAMAGED),
+        ("deep", SkipReason.DAMAGED),
+        ("list", SkipReason.DAMAGED),
     ],
 )
 @pytest.mark.usefixtures("readers")
@@ -163,6 +217,66 @@ def test_what_an_extractor_does_ends_with_its_process(name: str, reason: SkipRea
         extract_apart(f"bad_readers:{name}", b"")
     assert refused.value.reason is reason
     assert read_document("a.rtf", DOCUMENTS["a.rtf"]).reason is None
+
+
+def echoed(text: str) -> str:
+    """What the next process that waits, or a new one, says of a document with this text."""
+    said: str = extract_apart("bad_readers:echo", text.encode())["text"]
+    return said
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, readers: None) -> list[process._Reader]:
+    """The processes that are started meanwhile."""
+    found: list[process._Reader] = []
+
+    class Started(process._Reader):
+        def __init__(self) -> None:
+            super().__init__()
+            found.append(self)
+
+    monkeypatch.setattr(process, "_Reader", Started)
+    return found
+
+
+@pytest.mark.parametrize("interrupted", ["_send", "_received"])
+def test_an_answer_that_nobody_awaits_is_given_to_no_other_document(
+    interrupted: str, started: list[process._Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert echoed("first") == "first"
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(process, interrupted, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            echoed("second")
+    assert [echoed("third"), echoed("fourth")] == ["third", "fourth"]
+    assert [each.is_alive for each in started] == [False, True]
+
+
+def test_a_process_that_is_killed_while_it_waits_harms_no_document(started: list[process._Reader]) -> None:
+    echoed("first")
+    started[0]._process.kill()
+    started[0]._process.wait()
+    assert echoed("second") == "second"
+    assert len(started) == 2
+
+
+def test_a_reused_process_that_dies_says_nothing_of_a_document(started: list[process._Reader]) -> None:
+    assert [extract_apart("bad_readers:once", text)["text"] for text in (b"a", b"b")] == ["a", "b"]
+    assert [each.is_alive for each in started] == [False, True]
+
+
+@pytest.mark.parametrize(("name", "processes"), [("die", 2), ("spin", 1)])
+def test_a_document_that_ends_its_process_is_asked_for_again_once_at_most(
+    name: str, processes: int, started: list[process._Reader]
+) -> None:
+    echoed("first")
+    with pytest.raises(Refused):
+        extract_apart(f"bad_readers:{name}", b"")
+    assert (len(started), process._pool()._idle) == (processes, [])
 
 
 @pytest.mark.usefixtures("readers")

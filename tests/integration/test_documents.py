@@ -14,12 +14,16 @@ from typing import Any
 import pytest
 
 import driftline as dl
+from driftline.flows.runs import source_run
+from driftline.storage.model import DocumentState, SkipReason, content_hash
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction import extractor
+from driftline.tasks.extraction.extractor import read_document
 from driftline.tasks.indexing import batch
+from driftline.tasks.indexing.rows import Donated
 from driftline.tasks.search.hits import read_excerpt
 from driftline.tasks.search.query import search
-from tests.support.documents import DOCUMENTS
+from tests.support.documents import DOCUMENTS, pdf
 from tests.support.waiting import until
 
 Driftline = Callable[..., Any]
@@ -142,6 +146,32 @@ def test_files_that_are_searched_without_an_index_have_anchors_too(tree: Path, d
     assert (Path(hit["path"]).name, hit["line"], hit["anchor"]) == ("nb.ipynb", 8, "cell 3")
 
 
+def test_documents_whose_donor_lost_its_lines_are_checked_like_others(
+    tree: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "id_rsa.txt": b"-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----\n",
+        "large.txt": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n",
+        "scan.pdf": pdf(()),
+        "swan.txt": b"the swan hisses\n",
+    }
+    for name, data in files.items():
+        write(tree / name, data)
+    (tree / "plain.txt").write_bytes(files["id_rsa.txt"])
+    contents = {**files, "plain.txt": files["id_rsa.txt"]}
+    marks = {path: read_document(path, data).mark for path, data in contents.items()}
+    lost = {path: (Donated(content_hash(data), 99, None, marks[path]),) for path, data in contents.items()}
+    monkeypatch.setattr(source_run, "find_donations", lambda *_: lost)
+    source = again(tree, workspace)
+    assert sorted(source.skipped) == [
+        ("id_rsa.txt", SkipReason.SECRET), ("large.txt", SkipReason.LFS), ("plain.txt", SkipReason.SECRET),
+        ("scan.pdf", SkipReason.NO_TEXT),
+    ]  # fmt: skip
+    assert (source.states[DocumentState.NEW], source.states[DocumentState.DELETED]) == (1, 1)
+    found = search(Workspace.open(str(workspace)), "swan hisses", mode="text").results
+    assert [hit.path for hit in found if hit.path in contents] == ["swan.txt"]
+
+
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
     root = tmp_path / "large"
@@ -161,6 +191,10 @@ def test_logs_and_documents_have_a_limit_of_their_own(large: Path, tmp_path: Pat
     assert "too large: notes.txt (0.0 MiB), a.txt (0.0 MiB); --max-file-bytes 51000 takes them" in printed.out
     (source,) = driftline("index", large, *at, "--max-document-bytes", 1_000, "--json").json["sources"]
     assert {each["path"] for each in source["too_large"]} == {"run.log", "notes.txt", "a.txt"}
+    printed = driftline("index", large, *at, "--max-document-bytes", 1_000)
+    size = (large / "run.log").stat().st_size
+    assert f"too large: run.log (0.1 MiB); --max-document-bytes {size} takes them" in printed.out
+    assert "too large: notes.txt (0.0 MiB), a.txt (0.0 MiB); --max-file-bytes 51000 takes them" in printed.out
 
 
 def test_a_large_file_is_embedded_in_pieces(

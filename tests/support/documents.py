@@ -50,6 +50,15 @@ def paragraph(text: str, style: str = "") -> str:
     return f"<w:p>{properties}<w:r><w:t>{text}</w:t></w:r></w:p>"
 
 
+def text_box(prefix: str, text: str) -> str:
+    """A box as Word and PowerPoint save it: once for readers of today, once for older ones."""
+    shown = f"<{prefix}:p><{prefix}:r><{prefix}:t>{text}</{prefix}:t></{prefix}:r></{prefix}:p>"
+    namespace = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
+    choice = f'<mc:Choice Requires="wps">{shown}</mc:Choice>'
+    fallback = f"<mc:Fallback><{prefix}:pict>{shown}</{prefix}:pict></mc:Fallback>"
+    return f"<mc:AlternateContent {namespace}>{choice}{fallback}</mc:AlternateContent>"
+
+
 def table(*rows: tuple[str, ...]) -> str:
     cells = ("".join(f"<w:tc>{paragraph(cell)}</w:tc>" for cell in row) for row in rows)
     return f"<w:tbl>{''.join(f'<w:tr>{each}</w:tr>' for each in cells)}</w:tbl>"

@@ -8,7 +8,7 @@ from driftline.storage.model import SkipReason
 from driftline.tasks.extraction import extractor
 from driftline.tasks.extraction.extractor import EXTRACTORS, Extractor, Reading, is_extracted, read_document
 from tests.support import documents
-from tests.support.documents import DOCUMENTS, docx, epub, opendocument, paragraph, pdf, pptx, table, xlsx
+from tests.support.documents import DOCUMENTS, docx, epub, opendocument, paragraph, pdf, pptx, table, text_box, xlsx
 
 
 def lines(reading: Reading) -> list[str]:
@@ -110,6 +110,16 @@ def test_a_word_document_is_its_paragraphs_and_rows() -> None:
     reading = read_document("a.docx", docx(body, footnotes=paragraph("a note")))
     assert lines(reading) == ["# Title", "## a", "x\ty", "\tz", "b", "a note"]
     assert anchored(reading) == [("footnotes", ["a note"])]
+
+
+def test_a_text_box_is_read_once() -> None:
+    body = f"<w:p><w:r><w:t>a </w:t></w:r><w:r>{text_box('w', 'a box')}</w:r></w:p>" + table(("x",)) + paragraph("b")
+    assert lines(read_document("a.docx", docx(body))) == ["a a box", "x", "b"]
+    assert lines(read_document("a.pptx", pptx(f"one</a:t></a:r></a:p>{text_box('a', 'two')}<a:p><a:r><a:t>three"))) == [
+        "one",
+        "two",
+        "three",
+    ]
 
 
 def test_slides_are_in_the_order_of_the_show_with_their_notes() -> None:
