@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import datetime
 import os
 import platform
@@ -31,6 +32,9 @@ def skew(seconds: float) -> None:
         def utcnow(cls) -> Any:
             return true.now(datetime.UTC).replace(tzinfo=None) + offset
 
+    # Arguments of other processes are pickled under the names of their classes.
+    Skewed.__module__, Skewed.__name__, Skewed.__qualname__ = "datetime", "datetime", "datetime"
+    copyreg.pickle(true, lambda moment: (Skewed.fromisoformat, (moment.isoformat(),)))
     datetime.datetime = Skewed  # type: ignore[misc]
     time.time = lambda: true_time() + seconds
     time.time_ns = lambda: true_time_ns() + int(seconds * 1e9)
