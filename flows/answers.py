@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -10,21 +10,36 @@ from driftline.flows.runs.branches import BranchReport
 from driftline.storage.model import WorkspaceStats
 from driftline.tasks.search.documents import Document
 from driftline.tasks.search.hits import Excerpt, Hit
-from driftline.tasks.search.query import SearchReport
+from driftline.tasks.search.query import ExactCounts, SearchReport
+
+
+class ExactMatches(BaseModel):
+    """How many lines of how many documents match exactly. If they are not all, ``reason`` says why not."""
+
+    lines: int
+    documents: int
+    complete: bool
+    reason: Literal["limit", "time"] | None = None
 
 
 class SearchAnswer(BaseModel):
-    """Windows of lines, best first; without any, the reasons and the nearest line that the filters allow."""
+    """Windows of lines, best first; without any, the reasons and the nearest line that the filters allow.
+
+    ``exact`` counts the matches of an exact search, whether they are in ``results`` or not.
+    """
 
     query: str
     results: list[Hit]
     notes: tuple[str, ...] = ()
     unmatched: tuple[str, ...] = ()
     nearest: Hit | None = None
+    exact: ExactMatches | None = None
 
     def report(self) -> SearchReport:
         """Return the report of the library."""
-        return SearchReport(self.query, tuple(self.results), None, self.notes, self.nearest, self.unmatched)
+        told = self.exact
+        exact = ExactCounts(told.lines, told.documents, told.reason) if told is not None else None
+        return SearchReport(self.query, tuple(self.results), None, self.notes, self.nearest, self.unmatched, exact)
 
 
 class DocumentsAnswer(BaseModel):

@@ -213,6 +213,7 @@ def search_parameters(request: SearchRequest) -> dict[str, Any]:
     served, given = options_in("http"), request.given()
     only_here = [name for name in given if name not in served]
     only_here += ["where"] if request.where is not None or request.also else []
+    only_here += ["within"] if request.within is not None else []
     if only_here:
         raise UsageError("A server does not take this option", only_here[0], "Leave it out, or search a workspace.")
     return {"q": request.query} | {served[name].parameter: value for name, value in given.items()}

@@ -268,6 +268,36 @@ class Workspace:
         found = search_memory(self.storage, memory_of(self.uri), None, query, **options)
         return list(hits_to_dict(found)["results"])
 
+    def sql(
+        self,
+        query: str,
+        parameters: Sequence[Any] = (),
+        *,
+        within: str | None = None,
+        branch: str | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> pa.Table:
+        """Return the rows of one SELECT over the views of the workspace, as an Arrow table.
+
+        Args:
+            query: a SELECT, or ``SHOW TABLES``, which lists the views.
+            parameters: the values of the ``?`` in it.
+            within: show only what is at or below this entity, such as ``org:acme``.
+            branch: show the documents and lines as this branch has them.
+            timeout_seconds: when to interrupt the query.
+
+        Returns:
+            The rows.
+
+        Raises:
+            DriftlineError: What ``driftline.sql`` raises.
+
+        Examples:
+            >>> ws.sql("SELECT path, lines FROM documents WHERE ext = ?", ["md"]).to_pylist()
+            [{'path': 'notes.md', 'lines': 1}]
+        """
+        return sql(self, query, parameters, within=within, branch=branch, timeout_seconds=timeout_seconds)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the figures of ``status`` as a dictionary.
 

@@ -38,6 +38,13 @@ from driftline.tasks.scanning.scan import below
 from driftline.tasks.scanning.selection import files_named, is_glob, literal
 from driftline.tasks.search.request import SearchRequest, options_in
 
+_LIMITS = ("top_k", "max_distance", "n_lines", "min_relevance")
+_FIRST = (
+    "paths", "top_k", "max_distance", "n_lines", "mode", "min_relevance", "dirs", "globs", "exts", "languages", "kinds",
+    "symbols", "tests", "rerank", "branch", "sources", "workspace_name", "strategy", "fallback_threshold", "explain",
+)  # fmt: skip
+"""Options in the order of their positions, on which callers rely; new ones follow."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -169,7 +176,7 @@ def workspace_index(
 
 
 @action
-@spread("given", parameters(options_in("action"), "paths", "top_k", "max_distance", "n_lines"))
+@spread("given", parameters(options_in("action"), *_FIRST))
 def workspace_search(
     state: Any,
     workspace: Name,
@@ -220,7 +227,7 @@ def workspace_remove(state: Any, workspace: Name, paths: SomeNames, handles: Han
 
 
 @action
-@spread("given", parameters(options_in("action", "top_k", "max_distance", "n_lines", "min_relevance")))
+@spread("given", parameters(options_in("action", *_LIMITS), *_LIMITS))
 def semantic(
     state: Any,
     query: Query,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from driftline.flows.answers import ExactMatches
 from driftline.flows.memory import entry_to_dict
 from driftline.storage.defaults import MAX_SHOWN_CHARACTERS, is_clipped
 from driftline.storage.memory.entries import MemoryEntry
@@ -47,15 +48,6 @@ class LinesFound(BaseModel):
     label: Literal["strong", "likely", "weak"] | None = None
     copies: list[str] = []
     anchor: str | None = None
-
-
-class ExactMatches(BaseModel):
-    """How many lines of how many documents match exactly. If they are not all, ``reason`` says why not."""
-
-    lines: int
-    documents: int
-    complete: bool
-    reason: Literal["limit", "time"] | None = None
 
 
 class SearchAnswer(BaseModel):

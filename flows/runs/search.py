@@ -11,7 +11,7 @@ from typing import Any
 from driftline.flows.config.locate import on_named_branch
 from driftline.flows.config.search_settings import named_workspace
 from driftline.flows.output.run_series import record_search
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Entity, is_within
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.language import ask, asked_by
 from driftline.tasks.search.query import SearchReport
@@ -23,14 +23,23 @@ def resolved(
 ) -> tuple[Workspace, SearchRequest]:
     """Return ``workspace`` on the request's branch, and the request with its named workspace as a condition.
 
-    It sees nothing beyond ``within``. Raises UsageError for an unknown branch or named workspace.
+    It sees nothing beyond ``within``, which the request's own boundary may only narrow. Raises UsageError for an
+    unknown branch or named workspace.
     """
+    within = _narrower(within, request.within)
     also = request.also
     if request.workspace_name is not None:
         also = (*also, named_workspace(request.workspace_name, config)[0])
     branch = request.branch if request.branch is not None else asked_by(request).branch
     opened = on_named_branch(workspace, branch, within)
     return opened, replace(request, branch=None, workspace_name=None, also=also, within=within)
+
+
+def _narrower(within: Entity | None, asked: Entity | None) -> Entity | None:
+    """Return ``asked`` if it is at or below ``within``, and ``within`` otherwise."""
+    if within is None or (asked is not None and is_within(asked, within)):
+        return asked
+    return within
 
 
 def find(

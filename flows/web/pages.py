@@ -25,7 +25,7 @@ from driftline.storage.options import Option
 from driftline.storage.workspace.records import SourceRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.language import asked_by
+from driftline.tasks.search.language import Question, asked_by
 from driftline.tasks.search.query import SearchReport
 from driftline.tasks.search.request import OPTIONS, SearchRequest
 
@@ -89,14 +89,16 @@ def search_page(
     ``folders`` are the places of sources in their repositories.
     """
     hits = report.results if report is not None else ()
+    question = asked_by(asked) if report is not None else None
+    branch = asked.branch or (question.branch if question is not None else None)
     facets = _facets(asked, hits)
-    others = [(name, 0, search_link(replace(asked, branch=name))) for name in branches if name != asked.branch]
+    others = [(name, 0, search_link(replace(asked, branch=name))) for name in branches if name != branch]
     if others:
         facets.append(("branch", others[:MAX_FACETS]))
     return _searching(
         asked,
         report=report,
-        files=_by_file(asked, hits, folders),
+        files=_by_file(question, branch, hits, folders) if question is not None else (),
         names=_short_names({hit.source for hit in hits}),
         is_weak=bool(hits) and all(hit.label == "weak" for hit in hits),
         facets=facets,
@@ -117,14 +119,13 @@ def _searching(asked: SearchRequest, **content: Any) -> bytes:
     return _rendered("search.html.j2", asked=asked, filters=filters, removable=removable, **{**absent, **content})
 
 
-def _by_file(asked: SearchRequest, hits: Sequence[Hit], folders: Mapping[str, str]) -> list[dict[str, Any]]:
+def _by_file(
+    question: Question, branch: str | None, hits: Sequence[Hit], folders: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Return the hits of each file, in the order of its best one, with its path in its repository."""
-    if not hits:
-        return []
-    question = asked_by(asked)
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for hit in hits:
-        link = document_link(hit.source, hit.path, hit.line, asked.branch)
+        link = document_link(hit.source, hit.path, hit.line, branch)
         path = f"{folders.get(hit.source, '')}/{hit.path}".removeprefix("/")
         file = found.setdefault((hit.source, hit.path), {"source": hit.source, "path": path, "link": link, "hits": []})
         lines = _numbered(hit.path, hit.start_line, hit.context, question.words, question.terms.spans(hit.context))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -30,7 +29,7 @@ from driftline.flows.runs.branches import list_branches
 from driftline.flows.runs.search import find
 from driftline.flows.web.authentication import granted
 from driftline.storage.entities import Entity, is_within
-from driftline.storage.errors import NotIndexed, UsageError
+from driftline.storage.errors import NotIndexed
 from driftline.storage.model import WorkspaceStats
 from driftline.storage.options import MAX_SERVED_NAMES, Option
 from driftline.storage.workspace.branches import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
@@ -303,9 +302,6 @@ class Reader:
         within, workspace = granted("search").within, self.newest()
         sources = [parse_entity(each, workspace.config.hierarchy) for each in wanted.sources or ()] or None
         dirs, exts = wanted.dirs or (), wanted.exts or ()
-        for ext in exts:
-            if not re.fullmatch(OPTIONS["exts"].pattern or "", ext):
-                raise UsageError("Not an ending of files", ext[:100], "Give endings such as py or .md.")
         page: DocumentPage = self.run(
             document_page, workspace, sources, dirs, exts, within=within, limit=limit, after=after
         )

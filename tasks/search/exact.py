@@ -24,11 +24,12 @@ from driftline.storage.errors import UsageError
 from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.exact import Packs, allowed, packs_of, texts
 from driftline.storage.lines.filters import LineFilter
-from driftline.storage.lines.outline import Definition
+from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.lines.patterns import Pattern
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.filters import line_filter, relative_to_sources
+from driftline.tasks.search.explanation import Explanation
+from driftline.tasks.search.filters import LineKinds, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
     Hit,
     SourceRecords,
@@ -116,8 +117,8 @@ def importance(path: str) -> int:
     return 2 if is_test(path) else int(is_prose(path))
 
 
-_Part = tuple[Place, NDArray[np.int64], NDArray[np.bool_]]
-"""A document, numbers of matching lines of one of its packs, and which patterns match one of them."""
+Matches = tuple[Place, NDArray[np.int64], NDArray[np.bool_]]
+"""A document, the numbers of its matching lines, ``(n,)``, and which patterns match each of them, ``(p, n)``."""
 _Wanted = tuple[Place, int, int]
 """A document, the row id of a pack of it, and the number of the first line in that."""
 
@@ -139,14 +140,16 @@ class ExactFinder:
     cut: bool = False
     read: int = 0
 
-    def lines(self) -> Iterator[tuple[Place, NDArray[np.int64]]]:
-        """Yield each document that matches every pattern, and the numbers of its lines that match any of them."""
+    def lines(self) -> Iterator[Matches]:
+        """Yield each document that matches every pattern, with its lines that match any of them."""
         for place, parts in groupby(self._parts(), key=lambda part: part[0]):
             found = [*parts]
-            if np.logical_or.reduce([held for *_, held in found]).all():
-                yield place, np.concatenate([numbers for _, numbers, _ in found])
+            matched = np.concatenate([of_lines for *_, of_lines in found], axis=1)
+            if matched.any(axis=1).all():
+                yield place, np.concatenate([numbers for _, numbers, _ in found]), matched
 
-    def _parts(self) -> Iterator[_Part]:
+    def _parts(self) -> Iterator[Matches]:
+        """Yield the matches of each pack, in the order of the results."""
         wanted = self._wanted()
         at, size = 0, _FIRST_PACKS
         while at < len(wanted):
@@ -186,7 +189,7 @@ class ExactFinder:
             left &= (np.bincount(packs.documents, possible) > 0)[packs.documents]
         return left
 
-    def _matching(self, batch: Sequence[_Wanted]) -> Iterator[_Part]:
+    def _matching(self, batch: Sequence[_Wanted]) -> Iterator[Matches]:
         read = self._texts(batch)
         may = np.zeros(len(read), np.bool_)
         for pattern in self.patterns:
@@ -203,7 +206,7 @@ class ExactFinder:
             numbers = np.flatnonzero(inside.any(axis=0))
             if len(numbers):
                 place, _, first = batch[row]
-                yield place, np.asarray(first + numbers, np.int64), np.asarray(inside.any(axis=1))
+                yield place, np.asarray(first + numbers, np.int64), np.asarray(inside[:, numbers])
 
     def _texts(self, batch: Sequence[_Wanted]) -> pa.StringArray:
         tables = sorted({place.table for place, _, _ in batch})
@@ -237,18 +240,18 @@ def search_exactly(
     """
     if request.kinds or request.symbols:
         raise UsageError("Exact terms know no kinds and symbols", fix="Use def:Name, or sym:Name for what is inside.")
+    if request.max_distance is not None or request.min_relevance is not None:
+        raise UsageError(
+            "Exact terms know no max_distance and min_relevance", fix="Leave them out, or the exact terms."
+        )
     started = clock()
     tables = open_tables(workspace, line_filter(request, workspace))
     if not tables:
         return SearchReport("", (), notes=(nothing_indexed(workspace),), exact=ExactCounts(0, 0))
-    found = ExactSearch(workspace, tables, terms, lambda: clock() - started > max_seconds, request.tests)
-    if request.query.strip() and not request.count:
-        return found.ranked(request)
-    lines, counts = found.first(None if request.count else request.top_k, files=request.files)
-    hits = () if request.count else tuple(found.hits(lines, request.n_lines))
-    notes = () if counts.lines else ("No line matches the exact terms.",)
-    notes = (told,) if (told := what_is_missing(counts, len(hits))) else notes
-    return SearchReport("", hits, notes=notes, exact=counts)
+    left_out = LineKinds.of(request).left_out
+    found = ExactSearch(workspace, tables, terms, lambda: clock() - started > max_seconds, left_out)
+    report = found.ranked(request) if request.query.strip() and not request.count else found.in_order(request)
+    return replace(report, explanation=found.explained(request)) if request.explain else report
 
 
 def what_is_missing(counts: ExactCounts, shown: int) -> str:
@@ -280,9 +283,10 @@ class ExactSearch:
     tables: Sequence[LineQuery]
     terms: ExactTerms
     late: Callable[[], bool]
-    tests: bool = True
+    left_out: Sequence[Callable[[str], bool]] = ()
     patterns: list[Pattern] = field(init=False)
     records: SourceRecords = field(init=False)
+    timers: Explanation = field(default_factory=lambda: Explanation("exact", "auto"))
     cut: bool = False
 
     def __post_init__(self) -> None:
@@ -299,14 +303,18 @@ class ExactSearch:
         documents = frozenset[Document].intersection(*required) if required else None
         homes = {document for found in used for document in found}
         order = _nearness(homes) if used else lambda entity, path: importance(path)
-        for place, matching in self._matching(order, documents, defined or inside):
+        for place, of_patterns in self._matching(order, documents, defined or inside):
             key = place.document
+            of_uses = of_patterns[len(self.terms.patterns) :] if used else []
+            for matching, found in zip(of_uses, used, strict=True):
+                matching -= {each.line for _, each in found.get(key, ())}
+            if not all(of_uses):
+                continue
             own = {each.line for found in defined for _, each in found.get(key, ())}
-            not_used = {each.line for found in used for _, each in found.get(key, ())} - own
             ranges = [[(each.first, each.last) for _, each in found.get(key, ())] for found in inside]
             kept = [
                 number
-                for number in sorted({*matching, *own} - not_used)
+                for number in sorted(own.union(*of_patterns))
                 if all(any(first <= number <= last for first, last in each) for each in ranges)
             ]
             if kept:
@@ -317,33 +325,35 @@ class ExactSearch:
         order: Callable[[str, str], int],
         documents: frozenset[Document] | None,
         defined: Sequence[Mapping[Document, Sequence[tuple[Place, Definition]]]],
-    ) -> Iterator[tuple[Place, list[int]]]:
+    ) -> Iterator[tuple[Place, list[set[int]]]]:
+        """Yield documents, and the lines that match each pattern, or without patterns those of the definitions."""
         if self.patterns:
             finder = ExactFinder(self.tables, self.patterns, self.late, order, self._chosen, documents)
-            for place, numbers in finder.lines():
-                yield place, numbers.tolist()
+            for place, numbers, matched in finder.lines():
+                yield place, [{*numbers[of_pattern].tolist()} for of_pattern in matched]
             self.cut = finder.cut
             return
         of_document = {document: each[0] for found in defined for document, (each, *_) in found.items()}
         places = [of_document[document] for document in documents or ()]
         for place in self._chosen(sorted(places, key=lambda each: (order(*each.document), each.path, each.entity))):
-            yield place, [each.line for found in defined for _, each in found[place.document]]
+            yield place, [{each.line for _, each in found[place.document]} for found in defined]
 
     def _defined(self, name: str) -> dict[Document, list[tuple[Place, Definition]]]:
-        """Return the definitions of a name in code, by their documents."""
+        """Return the definitions of a name in code, by their documents. As for uses, case counts."""
+        parts = parts_of_name(name)
         found: dict[Document, list[tuple[Place, Definition]]] = {}
         for table, query in enumerate(self.tables):
             for entity, path, digest, definition in query.definitions(name):
-                if definition.is_code:
+                if definition.is_code and parts_of_name(definition.name)[-len(parts) :] == parts:
                     found.setdefault((entity, path), []).append((Place(path, entity, digest, table), definition))
         return found
 
     def _chosen(self, places: list[Place]) -> Iterator[Place]:
-        """Yield ``places`` without tests, unless requested, and without files that an earlier source has shown."""
+        """Yield ``places`` without those that are left out, and without files that an earlier source has shown."""
         several = len({place.entity for place in places}) > 1
         owners: dict[tuple[str, ...], str] = {}
         for place in places:
-            if not self.tests and is_test(place.path):
+            if any(leaves_out(place.path) for leaves_out in self.left_out):
                 continue
             if (
                 not several
@@ -363,26 +373,44 @@ class ExactSearch:
                 continue
             taken = numbers[:1] if files else numbers
             room = limit - len(kept)
-            lines += len(numbers) if files else min(len(numbers), room)
+            lines += (len(numbers) if room else 0) if files else min(len(numbers), room)
             kept += [(place, number) for number in taken[:room]]
             if len(taken) > room:
                 reason, documents = "limit", documents - (not room)
                 break
         return kept, ExactCounts(lines, documents, reason or ("time" if self.cut else None))
 
+    def in_order(self, request: SearchRequest) -> SearchReport:
+        """Return the first matching lines, or with ``count`` only their number."""
+        with self.timers.timed("exact"):
+            lines, counts = self.first(None if request.count else request.top_k, files=request.files)
+        found = () if request.count else self._hits(lines, request.n_lines)
+        notes = () if counts.lines else ("No line matches the exact terms.",)
+        notes = (told,) if (told := what_is_missing(counts, len(found))) else notes
+        return SearchReport("", found, notes=notes, exact=counts)
+
+    def explained(self, request: SearchRequest) -> Explanation:
+        """Return the steps of this search, with the numbers of lines that the filter of ``request`` allows."""
+        lines, matches = (sum(getattr(table, name) for table in self.tables) for name in ("lines", "matches"))
+        return replace(self.timers, strategy=request.strategy, lines=lines, matches=matches)
+
     def ranked(self, request: SearchRequest) -> SearchReport:
         """Return matching lines in windows that answer the query of ``request``, and then all other matching lines."""
-        lines, counts = self.first(MAX_RANKED)
+        with self.timers.timed("exact"):
+            lines, counts = self.first(MAX_RANKED)
         of_document: dict[Document, list[Line]] = {}
         for place, number in lines:
             of_document.setdefault(place.document, []).append((place, number))
         if not lines:
             return SearchReport("", (), notes=("No line matches the exact terms.",), exact=counts)
-        wider = replace(request, top_k=max(request.top_k, RANKED_WINDOWS), n_lines=max(request.n_lines, 1), files=False)
+        wider = replace(request, top_k=max(request.top_k, RANKED_WINDOWS), n_lines=max(request.n_lines, 1))
+        wider = replace(wider, files=False, explain=False)
         if len(of_document) <= MAX_PATHS_IN_FILTER:
             wider = replace(wider, also=(*request.also, _these(self.workspace, of_document)))
         scores: dict[Line, Hit] = {}
-        for hit in answer(self.workspace, wider).results:
+        with self.timers.timed("rank"):
+            by_words = answer(self.workspace, wider).results
+        for hit in by_words:
             inside = [
                 each
                 for each in of_document.get((hit.source, hit.path), ())
@@ -391,15 +419,21 @@ class ExactSearch:
             scores |= dict.fromkeys(sorted(inside, key=lambda each: abs(each[1] + 1 - hit.line)), hit)
         ranked = [*scores, *(each for each in lines if each not in scores)]
         if request.files:
-            ranked = [*{place: (place, number) for place, number in reversed(ranked)}.values()][::-1]
+            best: dict[Place, Line] = {}
+            for line in ranked:
+                best.setdefault(line[0], line)
+            ranked = [*best.values()]
         shown = ranked[: request.top_k]
-        found = tuple(
-            _scored(hit, scores.get(line)) for line, hit in zip(shown, self.hits(shown, request.n_lines), strict=True)
-        )
+        hits = zip(shown, self._hits(shown, request.n_lines), strict=True)
+        found = tuple(_scored(hit, scores.get(line)) for line, hit in hits)
         if counts.complete and len(shown) < len(ranked):
             counts = replace(counts, reason="limit")
         told = what_is_missing(counts, len(shown))
         return SearchReport("", found, notes=(told,) if told else (), exact=counts)
+
+    def _hits(self, lines: Sequence[Line], n_lines: int) -> tuple[Hit, ...]:
+        with self.timers.timed("context"):
+            return tuple(self.hits(lines, n_lines))
 
     def hits(self, lines: Sequence[Line], n_lines: int) -> Iterator[Hit]:
         """Yield the results of ``lines``, with ``n_lines`` of context on each side, as they were indexed."""

@@ -136,9 +136,10 @@ def parse(
     """
     if not is_unicode(text):
         raise UsageError("The query is not UTF-8", repr(text)[:100], "Check the encoding of the terminal.")
-    question = _Parser(text, ignore_case=ignore_case, whole_words=whole_words).parse()
+    parser = _Parser(text, ignore_case=ignore_case, whole_words=whole_words)
+    question = parser.parse()
     given = [(each, True) for each in fixed] + [(each, False) for each in regex]
-    options: dict[str, Any] = {"ignore_case": ignore_case, "words": whole_words}
+    options: dict[str, Any] = {"ignore_case": parser.ignore_case, "words": whole_words}
     more = tuple(Pattern.of(each, literal=literal, **options) for each, literal in given)
     return replace(question, terms=replace(question.terms, patterns=(*question.terms.patterns, *more)))
 
@@ -172,8 +173,8 @@ class _Parser:
             else:
                 self._term()
         cases = [_CASES[value] for value in self.values.get("case", [])]
-        ignore_case = cases[-1] if cases else self.ignore_case
-        patterns = tuple(self._pattern(*each, ignore_case) for each in self.patterns)
+        self.ignore_case = cases[-1] if cases else self.ignore_case
+        patterns = tuple(self._pattern(*each) for each in self.patterns)
 
         def of(name: str) -> tuple[str, ...]:
             return tuple(self.values.get(name, ()))
@@ -245,9 +246,9 @@ class _Parser:
             self._fail(start, error.what, error.fix)
         self.values.setdefault(found["not"] + name, []).append(value)
 
-    def _pattern(self, start: int, text: str, literal: bool, ignore_case: bool | None) -> Pattern:
+    def _pattern(self, start: int, text: str, literal: bool) -> Pattern:
         try:
-            return Pattern.of(text, literal=literal, ignore_case=ignore_case, words=self.whole_words)
+            return Pattern.of(text, literal=literal, ignore_case=self.ignore_case, words=self.whole_words)
         except UsageError as error:
             self._fail(start, error.what, error.fix)
 

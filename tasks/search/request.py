@@ -37,7 +37,10 @@ Mode = Literal["hybrid", "vector", "text"]
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
 _SOURCE = rf"^(org:{_ID}/)?(project:{_ID}/)?source:{_ID}$"
 _BRANCH = r"^[!-~]{1,100}$"
-_EXT = r"^\.?[A-Za-z0-9_+-]{1,20}$"
+_EDGE, _INSIDE, _PART = r"[^\s\x00-\x1f\x85./*?\[,]", r"[^./*?\[,]", r"[^\s\x00-\x1f\x85./*?\[{},]+"
+_BRACES = rf"(?:{_PART}\{{(?:{_PART})?(?:,(?:{_PART})?)+\}}|\{{{_PART}(?:,{_PART})+\}})(?:{_PART})?"
+_EXT = rf"^\.?(?:{_EDGE}(?:{_INSIDE}*{_EDGE})?|(?:[^\s\x00-\x1f\x85./*?\[{{][^./*?\[{{]*)?,v|{_BRACES})$"
+"""Endings as ``_endings`` reads them; it also takes nested braces, and ranges of numbers."""
 _PATH = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
 _HERE = INTERFACES - {"http"}
 """Options of searches that cost more than a server gives everybody who asks."""

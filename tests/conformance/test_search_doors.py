@@ -545,7 +545,7 @@ def test_states_are_told_of_each_path(named: Path, ws: str, monkeypatch: pytest.
     assert found[2][1].value == "missing"
     assert [state.value for _, state in found[3:5]] == ["unchanged", "deleted"]
     assert found[5][1].value == "missing"
-    assert analyze(paths, ws) == analyze(paths, workspace=dl.open(ws).storage) == found
+    assert analyze(paths, ws) == analyze(paths, workspace=dl.open(ws)) == found
     assert analyze([]) == []
     (source,) = (str(entity) for entity, record in dl.open(ws).storage.sources() if record.uri == str(named))
     assert analyze(ws, source, ["src/a.py"]) == [("src/a.py", dl.DocumentState.UNCHANGED)]

@@ -297,6 +297,20 @@ def test_a_search_is_limited_to_the_given_paths(notes: Registry, tree: Path) -> 
     }  # although it would be in the current folder, which is a source now
 
 
+def test_positions_of_arguments_stay(registry: Registry, tree: Path) -> None:
+    by_position = registry["search.semantic"]({}, "lease", ["docs"], None, 1, 1.5, 0, 0.1)
+    assert by_position == registry["search.semantic"](
+        {}, query="lease", files=["docs"], top_k=1, max_distance=1.5, n_lines=0, min_relevance=0.1
+    )
+    assert by_position["results"]
+    assert registry["search.workspace_create"]({}, "notes")["success"]
+    assert registry["search.workspace_index"]({}, workspace="notes", paths=["docs", "src"])["success"]
+    first: list[Any] = [["docs"], 1, 1.5, 0, "text", 0.1, None, ["*.md"], ["md"], ["markdown"], None, False, True]
+    rest = [None, None, None, None, "auto", 0.1, True]
+    found = registry["search.workspace_search"]({}, "notes", "lease", *first, *rest)
+    assert (len(found["results"]), found["explanation"]["mode"]) == (1, "text")
+
+
 def test_semantic_search_needs_no_workspace_and_uses_one_that_is_named(registry: Registry, tree: Path) -> None:
     asked = {"query": "the holder of a lease has died", "files": ["docs/**/*.md", "README"], "top_k": 1, "n_lines": 0}
     found = registry["search.semantic"]({}, **asked)

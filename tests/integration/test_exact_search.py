@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 import driftline
+from driftline.flows.output.run_series import searches_table
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.flows.runs.search import find as served
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.patterns import MAX_PATTERN_CHARACTERS, Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import ExactFinder, ExactSearch, ExactTerms, open_tables, search_exactly
-from driftline.tasks.search.language import ask
 from driftline.tasks.search.query import SearchReport
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.text import decode, split_lines
@@ -144,6 +145,7 @@ def test_source_code_comes_before_tests_and_what_is_vendored(workspace: Workspac
     assert report.exact is not None
     assert report.exact.to_dict() == {"lines": 5, "documents": 4, "complete": True, "reason": None}
     assert places(find(workspace, '"csrf_token" -file:vendor', tests=False)) == in_order[:2]
+    assert places(find(workspace, '"csrf_token" -file:vendor', prose=False)) == [in_order[0], *in_order[2:4]]
 
 
 def test_what_was_left_out_is_said(workspace: Workspace) -> None:
@@ -153,6 +155,10 @@ def test_what_was_left_out_is_said(workspace: Workspace) -> None:
     times = iter(range(0, 10_000, 100))
     request = SearchRequest("", top_k=1)
     terms = ExactTerms((Pattern.of("line"),))
+    for top_k, counts in ((2, (2, 2)), (4, (5, 4))):
+        files = find(workspace, fixed=["csrf_token"], top_k=top_k, files=True).exact
+        assert files is not None
+        assert ((files.lines, files.documents), files.complete) == (counts, top_k == 4)
     late = search_exactly(workspace, terms, request, max_seconds=50, clock=lambda: next(times))
     assert late.exact is not None
     assert late.exact.reason == "time"
@@ -181,6 +187,66 @@ def test_definitions_and_uses_are_told_apart(workspace: Workspace) -> None:
     uses = places(find(workspace, "uses:csrf_token"))
     assert uses == [("src/cr.txt", 2), ("tests/test_app.py", 2), ("vendor/lib.py", 1)]
     assert places(find(workspace, '"csrf_" sym:csrf_token')) == [("src/app.py", 1), ("src/app.py", 2)]
+
+
+def test_the_case_of_names_counts(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/a.py").write_text("class Token:\n    pass\n\n\ndef token():\n    return Token()\n")
+    (tmp_path / "tree/b.py").write_text("class Token:\n    pass\n")
+    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    for query, expected in (("def:token", [("a.py", 5)]), ("def:Token", [("a.py", 1), ("b.py", 1)]), ("def:TOKEN", [])):
+        report = find(str(tmp_path / "ws"), query)
+        assert places(report) == expected
+        assert all(hit.matches and hit.column == hit.matches[0][0] > 1 for hit in report.results)
+    assert places(find(str(tmp_path / "ws"), "uses:Token")) == [("a.py", 6)]
+
+
+def test_a_document_must_hold_a_use_of_each_name(tmp_path: Path) -> None:
+    files = {
+        "defines.py": "def foo(token):\n    return token\n",
+        "uses.py": "foo(token)\n",
+        "both.py": "def foo(token):\n    return foo(1)\n",
+    }
+    (tmp_path / "tree").mkdir()
+    for name, text in files.items():
+        (tmp_path / "tree" / name).write_text(text)
+    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    ws = str(tmp_path / "ws")
+    assert places(find(ws, 'uses:foo "token"')) == [("both.py", 1), ("both.py", 2), ("uses.py", 1)]
+    assert places(find(ws, "uses:foo")) == [("both.py", 2), ("uses.py", 1)]
+    assert places(find(ws, "uses:foo def:foo")) == [("both.py", 1), ("both.py", 2)]
+
+
+def test_the_case_of_the_query_holds_for_options(workspace: Workspace) -> None:
+    options: tuple[dict[str, Any], ...] = ({"fixed": ["token = 3"]}, {"regex": ["token = \\d"]})
+    for exact in options:
+        assert places(find(workspace, "case:no", **exact)) == places(find(workspace, **exact)) == [("src/app.py", 8)]
+        assert places(find(workspace, "case:yes", **exact, ignore_case=True)) == []
+
+
+def test_what_does_not_apply_is_refused_and_what_does_is_explained(workspace: Workspace) -> None:
+    for limit in ({"min_relevance": 0.5}, {"max_distance": 1.0}):
+        with pytest.raises(UsageError, match="min_relevance"):
+            find(workspace, '"csrf_token" assert', **limit)
+    before = len(searches_table(workspace))
+    for query in ('"csrf_token"', '"csrf_token" assert'):
+        told = served(workspace, SearchRequest(query, exts=("py",), explain=True)).explanation
+        assert told is not None
+        assert (told.mode, 0 < told.matches < told.lines, "exact" in told.seconds) == ("exact", True, True)
+    assert len(searches_table(workspace)) == before + 2
+
+
+def test_files_are_ranked_by_their_best_lines(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    filler = "".join(f"nothing {n}\n" for n in range(60))
+    (tmp_path / "tree/b.py").write_text(f"token renews the lease\n{filler}token\n")
+    (tmp_path / "tree/a.py").write_text(f"token\n{filler}")
+    (tmp_path / "tree/c.py").write_text(f"lease of a token\n{filler}")
+    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"))
+    ranked = places(find(str(tmp_path / "ws"), '"token" renews the lease'))
+    listed = places(find(str(tmp_path / "ws"), '"token" renews the lease', files=True))
+    assert [*dict.fromkeys(path for path, _ in ranked)] == [path for path, _ in listed]
+    assert listed[0] == ("b.py", 1)
 
 
 def test_words_rank_what_exact_terms_find(workspace: Workspace) -> None:
@@ -241,7 +307,7 @@ def test_nothing_beyond_a_boundary_is_shown_or_counted(tmp_path: Path) -> None:
         (tmp_path / project / f"{project}.py").write_text("def csrf_token():\n    return csrf_token\n")
         entity = f"org:acme/project:{project}/source:s"
         driftline.index(str(tmp_path / project), workspace=at, entity=entity, indexes="none")
-    opened, own = Workspace.open(at), Entity.parse("org:acme/project:own")
+    opened, own = driftline.open(at), Entity.parse("org:acme/project:own")
     asked: tuple[dict[str, Any], ...] = (
         {"fixed": ("csrf_token",)},
         {"fixed": ("csrf_token",), "count": True},
@@ -252,14 +318,34 @@ def test_nothing_beyond_a_boundary_is_shown_or_counted(tmp_path: Path) -> None:
     )
     for options in asked:
         everything, bound = (
-            ask(opened, SearchRequest(**{"query": "", "n_lines": 0, **options}, within=within))
-            for within in (None, own)
+            driftline.search(opened, **{"query": "", "n_lines": 0, **options}, within=within) for within in (None, own)
         )
         assert everything.exact is not None
         assert bound.exact is not None
         assert 2 * bound.exact.lines == everything.exact.lines > 0
         assert 2 * bound.exact.documents == everything.exact.documents
         assert {hit.path for hit in bound.results} <= {"own.py"}
+    assert {hit.path for hit in driftline.search(opened, "token", within=own)} == {"own.py"}
+
+
+def test_a_request_only_narrows_the_boundary_of_a_server(tmp_path: Path) -> None:
+    at = str(tmp_path / "ws")
+    for project in ("own", "other"):
+        (tmp_path / project).mkdir()
+        (tmp_path / project / f"{project}.py").write_text("token = 1\n")
+        entity = f"org:acme/project:{project}/source:s"
+        driftline.index(str(tmp_path / project), workspace=at, entity=entity, indexes="none")
+    org, own, other = map(Entity.parse, ("org:acme", "org:acme/project:own", "org:acme/project:other"))
+    for boundary, asked, expected in (
+        (own, other, "own"),
+        (own, org, "own"),
+        (org, other, "other"),
+        (own, None, "own"),
+    ):
+        report = served(Workspace.open(at), SearchRequest('"token"', within=asked), within=boundary)
+        assert {hit.path for hit in report.results} == {f"{expected}.py"}
+    with pytest.raises(UsageError, match="within"):
+        driftline.connect("http://127.0.0.1:1").search("token", within=own)
 
 
 def test_a_branch_is_searched_as_it_is(tmp_path: Path) -> None:

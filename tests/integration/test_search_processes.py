@@ -32,6 +32,9 @@ from tests.support.oracle import WORDS
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask
 
+TIED = 2e-4
+"""Scores that differ by less may change places."""
+
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Workspace:
@@ -65,10 +68,17 @@ def searched_beside_each_other(processes: SearchProcesses, workspace: Workspace,
 
 
 def check_answers(found: SearchReport, expected: SearchReport) -> None:
-    """Compare the best result and all scores: the order of summation decides between results that are as good."""
-    assert found.results[0].to_dict() | {"score": 0} == expected.results[0].to_dict() | {"score": 0}
+    """Compare the notes, all scores, and every hit that is not tied.
+
+    The order of summation decides between results that are as good, the last of which may be tied with one left out.
+    """
+    assert found.notes == expected.notes
     scores = [hit.score for hit in expected.results]
-    assert [hit.score for hit in found.results] == pytest.approx(scores, abs=2e-4)
+    assert [hit.score for hit in found.results] == pytest.approx(scores, abs=TIED)
+    for at, (hit, other) in enumerate(zip(found.results, expected.results, strict=True)):
+        is_tied = any(abs(score - other.score) <= TIED for score in scores[:at] + scores[at + 1 :])
+        if at + 1 < len(scores) and not is_tied:
+            assert hit.to_dict() | {"score": 0} == other.to_dict() | {"score": 0}
 
 
 def test_another_process_answers_as_this_one(two: SearchProcesses, workspace: Workspace) -> None:

@@ -99,6 +99,11 @@ def test_wrong_use_is_told_before_the_server_is_asked(url: str, driftline: Calla
 def test_a_client_answers_with_the_types_of_the_library(workspace: Workspace, url: str) -> None:
     client = dl.connect(url)
     assert client.search("renew the lease", top_k=3) == dl.search(workspace, "renew the lease", top_k=3)
+    for exact in ({}, {"count": True}, {"top_k": 1}):
+        found = client.search('"lease"', **exact)
+        assert found == dl.search(workspace, '"lease"', **exact)
+        assert found.exact is not None
+        assert found.exact.lines > 0
     hit = client.search("who renews", exts=["md"]).results[0]
     excerpt = client.excerpt(hit.source, hit.path, hit.line, n_lines=1)
     assert (excerpt.lines, excerpt.current) == (("who renews the lease of a run",), True)

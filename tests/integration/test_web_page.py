@@ -16,6 +16,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from driftline.flows.web.pages import search_page
+from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.query import ExactCounts, SearchReport
+from driftline.tasks.search.request import SearchRequest
 from tests.servers.axe import SCRIPT as AXE
 from tests.servers.axe import violations
 from tests.servers.browser import WAIT_MILLISECONDS, Browser, open_browser
@@ -155,6 +159,41 @@ def test_facets_narrow_and_filters_go(site: Site) -> None:
     assert results(page).count() > 0
     page.get_by_role("link", name="Remove the filter branch: feature/x").click()
     page.wait_for_url(lambda url: "branch" not in url)
+
+
+HIT = Hit("a.py", None, SOURCE, 3, 3, 3, 1.0, 0.0, 1.0, 1, "token = 1", ("token = 1",))
+
+
+def test_hits_lead_to_the_branch_that_the_query_names() -> None:
+    report = SearchReport("", (HIT,), exact=ExactCounts(1, 1))
+    page = search_page(SearchRequest('"token" branch:topic'), report, branches=("other", "topic")).decode()
+    assert page.count("/a.py?line=3&amp;branch=topic#L3") == 2
+    assert [name in page for name in (">other</a>", ">topic</a>")] == [True, False]
+    page = search_page(
+        SearchRequest('"token" branch:topic', branch="other"), report, branches=("other", "topic")
+    ).decode()
+    assert "/a.py?line=3&amp;branch=other#L3" in page
+
+
+@pytest.mark.parametrize(
+    ("report", "status", "nothing"),
+    [
+        (SearchReport("", (HIT,), exact=ExactCounts(1, 1)), "1 result", False),
+        (
+            SearchReport("", (HIT,), notes=("Cut.",), exact=ExactCounts(1, 1, "limit")),
+            "1 result of 1 or more in",
+            False,
+        ),
+        (SearchReport("", (), exact=ExactCounts(5, 2)), "0 results of 5 in 2 files", False),
+        (SearchReport("", (), notes=("Late.",), exact=ExactCounts(0, 0, "time")), "0 results of 0 or more in", True),
+        (SearchReport("", (), notes=("Why.",)), "0 results", True),
+    ],
+)
+def test_a_page_says_what_is_missing(report: SearchReport, status: str, nothing: bool) -> None:
+    page = search_page(SearchRequest('"token"'), report).decode()
+    assert f'role="status">{status}' in page
+    assert ("Nothing found" in page) == nothing
+    assert all(f">{note}</p>" in page for note in report.notes)
 
 
 def test_a_document_shows_its_lines_outline_neighbours_and_remote(site: Site) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from driftline.flows.config.schema import SearchTable
@@ -83,6 +86,22 @@ def test_a_request_is_a_value() -> None:
 def test_what_can_match_nothing_is_refused(options: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=what):
         SearchRequest("lease", **options)
+
+
+@given(st.from_regex(OPTIONS["exts"].pattern or "", fullmatch=True))
+def test_endings_that_schemas_describe_are_accepted(ending: str) -> None:
+    assert SearchFilter(exts=[ending]).exts
+
+
+@given(st.text(st.sampled_from("a.,{}/*?[]v+~ \n\x1c\u00a0é"), min_size=1, max_size=6))
+def test_endings_that_are_accepted_are_described(ending: str) -> None:
+    is_described = re.fullmatch(OPTIONS["exts"].pattern or "", ending) is not None
+    try:
+        SearchFilter(exts=[ending])
+    except UsageError:
+        assert not is_described
+    else:
+        assert is_described or "{" in ending
 
 
 def test_a_query_that_is_not_unicode_is_refused() -> None:
