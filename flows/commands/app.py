@@ -23,6 +23,10 @@ app = typer.Typer(
 )
 
 
+class Interrupted(Exception):
+    """Ctrl-C, with a sentence of what stays. Typer would turn KeyboardInterrupt into an exit code alone."""
+
+
 def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> None:
     """Print ``result`` as one JSON object, or with ``print_text``."""
     if as_json:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from driftline.flows.commands.app import (
     BranchOption,
     ConfigOption,
     ExecutorOption,
+    Interrupted,
     JsonOption,
     MaxDeleteFractionOption,
     ModelOption,
@@ -125,11 +127,19 @@ def index(
         branch=named_branch(branch, (sources or ["."])[0]),
         **how,
     )
-    with open_progress() as progress:
+    with _telling_what_stays(), open_progress() as progress:
         result = index_sources(request, progress).to_dict()
     show(result, as_json, partial(print_index, dry_run=dry_run, prices=configuration.prices if configuration else {}))
     _warn_of_empty(result["sources"], filtered=bool(include or exclude))
     return FAILED if result["failed"] else DONE
+
+
+@contextmanager
+def _telling_what_stays() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted("; ".join(getattr(error, "__notes__", ()))) from None
 
 
 def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> None:

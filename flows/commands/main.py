@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from itertools import takewhile
@@ -25,7 +26,7 @@ from typing import Annotated, Any
 import typer
 
 from driftline.flows.commands import streams
-from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, app
+from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, Interrupted, app
 from driftline.flows.output.logs import json_lines, quiet_libraries, wants_json, writes_json
 from driftline.flows.output.plain import print_json, print_traceback, warn
 from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError, gave_up, is_panic
@@ -93,6 +94,8 @@ COMMANDS = {
 }
 """The commands, and the modules of this folder that add them to ``app``."""
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
+_STOPPED = threading.Event()
+"""Set once Ctrl-C has ended a command."""
 _BASES = typer.BadParameter.__mro__
 _WRONG_USE_ERRORS: Any = _BASES[_BASES.index(Exception) - 1]
 """The base of the errors that typer raises for wrong use; its name depends on the version of typer."""
@@ -115,7 +118,10 @@ def command_line() -> int:
     explain_aborts(_wants_json(sys.argv[1:]))
     streams.guard()
     try:
-        return streams.flushed(main())
+        code = streams.flushed(main())
+        if _STOPPED.is_set():
+            os._exit(code)  # the interpreter would wait for threads that are in native code
+        return code
     finally:
         gc.freeze()  # spares the interpreter a last collection
 
@@ -184,6 +190,7 @@ def explain_aborts(as_json: bool) -> None:
 def _run(arguments: Sequence[str], as_json: bool) -> int:
     if low := warning():
         warn(low)
+    kept = ""
     before = list(takewhile(lambda argument: argument.startswith("-"), arguments))
     command = next(iter(arguments[len(before) :]), None)
     load(None if "--help" in before else command)
@@ -197,6 +204,8 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
     except KeyboardInterrupt:
         code = _INTERRUPTED
+    except Interrupted as error:
+        code, kept = _INTERRUPTED, str(error)
     except BaseException as error:
         if is_panic(error):
             error = gave_up(str(error).partition("\n")[0][:300], "")
@@ -210,7 +219,8 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
             print_traceback()
         return _fail(FAILED, "unexpected", f"unexpected {type(error).__name__}: {error}", as_json)
     if code == _INTERRUPTED:
-        fix = "Committed work is kept: run the same command again to continue."
+        fix = f"{kept or 'Committed work is kept'}: run the same command again to continue."
+        _STOPPED.set()
         return _fail(FAILED, "interrupted", f"interrupted. {fix}", as_json, fix=fix)
     return code
 

@@ -51,6 +51,53 @@ class NullProgress:
     def message(self, text: str) -> None: ...
 
 
+class EarlyProgress:
+    """Passes progress on from many threads, and the counts of running tasks before these end.
+
+    A phase never shows more documents than its total, although a cluster may run a task twice.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._left: int | None = None
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        with self._lock:
+            self._left = total
+            self._progress.phase(name, total)
+
+    def advance(self, documents: int = 1, lines: int = 0) -> None:
+        """Add what a finished task has not told, or what one that runs tells."""
+        with self._lock:
+            if self._left is not None:
+                documents = min(documents, self._left)
+                self._left -= documents
+            if documents or lines:
+                self._progress.advance(documents, lines)
+
+    def message(self, text: str) -> None:
+        with self._lock:
+            self._progress.message(text)
+
+
+def pace(documents: int, total: int | None, lines: int, seconds: float) -> str:
+    """Return the lines, their rate, and an estimate of the time left once there is one.
+
+    >>> pace(250, 1_000, 8_000, 2.0)
+    '8,000 lines, 4,000 lines/s, 6 s left'
+    >>> pace(1_000, 100_000, 9_000, 3.0)
+    '9,000 lines, 3,000 lines/s, 4 min 57 s left'
+    """
+    if not lines or seconds <= 0:
+        return f"{lines:,} lines" if lines else ""
+    said = f"{lines:,} lines, {lines / seconds:,.0f} lines/s"
+    if not total or not 0 < documents < total:
+        return said
+    minutes, rest = divmod(round(seconds * (total - documents) / documents), 60)
+    return f"{said}, {f'{minutes:,} min ' if minutes else ''}{rest} s left"
+
+
 class QuietProgress:
     """Print plain lines for logs: each message, and the counts at most once every ``interval`` seconds."""
 
@@ -106,7 +153,8 @@ class QuietProgress:
             return
         self._reported_at = now
         of_total = "" if self._total is None else f" of {self._total:,}"
-        lines = f", {self._lines:,} lines" if self._lines else ""
+        speed = pace(self._documents, self._total, self._lines, now - self._begun_at)
+        lines = f", {speed}" if speed else ""
         counts = f": {self._documents:,}{of_total} documents{lines}" if self._documents or self._total else ""
         self.message(f"{self._name}{counts}, {now - self._begun_at:.0f} s")
 
@@ -148,13 +196,15 @@ class RichProgress:
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[lines]}", markup=False),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[lines]}", markup=False),
             console=Console(stderr=True),
             transient=True,
         )
         self._task: TaskID | None = None
-        self._lines = 0
+        self._total: int | None = None
+        self._documents = self._lines = 0
+        self._begun_at = time.monotonic()
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -168,14 +218,18 @@ class RichProgress:
     def phase(self, name: str, total: int | None = None) -> None:
         if self._task is not None:
             self._bar.remove_task(self._task)
-        self._lines = 0
+        self._total = total
+        self._documents = self._lines = 0
+        self._begun_at = time.monotonic()
         self._task = self._bar.add_task(name, total=total, lines="")
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:
         if self._task is None:
             return
+        self._documents += documents
         self._lines += lines
-        self._bar.update(self._task, advance=documents, lines=f"{self._lines:,} lines" if self._lines else "")
+        speed = pace(self._documents, self._total, self._lines, time.monotonic() - self._begun_at)
+        self._bar.update(self._task, advance=documents, lines=speed)
 
     def message(self, text: str) -> None:
         self._bar.console.print(printable(text), markup=False, highlight=False)

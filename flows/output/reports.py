@@ -27,7 +27,7 @@ class SourceReport:
     replaced such a run, ``full_scan_reason`` says why. ``lines_reused`` were copied from other branches, or from
     the main index. ``branch_cut`` says why this run cut its ``branch``, or did not. ``phases`` are wall-clock
     seconds of the coordinator; ``worker_phases`` are the seconds of tasks during the phase ``batches``, summed over
-    workers.
+    workers. ``documents_committed`` and ``lines_committed`` are those embedded by this run.
     """
 
     entity: str
@@ -51,6 +51,8 @@ class SourceReport:
     full_scan_reason: str = ""
     branch: str | None = None
     branch_cut: str = ""
+    documents_committed: int = 0
+    lines_committed: int = 0
 
     def _largest(self) -> list[tuple[str, int]]:
         return sorted(self.too_large.items(), key=lambda file: (-file[1], file[0]))[:MAX_TOO_LARGE]
@@ -101,6 +103,18 @@ class IndexReport:
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     requests: Counts = field(default_factory=dict)
+
+    def kept(self) -> str:
+        """Return what the run has committed so far, as a sentence.
+
+        >>> IndexReport("01J", "/w", [SourceReport("source:a", "/a", documents_committed=1_200)]).kept()
+        'This run has committed 1,200 documents with 0 lines, which stay'
+        """
+        documents = sum(source.documents_committed for source in self.sources)
+        lines = sum(source.lines_committed for source in self.sources)
+        if not documents:
+            return "This run has not committed any document"
+        return f"This run has committed {documents:,} documents with {lines:,} lines, which stay"
 
     def to_dict(self) -> dict[str, Any]:
         """Like ``index --json`` prints it; ``phases`` and ``worker_phases`` are summed over the run and its sources."""

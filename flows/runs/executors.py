@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
@@ -21,7 +23,7 @@ from driftline.storage.errors import DriftlineError, ExecutorError, UsageError
 from driftline.storage.objects.request_counts import Counts, count_all, tally
 from driftline.storage.sources.source import Source
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.embedding.context import TaskContext
+from driftline.tasks.embedding.context import TaskContext, Told
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
@@ -32,6 +34,12 @@ IN_FLIGHT_PER_SLOT = 2
 CONNECT_TIMEOUT_SECONDS = 10
 LOCAL_CONNECT_TIMEOUT_SECONDS = 300
 """Time limit for workers that this process has started: they exist, but the machine may be busy."""
+STOP_SECONDS = 0.2
+"""How often a thread that waits for tasks looks whether the executor is stopped."""
+TELL_SECONDS = 0.1
+"""How often a task in this process tells its counts."""
+MAX_TOLD_PER_SECOND = 4
+"""Counts of running tasks that all workers of a cluster send together: many workers finish tasks often enough."""
 NO_WORKERS_TIMEOUT_SECONDS = 60
 """Time that tasks wait for a worker. Dask restarts workers that die, but not workers that die during their start."""
 
@@ -46,10 +54,18 @@ class Executor(Protocol):
     slots: int
     remote: bool
 
-    def start(self, context: TaskContext, sources: Sequence[Source], *, new_workspace: bool = False) -> None:
+    def start(
+        self,
+        context: TaskContext,
+        sources: Sequence[Source],
+        *,
+        new_workspace: bool = False,
+        told: Told | None = None,
+    ) -> None:
         """Send ``context`` to every worker, and check that the worker reaches the workspace and the sources.
 
-        ``new_workspace`` skips the check of a workspace that a dry run does not create. Raises ExecutorError.
+        ``new_workspace`` skips the check of a workspace that a dry run does not create. ``told`` receives the counts of
+        running tasks, from any thread. Raises ExecutorError.
         """
         ...
 
@@ -57,8 +73,12 @@ class Executor(Protocol):
         """Yield the results of ``task(spec, context)`` as tasks finish, in any order; takes specs as slots become free.
 
         Several threads may map at once and share the slots. The requests of tasks to stores count in the caller's
-        context. Raises ExecutorError, and whatever a task raises.
+        context. Raises ExecutorError, whatever a task raises, and KeyboardInterrupt after ``stop``.
         """
+        ...
+
+    def stop(self) -> None:
+        """Make every ``map`` raise KeyboardInterrupt soon. Nobody waits for tasks that still run."""
         ...
 
 
@@ -71,15 +91,36 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
         self.slots = slots
         self._pool = ThreadPoolExecutor(slots, thread_name_prefix="driftline")
         self._one_at_a_time = threading.Lock()
+        self._stopped = threading.Event()
 
-    def start(self, context: TaskContext, sources: Sequence[Source], *, new_workspace: bool = False) -> None:
+    def start(
+        self,
+        context: TaskContext,
+        sources: Sequence[Source],
+        *,
+        new_workspace: bool = False,
+        told: Told | None = None,
+    ) -> None:
         self._context = context
         context.has_cores_to_spare = True
+        context.told = None if told is None else partial(self._tell, told)
+        context.tell_seconds = TELL_SECONDS
+
+    def _tell(self, told: Told, documents: int, lines: int) -> None:
+        """Pass on the counts of a task, which is given up here once the executor is stopped."""
+        if self._stopped.is_set():
+            raise KeyboardInterrupt
+        told(documents, lines)
+
+    def stop(self) -> None:
+        self._stopped.set()
 
     def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
         if self.slots == 1:
             for spec in specs:
                 with self._one_at_a_time:
+                    if self._stopped.is_set():
+                        raise KeyboardInterrupt
                     result = task(spec, self._context)
                 yield result
             return
@@ -91,7 +132,9 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
                     pending.add(self._pool.submit(_counted, task, spec, self._context))
                 if not pending:
                     return
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                done, pending = wait(pending, timeout=STOP_SECONDS, return_when=FIRST_COMPLETED)
+                if self._stopped.is_set():
+                    raise KeyboardInterrupt
                 for future in done:
                     result, requests = future.result()
                     count_all(requests)
@@ -103,7 +146,7 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
 
 
 class DaskExecutor(AbstractContextManager["DaskExecutor"]):
@@ -116,6 +159,8 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         self._workers = slots or DEFAULT_WORKERS
         self._stack = ExitStack()
         self._key = f"driftline-{uuid.uuid4().hex}"
+        self._stopped = threading.Event()
+        self._pending: set[Any] = set()
 
     def __enter__(self) -> Self:
         import dask
@@ -156,19 +201,36 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
             self._stack = stack.pop_all()
         return self
 
-    def start(self, context: TaskContext, sources: Sequence[Source], *, new_workspace: bool = False) -> None:
+    def start(
+        self,
+        context: TaskContext,
+        sources: Sequence[Source],
+        *,
+        new_workspace: bool = False,
+        told: Told | None = None,
+    ) -> None:
         from distributed.diagnostics.plugin import WorkerPlugin
 
         class ContextPlugin(WorkerPlugin):
             """Opens the workspace once in each worker, including workers that start later."""
 
-            def __init__(self, context: TaskContext) -> None:
-                self.context = context
+            def __init__(self, context: TaskContext, topic: str, tell_seconds: float | None, is_own: bool) -> None:
+                self.context, self.topic, self.tell_seconds, self.is_own = context, topic, tell_seconds, is_own
+
+            def setup(self, worker: Worker) -> None:
+                if self.is_own and threading.current_thread() is threading.main_thread():
+                    # Ctrl-C reaches all processes of the terminal: end without a traceback, also in native code.
+                    signal.signal(signal.SIGINT, signal.SIG_DFL)
+                if self.tell_seconds is not None:
+                    self.context.told = partial(_tell_coordinator, worker, self.topic)
+                    self.context.tell_seconds = self.tell_seconds
 
         self._stack.callback(self._forget)
-        self._client.subscribe_topic(self._key, _log_here)
+        self._client.subscribe_topic(self._key, partial(_receive, told))
+        tell_seconds = None if told is None else self.slots / MAX_TOLD_PER_SECOND
+        plugin = ContextPlugin(context, self._key, tell_seconds, self._address is None)
         try:
-            self._client.register_plugin(ContextPlugin(context), name=self._key)
+            self._client.register_plugin(plugin, name=self._key)
         except Exception as error:  # Dask reraises any exception of a worker, sometimes only as text
             raise ExecutorError(
                 f"A worker cannot load Driftline ({error})",
@@ -206,6 +268,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         try:
             for future in running:
                 pending.remove(future)
+                self._pending.discard(future)
                 try:
                     result, requests = future.result()
                 except KilledWorker as error:
@@ -221,6 +284,8 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                         "Find out why the workers died (often memory), then run it again.",
                     ) from error
                 except (FutureCancelledError, CommClosedError) as error:
+                    if self._stopped.is_set():
+                        raise KeyboardInterrupt from None
                     raise ExecutorError(
                         "The connection to the Dask scheduler was lost", self._address or "local", "Run it again."
                     ) from error
@@ -233,11 +298,20 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                 count_all(requests)
                 yield result
         finally:
-            for future in pending:
+            self._pending -= pending
+            for future in pending if self._client.status == "running" else ():
                 future.cancel()
 
     def _submit(self, task: Task[Spec, Result], spec: Spec) -> Any:
-        return self._client.submit(_run_on_worker, task, spec, self._key, pure=False)
+        if self._stopped.is_set():
+            raise KeyboardInterrupt
+        future = self._client.submit(_run_on_worker, task, spec, self._key, pure=False)
+        self._pending.add(future)
+        return future
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._client.cancel([*self._pending], force=True)
 
     def _forget(self) -> None:
         if self._address is not None and self._client.status == "running":
@@ -289,8 +363,16 @@ def _logged_to(worker: Worker, topic: str) -> Iterator[None]:
         own.removeHandler(handler)
 
 
-def _log_here(event: tuple[float, dict[str, Any]]) -> None:
-    """Log the record of a worker as if this process had logged it."""
+def _tell_coordinator(worker: Worker, topic: str, documents: int, lines: int) -> None:
+    worker.log_event(topic, {"documents": documents, "lines": lines})
+
+
+def _receive(told: Told | None, event: tuple[float, dict[str, Any]]) -> None:
+    """Pass on the counts of a task, or log the record of a worker as if this process had logged it."""
+    if "documents" in event[1]:
+        if told is not None:
+            told(event[1]["documents"], event[1]["lines"])
+        return
     record = logging.makeLogRecord(event[1])
     logging.getLogger(record.name).handle(record)
 

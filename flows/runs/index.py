@@ -24,7 +24,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.flows.output.progress import NullProgress, Progress, run_stage
+from driftline.flows.output.progress import EarlyProgress, NullProgress, Progress, run_stage
 from driftline.flows.output.reports import IndexReport
 from driftline.flows.runs.branches import enter_branch, leave_branch
 from driftline.flows.runs.executors import Executor, open_executor
@@ -259,6 +259,9 @@ def run_all(
                 running[pool.submit(contextvars.copy_context().run, _execute, run)] = run
             for future in as_completed(running):
                 yield running[future], future.result()
+        except KeyboardInterrupt:  # which only this thread has received
+            executor.stop()
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -272,21 +275,13 @@ def _execute(run: SourceRun) -> DriftlineError | None:
 
 
 class _SharedProgress:
-    """Adds up the progress of concurrent sources into one phase; calls from their threads take turns."""
+    """Adds up the progress of concurrent sources into one phase."""
 
     def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._lock = threading.Lock()
+        self.advance = progress.advance
+        self.message = progress.message
 
     def phase(self, name: str, total: int | None = None) -> None: ...
-
-    def advance(self, documents: int = 1, lines: int = 0) -> None:
-        with self._lock:
-            self._progress.advance(documents, lines)
-
-    def message(self, text: str) -> None:
-        with self._lock:
-            self._progress.message(text)
 
 
 __all__ = ["IndexRequest", "index_sources"]
@@ -305,8 +300,9 @@ def index_sources(
     over the files of the sources ``instead_of``, and removes these sources.
 
     Raises UsageError, CorruptFile, AccessDenied before it writes anything, and DeletionRefused, LeaseHeld, LeaseLost,
-    StorageError, ExecutorError later. Committed batches stay then, and the next run continues from there. With
-    ``keep_going``, the report lists failed sources instead, unless none can start.
+    StorageError, ExecutorError later. Committed batches stay then, and the next run continues from there; so they do
+    after KeyboardInterrupt, whose note says how many documents that is. With ``keep_going``, the report lists failed
+    sources instead, unless none can start.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     watch = Stopwatch()
@@ -328,8 +324,13 @@ def index_sources(
         report = IndexReport(new_ulid(), plan.workspace.objects.uri, failed=list(plan.failures), phases=watch.seconds)
         outcome = "failed"
         try:
-            _run(plan, executor, progress or NullProgress(), report, watch)
+            _run(plan, executor, EarlyProgress(progress or NullProgress()), report, watch)
             outcome = report.failed[0][1].kind if report.failed else "done"
+        except KeyboardInterrupt as error:
+            outcome = "interrupted"
+            executor.stop()
+            error.add_note(report.kept())
+            raise
         except DriftlineError as error:
             outcome = error.kind
             raise
@@ -351,6 +352,7 @@ def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexR
             TaskContext(plan.workspace, plan.model),
             [part.source for part in plan.sources],
             new_workspace=plan.new_workspace,
+            told=progress.advance,
         )
     with SegmentBuilds(executor, plan.request.indexes, progress) as builds:
         _run_sources(plan, executor, progress, report, watch, builds)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextvars
+import signal
 import threading
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -105,7 +106,7 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopped.set()
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
 
 
 BATCH_BYTES = 4 * 1024 * 1024
@@ -312,14 +313,26 @@ class SourceRun:
             self._donations = self._find_donations(changes)
             pending: list[BatchResult] = []
             since = time.monotonic()
-            for result in self._executor.map(embed_batch, self._batches(changes)):
+            results = self._executor.map(embed_batch, self._batches(changes))
+            while (result := self._next(results, committer, pending)) is not None:
                 self._count(result)
-                self._progress.advance(result.documents, result.lines)
+                self._progress.advance(result.documents - result.told[0], result.lines - result.told[1])
                 pending.append(result)
                 if len(pending) >= BATCHES_PER_COMMIT or time.monotonic() - since > COMMIT_SECONDS:
                     self._commit(committer, pending)
                     pending, since = [], time.monotonic()
             self._commit(committer, pending)
+
+    def _next(
+        self, results: Iterator[BatchResult], committer: Committer, pending: list[BatchResult]
+    ) -> BatchResult | None:
+        """Return the next result, if there is one. Commit those that are pending if the user interrupts the wait."""
+        try:
+            return next(results, None)
+        except KeyboardInterrupt:
+            self._executor.stop()
+            self._commit(committer, pending)
+            raise
 
     def _batches(self, changes: pa.Table, *, dry_run: bool = False) -> Iterator[BatchSpec]:
         sizes = changes["size_bytes"].to_pylist()
@@ -355,7 +368,10 @@ class SourceRun:
             fragments=tuple(f for result in results for f in result.fragments),
             replaced=tuple(path for result in results for path in result.replaced),
         )
-        self._commit_changes(committer, changes)
+        with interrupt_deferred():
+            self._commit_changes(committer, changes)
+            self.report.documents_committed += pc.sum(pc.is_null(changes.rows["reason"]), min_count=0).as_py()
+            self.report.lines_committed += sum(result.lines + result.lines_reused for result in results)
         self.indexes_lag |= changes.touches_lines
         if changes.fragments:
             self._builds.committed(self.place, committer.table)
@@ -494,6 +510,31 @@ class SourceRun:
     def _timed(self, phase: str) -> Iterator[None]:
         with self._watch.phase(phase), request_counts.phase(phase):
             yield
+
+
+@contextmanager
+def interrupt_deferred() -> Iterator[None]:
+    """Raise the KeyboardInterrupt of a first Ctrl-C after the block, so that what it commits is known; of a second at
+    once.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    received: list[FrameType | None] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(frame)
+        if len(received) > 1:
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if received:
+        before(signal.SIGINT, received[0])
 
 
 def batch_bytes(total: int, executor: Executor) -> int:

@@ -31,16 +31,50 @@ class ModelRef:
     dim: int
 
 
+Told = Callable[[int, int], None]
+"""Receives documents read and lines embedded, from any thread, while their task runs."""
+
+
+class Telling:
+    """Tells the counts of one task to ``told`` at most once every ``interval`` seconds.
+
+    ``documents`` and ``lines`` are those told so far; whoever receives the result of the task adds the rest.
+    """
+
+    def __init__(self, told: Told | None, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.documents = self.lines = 0
+        self._told, self._interval, self._clock = told, interval, clock
+        self._more_documents = self._more_lines = 0
+        self._due = clock() + interval
+
+    def add(self, documents: int = 0, lines: int = 0) -> None:
+        """Add documents that were read and lines that were embedded."""
+        if self._told is None:
+            return
+        self._more_documents += documents
+        self._more_lines += lines
+        if (now := self._clock()) >= self._due:
+            self._due = now + self._interval
+            more = self._more_documents, self._more_lines
+            self.documents += more[0]
+            self.lines += more[1]
+            self._more_documents = self._more_lines = 0
+            self._told(*more)
+
+
 @dataclass(slots=True)
 class TaskContext:
     """The second argument of every task. It pickles without the loaded model, which each worker loads once.
 
-    ``has_cores_to_spare`` is set for tasks in threads of one process; a process of an executor has one core.
+    ``has_cores_to_spare`` is set for tasks in threads of one process; a process of an executor has one core. ``told``
+    receives the counts of running tasks every ``tell_seconds``, where it is set.
     """
 
     workspace: Workspace
     model: ModelRef
     has_cores_to_spare: bool = False
+    told: Told | None = None
+    tell_seconds: float = 0.1
     _embedder: Embedder | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -51,6 +85,10 @@ class TaskContext:
             if self._embedder is None:
                 self._embedder = load_embedder(self.model)
             return self._embedder
+
+    def telling(self) -> Telling:
+        """Return what tells the counts of one task."""
+        return Telling(self.told, self.tell_seconds)
 
     def __reduce__(self) -> tuple[object, ...]:
         return TaskContext, (self.workspace, self.model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -125,4 +126,41 @@ def test_a_worker_killed_in_the_middle_of_a_run_is_made_good(tmp_path: Path, tin
     assert json.loads(output)["sources"][0]["new"] == 200
     opened = Workspace.open(str(workspace))
     assert_in_step(opened, ENTITY, files_below(tree))
+    assert_nothing_staged(opened)
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_an_interrupted_run_says_what_it_keeps_and_the_next_one_continues(
+    tmp_path: Path, tiny_model: Path, executor: str
+) -> None:
+    tree, workspace = tmp_path / "tree", tmp_path / "workspace"
+    for number in range(200):
+        target = tree / str(number % 7) / f"file{number}.txt"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text("\n".join(WORDS[number : number + 20]))
+        target.with_suffix(".bin").write_bytes(b"\0\1")  # looked at, but no document
+    arguments = command(tree, workspace, tiny_model, "--executor", executor, "--workers", "2")
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PAUSE": "after 2", "BATCH_DOCUMENTS": "10"},
+    )  # fmt: skip
+    coordinator = psutil.Process(process.pid)
+    until(lambda: stands_still(coordinator), "the second commit", unless=lambda: ended(process))
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    coordinator.resume()
+    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, json.loads(output)["error"]) == (3, "interrupted"), errors
+    assert "Traceback" not in errors
+    kept = re.search(r"has committed (\d+) documents with .* stay: run the same command again", output)
+    assert kept is not None, output
+
+    last = subprocess.run(arguments, check=False, capture_output=True, text=True)
+    assert last.returncode == 0, last.stderr
+    (source,) = json.loads(last.stdout)["sources"]
+    assert source["new"] < 200
+    assert source["new"] + source["unchanged"] == 200
+    assert source["unchanged"] == int(kept[1])
+    opened = Workspace.open(str(workspace))
+    texts = {path: data for path, data in files_below(tree).items() if path.endswith(".txt")}
+    assert_in_step(opened, ENTITY, texts)
     assert_nothing_staged(opened)

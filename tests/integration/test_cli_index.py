@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import driftline as dl
+from driftline.flows.output.progress import NullProgress
+from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.errors import BadEntity, UsageError
 
 Driftline = Callable[..., Any]
@@ -65,7 +67,30 @@ def files_below(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+class Followed(NullProgress):
+    """Keeps each advance."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def advance(self, documents: int = 1, lines: int = 0) -> None:
+        self.told.append((documents, lines))
+
+
 # Output.
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_the_progress_moves_while_the_only_batch_is_read_and_embedded(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, executor: str
+) -> None:
+    monkeypatch.setattr("driftline.flows.runs.executors.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("driftline.flows.runs.executors.MAX_TOLD_PER_SECOND", 1e9)
+    tree = write(tmp_path / "tree", {f"{number}.txt": "one\ntwo\n" for number in range(20)})
+    followed = Followed()
+    request = IndexRequest((str(tree),), str(tmp_path / "w"), model=str(tiny_model), executor=executor, workers=1)
+    index_sources(request, followed)
+    assert followed.told == [(1, 0)] * 20 + [(0, 40)]
 
 
 def test_index_prints_one_object_of_the_documented_shape(tree: Path, driftline: Driftline) -> None:

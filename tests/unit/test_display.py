@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from driftline.flows.output.plain import print_json, print_search
-from driftline.flows.output.progress import QuietProgress
+from driftline.flows.output.progress import EarlyProgress, NullProgress, QuietProgress
 from driftline.flows.output.terminal import print_index, print_sources, print_status
+from driftline.tasks.embedding.context import Telling
 
 
 def hit(**changes: Any) -> dict[str, Any]:
@@ -110,10 +111,47 @@ def test_quiet_progress_reports_a_figure_rarely() -> None:
         progress.advance(documents=10, lines=100)
     progress.message("careful")
     assert stream.getvalue().splitlines() == [
-        "driftline: embed: 60 of 1,000 documents, 600 lines, 5 s",
-        "driftline: embed: 110 of 1,000 documents, 1,100 lines, 10 s",
+        "driftline: embed: 60 of 1,000 documents, 600 lines, 120 lines/s, 1 min 18 s left, 5 s",
+        "driftline: embed: 110 of 1,000 documents, 1,100 lines, 110 lines/s, 1 min 21 s left, 10 s",
         "driftline: careful",
     ]
+
+
+class Counted(NullProgress):
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.documents = self.lines = 0
+
+    def advance(self, documents: int = 1, lines: int = 0) -> None:
+        self.documents += documents
+        self.lines += lines
+
+
+def test_a_phase_shows_no_more_documents_than_it_has_although_a_task_ran_twice() -> None:
+    counted = Counted()
+    early = EarlyProgress(counted)
+    early.phase("embedding", 10)
+    for _ in range(3):
+        early.advance(4, 40)
+    assert (counted.documents, counted.lines) == (10, 120)
+    early.phase("building indexes")
+    early.advance(4)
+    assert counted.documents == 14
+
+
+def test_a_running_task_tells_its_counts_at_intervals_and_knows_what_it_told() -> None:
+    now, told = 0.0, list[tuple[int, int]]()
+    telling = Telling(lambda documents, lines: told.append((documents, lines)), 1.0, lambda: now)
+    for tenth in range(1, 26):
+        now = tenth / 10
+        telling.add(documents=1)
+    telling.add(lines=50)
+    assert told == [(10, 0), (10, 0)]
+    assert (telling.documents, telling.lines) == (20, 0)
+    now = 3.5
+    telling.add(lines=50)
+    assert told[-1] == (5, 100)
 
 
 def test_on_a_terminal_the_best_line_stands_out_and_a_local_file_is_a_link(
