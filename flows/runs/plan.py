@@ -24,6 +24,7 @@ from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.model import DeepModel
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.sources.mirror import parse_remote
 from driftline.storage.sources.source import RepositorySource, Source, open_source
 from driftline.storage.workspace.branches import check_name
 from driftline.storage.workspace.records import BranchRecord, RunHistory, SourceRecord, WorkspaceConfig
@@ -42,12 +43,17 @@ PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
 
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
-    """A source with its own entity and filters, which replace those that the workspace has recorded."""
+    """A source with its own entity and filters, which replace those that the workspace has recorded.
+
+    ``commit`` is that of a repository, if the caller has asked for it. With ``rebind``, the entity may move to ``uri``.
+    """
 
     uri: str
     entity: str | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    commit: str = ""
+    rebind: bool = False
 
 
 def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...]:
@@ -211,7 +217,11 @@ def plan_source(
     else:
         named = SourceRequest(given, request.entity, request.include, request.exclude)
         keeps_filters = not request.include and not request.exclude
-    source = open_source(named.uri, request.storage_options)
+    remote = parse_remote(named.uri) if named.commit else None
+    if remote is not None:
+        source: Source = RepositorySource.at(remote, named.commit)
+    else:
+        source = open_source(named.uri, request.storage_options)
     origin = git_origin(source.uri) if source.is_local else None
     record = SourceRecord(
         entity="",
@@ -227,7 +237,8 @@ def plan_source(
         if entity.type != level:
             raise UsageError(f"Documents belong to a {level}", named.entity, f"Add /{level}:NAME.")
         known = _known_source(workspace, entity, record.uri)
-        if known is not None and not known.same_place(record) and not request.rebind and request.branch is None:
+        may_move = request.rebind or named.rebind or request.branch is not None
+        if known is not None and not known.same_place(record) and not may_move:
             raise SourceConflict(
                 f"{entity} is bound to another URI",
                 known.uri,
