@@ -262,15 +262,17 @@ def print_fleets(result: Result, everything: bool = False) -> None:
         rows = fleet["repositories"]
         counts = Counter(row["state"] for row in rows)
         told = ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items()))
-        lines.append(
-            Text.assemble((printable(fleet["name"]), "bold"), f"  {len(rows):,} repositories: {told or 'none'}")
-        )
+        changed = sum(row["entity"] in to_index for row in rows)
+        verb = "would be indexed" if result.get("dry_run") else "changed"
+        told += f"; {changed:,} {verb}" if "to_index" in result else ""
+        name = (printable(fleet["name"]), "bold")
+        lines.append(Text.assemble(name, f"  {len(rows):,} repositories: {told or 'none'}"))
         lines += [Text(f"  {printable(problem)}", "yellow") for problem in fleet["problems"]]
         table = Table(box=None, padding=(0, 2), show_header=False)
         for row in rows:
             if everything or row["entity"] in to_index or row["state"] in _SHOWN_STATES:
-                commit = row["indexed"] or row["commit"]
-                table.add_row(row["state"], printable(row["path"]), commit[:10], Text(printable(_about(row))))
+                cells = [row["state"], row["path"], row["entity"], (row["indexed"] or row["commit"])[:10], _about(row)]
+                table.add_row(*(Text(printable(cell)) for cell in cells))
         if table.row_count:
             lines.append(table)
     _print(lines)

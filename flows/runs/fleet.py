@@ -329,7 +329,7 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
         for identifier, each in part.repositories.items()
         if each.entity and each.must_be_asked(now, is_current=part.is_present(identifier), retry=request.retry)
     ]
-    progress.phase(f"asking {len(due):,} repositories for their commits", total=len(due))
+    progress.phase(f"asking {len(due):,} repositories for their commits")
 
     def ask(item: tuple[FleetPart, str, KnownRepository]) -> KnownRepository:
         part, _, each = item
@@ -344,7 +344,6 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
         for (part, identifier, _), answer in zip(due, pool.map(ask, due), strict=True):
             part.repositories[identifier] = answer
             part.asked += 1
-            progress.advance()
 
 
 # -- index --------------------------------------------------------------------------------------

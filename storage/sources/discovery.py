@@ -549,6 +549,8 @@ class _Reader:
             known = None
         status, headers, body = self._ask(url, known.etag if known is not None else "")
         if status == _NOT_MODIFIED and known is not None:
+            if known.next:  # the state is in the workspace, where others may write
+                self._on_this_host(url, known.next)
             self._listing.unchanged_pages += 1
             for each in known.ids:
                 self._listing.add(self._known[each])

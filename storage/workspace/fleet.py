@@ -1,7 +1,7 @@
 """Keep the state of fleets: which repositories their hosts have listed, what is indexed of them, and what failed.
 
 ``_fleet.json`` holds it all; one sync at a time writes it, under a lease of its own. Pure functions decide what follows
-from a listing: an incomplete one takes nothing away, a renamed repository keeps its entity, and one that is gone is kept
+from a listing: an incomplete one takes nothing away, a renamed repository keeps its entity, and one that is gone stays
 for a grace period.
 """
 
