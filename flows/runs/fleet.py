@@ -17,9 +17,8 @@ from typing import Any
 
 from driftline.flows.config.toml_file import Configuration, ConfiguredFleet
 from driftline.flows.output.progress import NullProgress, Progress
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.runs.index import IndexRequest, index_sources, remove_source
 from driftline.flows.runs.plan import SourceRequest
-from driftline.flows.runs.remove import remove_source
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (

@@ -110,7 +110,7 @@ class Host:
     provider: Provider
     url: str = ""
     owner: str = ""
-    kind: OwnerKind = ""
+    owner_kind: OwnerKind = ""
     variable: str = ""
     uris: tuple[str, ...] = field(default=(), repr=False)
 
@@ -515,7 +515,7 @@ class _Reader:
 
     def read(self) -> None:
         """Fill the listing. Raises AccessDenied, SourceNotFound, StorageError."""
-        target = self._api.targets.get(self._host.kind)
+        target = self._api.targets.get(self._host.owner_kind)
         if target is None:
             raise UsageError("This host lists the repositories of an owner only", self._host.name, "Name its org.")
         url = self._root + target.format(owner=quote(self._host.owner, safe=""))
