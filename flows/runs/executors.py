@@ -64,8 +64,8 @@ class Executor(Protocol):
     ) -> None:
         """Send ``context`` to every worker, and check that the worker reaches the workspace and the sources.
 
-        ``new_workspace`` skips the check of a workspace that a dry run does not create. ``on_counts`` receives the counts
-        of running tasks, from any thread. Raises ExecutorError.
+        ``new_workspace`` skips the check of a workspace that a dry run does not create. ``on_counts`` receives the
+        counts of running tasks, from any thread. Raises ExecutorError.
         """
         ...
 
