@@ -299,6 +299,8 @@ def _text(name: str) -> str:
 
 
 MAX_DEFINITIONS = 500
+
+
 def split_address(address: bytes, levels: Sequence[str]) -> tuple[str, str]:
     """Return the source and the path of ``{entity}/{path}``, percent-encoded. Raises NotIndexed.
 

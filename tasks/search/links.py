@@ -12,7 +12,7 @@ import hashlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
@@ -262,9 +262,7 @@ _KNOWN: LRUCache[_Fact, _Place] = LRUCache(KNOWN_DOCUMENTS)
 _KNOWN_LOCK = threading.Lock()
 
 
-def _recorded(
-    workspace: Workspace, entity: str, record: SourceRecord, wanted: Mapping[str, str]
-) -> dict[str, _Place]:
+def _recorded(workspace: Workspace, entity: str, record: SourceRecord, wanted: Mapping[str, str]) -> dict[str, _Place]:
     """Return the places of documents at the commit that the index has reached.
 
     At the end of that run, each document was as in the commit. It still is if its row in the manifest, read after the

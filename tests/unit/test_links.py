@@ -91,10 +91,10 @@ def test_every_path_is_encoded(path: str, quoted: str) -> None:
 
 
 def test_rendered_files_are_shown_as_source() -> None:
-    for host, query in (("github.com", "?plain=1#L3"), ("gitlab.com", "?plain=1#L3"), ("gitea.com", "?display=source#L3")):
+    for host, query in {"github.com": "plain=1", "gitlab.com": "plain=1", "gitea.com": "display=source"}.items():
         found = template(f"https://{host}/a/b")
         assert found is not None
-        assert found.url(COMMIT, "docs/README.md", 3).endswith(f"/docs/README.md{query}")
+        assert found.url(COMMIT, "docs/README.md", 3).endswith(f"/docs/README.md?{query}#L3")
         assert found.url(COMMIT, "docs/README.md", None).endswith("/docs/README.md")
 
 
