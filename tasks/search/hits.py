@@ -516,8 +516,7 @@ def hits(
     unchanged_text = cache(_unchanged_text)  # several windows may belong to one document
     documents = [read.get((window.entity, window.path)) for window in windows]
     texts = [unchanged_text(window.path, each, window.hash) for each, window in zip(documents, windows, strict=True)]
-    anchors = anchors_of(tables, windows, read)
-    links = links_of(workspace, windows, records, read)
+    anchors, links = anchors_of(tables, windows, read), links_of(workspace, windows, records, read)
     lacking = [window for window, text in zip(windows, texts, strict=True) if n_lines and text is None]
     indexed = _indexed(tables, lacking, n_lines)
     score = math.inf

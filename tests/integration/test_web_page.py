@@ -107,7 +107,7 @@ def site(tmp_path: Path, tree: Path, driftline: Callable[..., Any]) -> Iterator[
 
 
 def results(page: Page) -> Any:
-    return page.locator("article h3 a")
+    return page.locator("article h3 > a:first-child")
 
 
 def files(page: Page) -> Any:
