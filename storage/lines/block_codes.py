@@ -1,7 +1,7 @@
 """Find blocks of lines by meaning: two bits for each dimension of their vectors (DESIGN, "Search"; decision 20).
 
-The vector of a block is the sum of those of its lines. Its code has the sign of each dimension, and whether the value is
-large. The signs alone select blocks, both bits order them, as in RaBitQ (Gao and Long, 2024) without a rotation: the
+The vector of a block is the sum of those of its lines. Its code has the sign of each dimension, and whether the value
+is large. The signs alone select blocks, both bits order them, as in RaBitQ (Gao and Long, 2024) without a rotation: the
 dimensions of static models are alike enough.
 """
 

@@ -331,7 +331,7 @@ class LineQuery:
         return self._blocks_at(rows).drop_columns(["_rowid"])
 
     def _blocks_at(self, rows: Sequence[int]) -> pa.Table:
-        """Return the blocks that ``rows`` begin and the filter allows, unordered, with a ``bm25`` of 0 and ``_rowid``."""
+        """Return the blocks at ``rows`` that the filter allows, unordered, with a ``bm25`` of 0 and ``_rowid``."""
         if not rows:
             return self.blocks("", 0).append_column("_rowid", pa.array([], pa.uint64()))
         where = f"_rowid IN ({', '.join(map(str, rows))})" + (f" AND ({self.sql})" if self.sql else "")
