@@ -28,7 +28,6 @@ from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.lines.patterns import Pattern
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.filters import LineKinds, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
     Hit,
@@ -46,7 +45,7 @@ from driftline.tasks.search.hits import (
     symbol_of,
 )
 from driftline.tasks.search.query import ExactCounts, SearchReport, answer, nothing_indexed, table_places
-from driftline.tasks.search.request import SearchRequest, is_auxiliary, is_prose, is_test
+from driftline.tasks.search.request import Explanation, SearchRequest, is_auxiliary, is_prose, is_test
 from driftline.tasks.text import rows_of_line
 
 MAX_SECONDS = 30.0
