@@ -64,12 +64,12 @@ def schema(dim: int) -> pa.Schema:
 
     A long line has several rows; ``column_number`` is the column at which a row begins.
 
-    Only the first row of each block has ``block``, ``outline`` and ``block_code``. ``block`` is the path; a tab and the
-    name of the definition that the block begins in, if any; SPELLED and the words that the tokenizer of the index would
-    miss (words.py), if any; a line feed; and the lines of the block from the first to the last line with a row, joined
-    by line feeds, and by CONTINUED if a row continues a line (decision 0007). ``outline`` has the definitions in the
-    block (outline.py), or null if they were not determined. ``block_code`` is the meaning of the block (block_codes.py), or
-    null if the model knows none of its words.
+    Only the first row of each block has ``block``, ``outline`` and ``block_code``. ``block`` is the path; a tab and
+    the name of the definition that the block begins in, if any; SPELLED and the words that the tokenizer of the index
+    would miss (words.py), if any; a line feed; and the lines of the block from the first to the last line with a row,
+    joined by line feeds, and by CONTINUED if a row continues a line (decision 0007). ``outline`` has the definitions
+    in the block (outline.py), or null if they were not determined. ``block_code`` is the meaning of the block
+    (block_codes.py), or null if the model knows none of its words.
 
     Some rows have a ``pack``: the text of their document from line ``pack_line`` to the next pack, exactly as it was
     decoded, with ``grams``, the filter of its trigrams (exact.py).
