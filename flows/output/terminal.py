@@ -91,7 +91,7 @@ def print_explanation(figures: Result) -> None:
     else:
         index = figures["index"] or "no vector index"
         compared = f"{figures['examined']:,} vectors compared ({index}, {figures['strategy']})"
-    chosen = f"{figures['blocks']:,} blocks by words, {figures['candidates']:,} lines ranked"
+    chosen = f"{figures['blocks']:,} blocks, {figures['candidates']:,} lines ranked"
     if figures["blocks_without_definitions"]:
         chosen += f" ({figures['blocks_without_definitions']:,} blocks without definitions: index --full adds them)"
     times = ", ".join(f"{phase} {seconds * 1000:.1f} ms" for phase, seconds in figures["seconds"].items())
