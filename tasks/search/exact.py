@@ -41,6 +41,7 @@ from driftline.tasks.search.hits import (
     identity_of,
     is_unchanged,
     judge_read,
+    links_of,
     read_documents,
     symbol_of,
 )
@@ -440,6 +441,7 @@ class ExactSearch:
         add_definitions(self.tables, windows)
         read = read_documents(self.workspace, windows, self.records, context=False)
         anchors = anchors_of(self.tables, windows, read)
+        links = links_of(self.workspace, windows, self.records, read)
         contexts = [*_contexts(self.tables, lines, n_lines)]
         own = [context[number - start] for (_, number), (start, context) in zip(lines, contexts, strict=True)]
         spans = self.terms.spans(own)
@@ -468,6 +470,7 @@ class ExactSearch:
                 line_now=judged.line if judged else None,
                 column=at + 1,
                 anchor=anchors.get((place.entity, place.path, number)),
+                url=links.url(place.entity, place.path, number + 1),
                 matches=tuple((begin + 1, end + 1) for begin, end in matches),
                 **symbol_of(window.definition),
             )
