@@ -23,6 +23,7 @@ from driftline.storage.defaults import (
     DEFAULT_MAX_DELTAS,
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_MAX_FILE_BYTES,
+    Redaction,
 )
 
 
@@ -53,6 +54,7 @@ def index(
     max_deltas: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DELTAS,
     storage_options: dict[str, str] | None = None,
     branch: str | None = None,
+    redact: Redaction | None = None,
 ) -> dict[str, Any]:
     """Update the index of the sources: embed new and changed documents, delete vanished ones.
 
@@ -75,16 +77,18 @@ def index(
         wait_seconds: Seconds to wait for another run that holds the lease of a source.
         indexes: Which search indexes to update.
         max_deltas: Request a compaction when a source has more deltas than this.
+        redact: Which credentials inside text are replaced; default: as before, else known.
         storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
         branch: Index this branch of the sources; the main index does not change.
 
     Returns:
         The report of the run, as ``driftline index --json`` prints it.
     """
+    options = options_of(storage_options)
     request = IndexRequest(tuple(sources), workspace_named(workspace), entity, model=model, branch=branch)
-    request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()), full=full, dry_run=dry_run)
+    request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()), redact=redact)
+    request = replace(request, full=full, dry_run=dry_run, rebind=rebind, reembed=reembed, storage_options=options)
     request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
-    request = replace(request, rebind=rebind, reembed=reembed, storage_options=options_of(storage_options))
     request = replace(request, max_file_bytes=max_file_bytes, max_document_bytes=max_document_bytes)
     request = replace(request, max_delete_fraction=max_delete_fraction)
     with flow_progress() as progress:

@@ -14,6 +14,7 @@ from driftline.storage.defaults import (
     DEFAULT_MAX_FILE_BYTES,
     DEFAULT_N_LINES,
     DEFAULT_TOP_K,
+    Redaction,
 )
 from driftline.storage.options import from_keywords
 from driftline.tasks.search.request import SearchRequest
@@ -380,6 +381,7 @@ def index(
     branch: str | None = None,
     build: int | None = None,
     deep: bool | str | None = None,
+    redact: Redaction | None = None,
 ) -> IndexReport:
     """Bring the index in step with ``sources``: folders, git work trees and bucket URIs.
 
@@ -388,6 +390,7 @@ def index(
     single sources instead of raising the first one. ``entity``, ``include`` and ``exclude`` apply to sources that are
     plain strings; a SourceRequest has its own. With ``branch`` the run brings this branch of each source in step, and
     the main index stays as it is; a run with a lower number of its CI ``build`` than the last one is refused.
+    ``redact`` is ``off``, ``known`` or ``strict``; None keeps that of the source.
 
     Raises UsageError, AccessDenied, CorruptFile, StaleBuild before anything is written; DeletionRefused, LeaseHeld,
     LeaseLost, StorageError, ExecutorError later. What was committed until then stays, and the next run continues from

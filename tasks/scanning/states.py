@@ -37,7 +37,7 @@ def analyze_document_states(
     source = open_source(record.uri, workspace.objects.storage_options, allow_empty=True)
     rules = Rules(include=record.include, exclude=record.exclude)
     claims = Neighbours(dict(workspace.sources(entity.tenant))).claims_on(entity, record)
-    spec = ScanSpec(source, _fingerprint(workspace.config), rules=rules, claims=claims)
+    spec = ScanSpec(source, _fingerprint(workspace.config), rules=rules, claims=claims, redaction=record.redact)
     documents = workspace.manifest(entity)
     manifest = documents.get(paths)
     differences = scan_paths(spec, paths, lambda prefixes: manifest, now_ns=time.time_ns()).diff

@@ -451,7 +451,14 @@ class ExactSearch:
             at = matches[0][0] if matches else 0
             first_row, unchanged = rows_of_line(text)[0][1] if text else "", place in as_indexed
             now = read.get(place.document)
-            judged = judge_read(first_row, number + 1, now, unchanged=unchanged, path=place.path)
+            judged = judge_read(
+                first_row,
+                number + 1,
+                now,
+                unchanged=unchanged,
+                path=place.path,
+                redaction=self.records.redaction(place.entity),
+            )
             yield Hit(
                 path=place.path,
                 file=file_of(self.records, window),

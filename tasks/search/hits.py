@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from driftline.storage.defaults import CUT, MAX_SHOWN_CHARACTERS
+from driftline.storage.defaults import CUT, DEFAULT_REDACTION, MAX_SHOWN_CHARACTERS, Redaction
 from driftline.storage.entities import Entity, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
 from driftline.storage.lance.errors import without_panic
@@ -32,6 +32,7 @@ from driftline.storage.model import content_hash, html_table
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.credentials import holds_redacted, redact, redact_lines
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.search.ranking import WEIGHTS, Weights, count_words
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
@@ -233,12 +234,19 @@ def is_unchanged(read: Read | None, indexed_hash: str) -> bool:
 
 
 def judge_read(
-    text: str, line: int, read: Read | None, *, unchanged: bool, column: int = 0, path: str = ""
+    text: str,
+    line: int,
+    read: Read | None,
+    *,
+    unchanged: bool,
+    column: int = 0,
+    path: str = "",
+    redaction: Redaction = DEFAULT_REDACTION,
 ) -> Freshness | None:
     """Like ``judge``, from the result of reading the document; None if that is not conclusive.
 
     An ``unchanged`` document, as ``is_unchanged`` defines it, needs no look at its lines. Text is not extracted again
-    from a changed document.
+    from a changed document. ``redaction`` is that of the source.
     """
     if isinstance(read, ObjectNotFound):
         return Freshness(State.GONE)
@@ -249,6 +257,8 @@ def judge_read(
     if is_extracted(path, read):
         return None
     content, reason = decode(read)
+    if reason is None and holds_redacted(text):
+        content = redact([content], redaction)[0][0]
     return Freshness(State.STALE) if reason is not None else judge(text, line, split_lines(content), column)
 
 
@@ -291,10 +301,14 @@ def read_excerpt(
     if line < 1 or n_lines < 0:
         raise UsageError("Lines count from 1, and n_lines must not be negative", f"{line}, {n_lines}")
     entity, digest = _indexed_excerpt(workspace, path, source, within)
-    lines = _read_excerpt(workspace, entity, path, digest)
+    record = workspace.readable_source(entity)
+    lines = _read_excerpt(workspace, record, path, digest)
     first, last = max(0, line - 1 - n_lines), line - 1 + n_lines
     current = lines is not None
-    part = lines[first : last + 1] if lines else _from_index(workspace, entity, path, first, last)
+    if lines and record is not None:
+        part = redact_lines(lines[first : last + 1], record.redact)
+    else:
+        part = _from_index(workspace, entity, path, first, last)
     if not part:
         raise NotIndexed(f"The document has no line {line}", path, "Take line numbers from search results.")
     return Excerpt(str(entity), path, first + 1, tuple(part), current)
@@ -320,9 +334,8 @@ def _indexed_excerpt(workspace: Workspace, path: str, source: str | None, within
     return found[0]
 
 
-def _read_excerpt(workspace: Workspace, entity: Entity, path: str, digest: str) -> list[str] | None:
-    """Return the lines of a document as it was indexed; None if it has changed, or if its text was extracted."""
-    record = workspace.readable_source(entity)
+def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, digest: str) -> list[str] | None:
+    """Return the lines of an unchanged document, with its credentials; None if it has changed, none if extracted."""
     if record is None or not workspace.reach.allows(record.uri):
         return None
     try:
@@ -386,6 +399,11 @@ class SourceRecords:
         if entity not in self._read:
             self._read[entity] = self.workspace.readable_source(Entity.parse(entity, self.workspace.config.hierarchy))
         return self._read[entity]
+
+    def redaction(self, entity: str) -> Redaction:
+        """Return how the text of a source is redacted."""
+        record = self.get(entity)
+        return record.redact if record is not None else DEFAULT_REDACTION
 
 
 def distinct_windows(find: Callable[[int], Sequence[Window]], limit: int, records: SourceRecords) -> list[Window]:
@@ -520,13 +538,13 @@ def hits(
         if not n_lines:
             start, context = window.best, [window.text]
         elif text is not None:
-            context = lines_between(text, start, end)
+            context = redact_lines(lines_between(text, start, end), records.redaction(window.entity))
         else:
             known = indexed[window.entity, window.path]  # lines without a letter or digit are empty
             end = min(end, max((number for number in known if number <= end), default=window.last))
             context = [known.get(number, "") for number in range(start, end + 1)]
         at = match_in(window.text, query)
-        judged = _judged(window, document, unchanged=text is not None)
+        judged = _judged(window, document, records.redaction(window.entity), unchanged=text is not None)
         likely = likelihood(window.score, window.attainable) if window.attainable else None
         score = min(score, window.score if likely is None else likely)  # windows after the reranked ones score apart
         yield Hit(
@@ -602,10 +620,9 @@ def _unchanged_text(path: str, document: Read | None, indexed_hash: str) -> str 
     return decode(document)[0]
 
 
-def _judged(window: Window, document: Read | None, *, unchanged: bool) -> Freshness | None:
-    unchanged = unchanged or is_unchanged(document, window.hash)
-    line, column = window.best + 1, window.column
-    return judge_read(window.text, line, document, unchanged=unchanged, column=column, path=window.path)
+def _judged(window: Window, document: Read | None, redaction: Redaction, *, unchanged: bool) -> Freshness | None:
+    known: dict[str, Any] = {"unchanged": unchanged or is_unchanged(document, window.hash), "column": window.column}
+    return judge_read(window.text, window.best + 1, document, path=window.path, redaction=redaction, **known)
 
 
 def anchors_of(
