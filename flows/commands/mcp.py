@@ -33,12 +33,12 @@ def mcp(
 ) -> int:
     """Serve the workspace to MCP clients, which search it and read what is indexed."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.access import source_access
+    from driftline.flows.config.locate import source_access
     from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of
-    from driftline.flows.config.search_settings import cache_settings
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.memory_stores import search_memory
     from driftline.flows.runs.pull import newest_of
+    from driftline.flows.runs.search import cache_settings
     from driftline.flows.web.search_processes import SEARCHES_BESIDE_EACH_OTHER, SearchProcesses
     from driftline.storage.workspace.workspace import Workspace
 

@@ -1,7 +1,7 @@
 """Render the pages, complete from the server: they need no script, and nothing from another host.
 
 Their libraries are loaded after the server has started (``prepare``). The page of a document also shows its
-definitions, similar lines, and a link to its remote.
+definitions and similar lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from driftline.flows.output.html_report import plots_of, run_row
 from driftline.flows.web.requests import HomeView, IndexView
 from driftline.storage.errors import NotIndexed
 from driftline.storage.options import Option
-from driftline.storage.workspace.records import SourceRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.language import Question, asked_by
@@ -49,8 +48,7 @@ def search_link(asked: SearchRequest) -> str:
 class DocumentView:
     """A document around ``line``, which was requested or is the first.
 
-    ``similar`` are hits like that line, ``outline`` the definitions as (line, kind, name), ``remote`` the host and link
-    of its remote's web view.
+    ``similar`` are hits like that line, ``outline`` the definitions as (line, kind, name).
     """
 
     excerpt: dict[str, Any]
@@ -58,7 +56,6 @@ class DocumentView:
     branch: str | None = None
     outline: Sequence[tuple[int, str, str]] = ()
     similar: Sequence[Hit] = ()
-    remote: tuple[str, str] | None = None
 
 
 EXAMPLES = (
@@ -164,7 +161,6 @@ def document_page(view: DocumentView) -> bytes:
     last = first + len(excerpt["lines"]) - 1
     earlier = document_link(source, path, max(1, first - MAX_PAGE_LINES), branch) if first > 1 else None
     later = document_link(source, path, last, branch) if last == view.line + MAX_PAGE_LINES else None
-    host, remote = view.remote or ("", "")
     return _rendered(
         "document.html.j2",
         excerpt=excerpt,
@@ -175,8 +171,6 @@ def document_page(view: DocumentView) -> bytes:
         later=later,
         outline=view.outline,
         similar=[(document_link(hit.source, hit.path, hit.line, branch), hit) for hit in view.similar],
-        host=host,
-        remote=remote,
     )
 
 
@@ -295,6 +289,7 @@ def _templates() -> Environment:
     found = Environment(
         loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    found.filters["host"] = lambda url: urlsplit(url).hostname
     found.globals["static"] = lambda name: f"/static/{name}?{version_of(name)}"
     return found
 
@@ -304,16 +299,6 @@ def _text(name: str) -> str:
 
 
 MAX_DEFINITIONS = 500
-_FORGES = {
-    "github": "/blob/{ref}/{path}#L{line}",
-    "gitlab": "/-/blob/{ref}/{path}#L{line}",
-    "gitea": "/src/commit/{ref}/{path}#L{line}",
-    "forgejo": "/src/commit/{ref}/{path}#L{line}",
-    "codeberg": "/src/commit/{ref}/{path}#L{line}",
-}
-"""How each forge links to a line, by a part of its host name."""
-_WITHOUT_COMMIT = ("github", "gitlab")
-"""Forges that know HEAD."""
 
 
 def split_address(address: bytes, levels: Sequence[str]) -> tuple[str, str]:
@@ -334,28 +319,3 @@ def outline(path: str, lines: Sequence[str], first: int) -> list[tuple[int, str,
     """Return the definitions in ``lines``, the first of which has number ``first``: line, kind and qualified name."""
     found = definitions(path, "\n".join(lines))[:MAX_DEFINITIONS]
     return [(each.line + first, each.kind, each.name) for each in found]
-
-
-def remote_link(record: SourceRecord, path: str, line: int, branch: str | None = None) -> tuple[str, str] | None:
-    """Return the host and the link of a line in the web view of the source's git remote, if its kind is known."""
-    host, repository = _repository(record.origin or "")
-    kind = next((kind for kind in _FORGES if kind in host), None)
-    ref = branch or (record.commit.id if record.commit else "HEAD" if kind in _WITHOUT_COMMIT else None)
-    if kind is None or not repository or ref is None:
-        return None
-    pattern = _FORGES[kind].replace("/src/commit/", "/src/branch/") if branch else _FORGES[kind]
-    within = f"{record.subpath.strip('/')}/{path}".lstrip("/")
-    place = pattern.format(ref=quote(ref), path=quote(within, errors="surrogatepass"), line=line)
-    return host, f"https://{host}/{quote(repository)}{place}"
-
-
-def _repository(origin: str) -> tuple[str, str]:
-    """Return host and path of ``https://host/owner/name.git``, ``ssh://git@host/…`` or ``git@host:owner/name.git``."""
-    if "://" in origin:
-        parts = urlsplit(origin)
-        host, path = parts.hostname or "", parts.path
-        if parts.scheme in ("http", "https") and parts.port is not None:
-            host = f"{host}:{parts.port}"
-    else:
-        host, _, path = origin.rpartition("@")[2].partition(":")
-    return host.lower(), path.strip("/").removesuffix(".git")

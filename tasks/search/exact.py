@@ -28,7 +28,6 @@ from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.lines.patterns import Pattern
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.filters import LineKinds, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
     Hit,
@@ -42,11 +41,12 @@ from driftline.tasks.search.hits import (
     identity_of,
     is_unchanged,
     judge_read,
+    links_of,
     read_documents,
     symbol_of,
 )
 from driftline.tasks.search.query import ExactCounts, SearchReport, answer, nothing_indexed, table_places
-from driftline.tasks.search.request import SearchRequest, is_auxiliary, is_prose, is_test
+from driftline.tasks.search.request import Explanation, SearchRequest, is_auxiliary, is_prose, is_test
 from driftline.tasks.text import rows_of_line
 
 MAX_SECONDS = 30.0
@@ -441,6 +441,7 @@ class ExactSearch:
         add_definitions(self.tables, windows)
         read = read_documents(self.workspace, windows, self.records, context=False)
         anchors = anchors_of(self.tables, windows, read)
+        links = links_of(self.workspace, windows, self.records, read)
         contexts = [*_contexts(self.tables, lines, n_lines)]
         own = [context[number - start] for (_, number), (start, context) in zip(lines, contexts, strict=True)]
         spans = self.terms.spans(own)
@@ -476,6 +477,7 @@ class ExactSearch:
                 line_now=judged.line if judged else None,
                 column=at + 1,
                 anchor=anchors.get((place.entity, place.path, number)),
+                url=links.url(place.entity, place.path, number + 1),
                 matches=tuple((begin + 1, end + 1) for begin, end in matches),
                 **symbol_of(window.definition),
             )

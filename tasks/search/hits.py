@@ -34,6 +34,7 @@ from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.credentials import holds_redacted, redact, redact_lines
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
+from driftline.tasks.search.links import Links, find_links
 from driftline.tasks.search.ranking import WEIGHTS, Weights, count_words
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
@@ -272,7 +273,7 @@ class Excerpt:
     """Lines of a document from ``start_line`` (1-based) on, as they were indexed.
 
     ``current`` is False if the document cannot be read or has changed. The lines then come from the index, which has no
-    lines without a letter or digit: those are empty.
+    lines without a letter or digit: those are empty. ``url`` is the permanent link of the requested line, as of a hit.
     """
 
     source: str
@@ -280,6 +281,7 @@ class Excerpt:
     start_line: int
     lines: tuple[str, ...]
     current: bool
+    url: str | None = None
 
 
 @without_panic()
@@ -302,7 +304,8 @@ def read_excerpt(
         raise UsageError("Lines count from 1, and n_lines must not be negative", f"{line}, {n_lines}")
     entity, digest = _indexed_excerpt(workspace, path, source, within)
     record = workspace.readable_source(entity)
-    lines = _read_excerpt(workspace, record, path, digest)
+    data = _read_excerpt(workspace, record, path, digest)
+    lines = None if data is None else [] if is_extracted(path, data) else split_lines(decode(data)[0])
     first, last = max(0, line - 1 - n_lines), line - 1 + n_lines
     current = lines is not None
     if lines and record is not None:
@@ -311,7 +314,9 @@ def read_excerpt(
         part = _from_index(workspace, entity, path, first, last)
     if not part:
         raise NotIndexed(f"The document has no line {line}", path, "Take line numbers from search results.")
-    return Excerpt(str(entity), path, first + 1, tuple(part), current)
+    document = str(entity), path
+    links = find_links(workspace, lambda _: record, {document: digest}, {document: data})
+    return Excerpt(*document, first + 1, tuple(part), current, links.url(*document, line))
 
 
 def _indexed_excerpt(workspace: Workspace, path: str, source: str | None, within: Entity | None) -> tuple[Entity, str]:
@@ -334,17 +339,15 @@ def _indexed_excerpt(workspace: Workspace, path: str, source: str | None, within
     return found[0]
 
 
-def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, digest: str) -> list[str] | None:
-    """Return the lines of an unchanged document, with its credentials; None if it has changed, none if extracted."""
+def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, digest: str) -> bytes | None:
+    """Return a document as it was indexed; None if it has changed or cannot be read."""
     if record is None or not workspace.reach.allows(record.uri):
         return None
     try:
         data = known_source(record.uri, workspace.objects.storage_options).read(path)
     except DriftlineError:
         return None  # the index answers for it
-    if content_hash(data) != digest:
-        return None
-    return [] if is_extracted(path, data) else split_lines(decode(data)[0])
+    return data if content_hash(data) == digest else None
 
 
 def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, last: int) -> list[str]:
@@ -457,7 +460,8 @@ class Hit:
     were indexed, comments above it included; None outside of any, and if definitions are not indexed. ``anchor`` is the
     place of the best line in a file from which text was extracted (``cell 7``); line numbers are those of that text.
     ``matches`` are the places in the best line that match the patterns of an exact search: the columns of the first
-    character and after the last one, 1-based.
+    character and after the last one, 1-based. ``url`` is the permanent link of the best line at a commit on the host of
+    its repository; None if it is not known that the text there is the same.
     """
 
     path: str
@@ -483,6 +487,7 @@ class Hit:
     copies: tuple[str, ...] = ()
     matches: tuple[tuple[int, int], ...] = ()
     anchor: str | None = None
+    url: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``search --json`` prints; ``dataclasses.asdict`` takes ten times as long."""
@@ -529,7 +534,7 @@ def hits(
     unchanged_text = cache(_unchanged_text)  # several windows may belong to one document
     documents = [read.get((window.entity, window.path)) for window in windows]
     texts = [unchanged_text(window.path, each, window.hash) for each, window in zip(documents, windows, strict=True)]
-    anchors = anchors_of(tables, windows, read)
+    anchors, links = anchors_of(tables, windows, read), links_of(workspace, windows, records, read)
     lacking = [window for window, text in zip(windows, texts, strict=True) if n_lines and text is None]
     indexed = _indexed(tables, lacking, n_lines)
     score = math.inf
@@ -567,7 +572,18 @@ def hits(
             label=None if likely is None else label(score),
             copies=window.copies,
             anchor=anchors.get((window.entity, window.path, window.best)),
+            url=links.url(window.entity, window.path, window.best + 1),
         )
+
+
+def links_of(
+    workspace: Workspace,
+    windows: Sequence[Window],
+    records: SourceRecords,
+    read: Mapping[tuple[str, str], Read],
+) -> Links:
+    """Return the permanent links of the documents of ``windows``, which were ``read`` if possible."""
+    return find_links(workspace, records.get, {window.file: window.hash for window in windows}, read)
 
 
 def clipped_context(lines: Sequence[str], best: int, at: int) -> tuple[str, ...]:

@@ -38,7 +38,6 @@ from driftline.tasks.search.deep import (
     weight_in,
     windows_to_rerank,
 )
-from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
     HIT_TYPES,
@@ -52,7 +51,7 @@ from driftline.tasks.search.hits import (
     merge_windows,
 )
 from driftline.tasks.search.relevance import Calibration
-from driftline.tasks.search.request import Mode, SearchFilter, SearchRequest, without_empty
+from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest, without_empty
 
 log = logging.getLogger(__name__)
 
