@@ -20,7 +20,14 @@ from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 from driftline.flows.scheduling.artifacts import show_cleanup, show_compaction, show_index, show_verification
 from driftline.flows.scheduling.events import ask_for_source
-from driftline.flows.scheduling.flow_runs import attempt, catalog_of, flow_progress, options_of, release_leases
+from driftline.flows.scheduling.flow_runs import (
+    PrefectProgress,
+    attempt,
+    catalog_of,
+    flow_progress,
+    options_of,
+    release_leases,
+)
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_AGE_SECONDS,
@@ -92,26 +99,27 @@ def index(
     Returns:
         The report of the run, as ``driftline index --json`` prints it.
     """
-    request = IndexRequest(
-        tuple(sources), workspace_named(workspace), entity, tuple(include or ()), tuple(exclude or ())
-    )
-    request = replace(request, model=model, branch=branch, redact=redact, full=full, dry_run=dry_run, reembed=reembed)
+    how: dict[str, Any] = {"redact": redact, "rebind": rebind, "reembed": reembed, "full": full, "dry_run": dry_run}
+    request = IndexRequest(tuple(sources), workspace_named(workspace), entity, model=model, branch=branch, **how)
+    request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()))
     request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
-    request = replace(request, max_file_bytes=max_file_bytes, max_document_bytes=max_document_bytes, rebind=rebind)
+    request = replace(request, max_file_bytes=max_file_bytes, max_document_bytes=max_document_bytes)
     request = replace(request, max_delete_fraction=max_delete_fraction, storage_options=options_of(storage_options))
     with flow_progress() as progress:
         result = attempt.with_options(name="index")(lambda: index_sources(request, progress).to_dict())
-        progress.finish(_follow_up(result, request, workspace, max_deltas))
-    return result
+        return _finish(result, request, workspace, max_deltas, progress)
 
 
-def _follow_up(result: dict[str, Any], request: IndexRequest, workspace: str, max_deltas: int) -> str:
-    """Ask for compactions and show the report; return the last message of the run."""
+def _finish(
+    result: dict[str, Any], request: IndexRequest, workspace: str, max_deltas: int, progress: PrefectProgress
+) -> dict[str, Any]:
+    """Ask for compactions, show the report, and return it."""
     for source in result["sources"]:
         if source["deltas"] > max_deltas and not request.dry_run:
             ask_for_source(workspace, source["entity"], source["deltas"])
     show_index(result, request)
-    return f"{sum(source['lines_embedded'] for source in result['sources']):,} lines embedded"
+    progress.finish(f"{sum(source['lines_embedded'] for source in result['sources']):,} lines embedded")
+    return result
 
 
 @flow(
