@@ -31,7 +31,7 @@ from driftline.tasks.extraction.extractor import Extracted, definitions_by_part,
 from driftline.tasks.scanning.scan import below
 from driftline.tasks.scanning.selection import STDIN, files_named
 from driftline.tasks.search.filters import where_named
-from driftline.tasks.search.hits import Hit, clipped, clipped_context, match_in, merge_windows, symbol_of
+from driftline.tasks.search.hits import Hit, anchored, clipped, clipped_context, match_in, merge_windows, symbol_of
 from driftline.tasks.search.query import UNKNOWN_WORDS, SearchReport, answer, nearest_note
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import SearchRequest
@@ -236,7 +236,7 @@ def _hits(
             context=clipped_context(context, window.best - start, window.column + at),
             column=window.column + at + 1,
             **symbol_of(innermost(outline(document), window.best)),
-            anchor=texts[document].anchor(window.best),
+            **anchored(texts[document].path, texts[document].anchor(window.best)),
         )
 
 

@@ -24,7 +24,7 @@ from driftline.storage.defaults import CUT, DEFAULT_REDACTION, MAX_SHOWN_CHARACT
 from driftline.storage.entities import Entity, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
 from driftline.storage.lance.errors import without_panic
-from driftline.storage.lines.outline import Definition, anchor_at, innermost
+from driftline.storage.lines.outline import Definition, anchor_at, fragment_of, innermost
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.lines.words import Asked, telling_words
@@ -459,6 +459,7 @@ class Hit:
     line, ``kind`` its kind (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` its lines as they
     were indexed, comments above it included; None outside of any, and if definitions are not indexed. ``anchor`` is the
     place of the best line in a file from which text was extracted (``cell 7``); line numbers are those of that text.
+    ``fragment`` is what opens the place behind ``#`` in a viewer (``page=12``), None if no viewer would.
     ``matches`` are the places in the best line that match the patterns of an exact search: the columns of the first
     character and after the last one, 1-based. ``url`` is the permanent link of the best line at a commit on the host of
     its repository; None if it is not known that the text there is the same.
@@ -487,6 +488,7 @@ class Hit:
     copies: tuple[str, ...] = ()
     matches: tuple[tuple[int, int], ...] = ()
     anchor: str | None = None
+    fragment: str | None = None
     url: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -571,7 +573,7 @@ def hits(
             **symbol_of(window.definition),
             label=None if likely is None else label(score),
             copies=window.copies,
-            anchor=anchors.get((window.entity, window.path, window.best)),
+            **anchored(window.path, anchors.get((window.entity, window.path, window.best))),
             url=links.url(window.entity, window.path, window.best + 1),
         )
 
@@ -597,6 +599,11 @@ def symbol_of(definition: Definition | None) -> dict[str, Any]:
         return {}
     start, end = definition.first + 1, definition.last + 1
     return {"symbol": definition.name, "kind": definition.kind, "symbol_start": start, "symbol_end": end}
+
+
+def anchored(path: str, anchor: str | None) -> dict[str, Any]:
+    """Return the fields of a hit that say where a document opens."""
+    return {"anchor": anchor, "fragment": fragment_of(path, anchor)}
 
 
 def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> None:
