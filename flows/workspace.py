@@ -14,6 +14,7 @@ from driftline.storage.defaults import (
     DEFAULT_MAX_FILE_BYTES,
     DEFAULT_N_LINES,
     DEFAULT_TOP_K,
+    Redaction,
 )
 from driftline.storage.options import from_keywords
 from driftline.tasks.search.request import SearchRequest
@@ -405,6 +406,7 @@ def index(
     branch: str | None = None,
     build: int | None = None,
     deep: bool | str | None = None,
+    redact: Redaction | None = None,
 ) -> IndexReport:
     """Update the index to the current state of sources.
 
@@ -434,6 +436,7 @@ def index(
         branch: index this branch of each source; the main index does not change.
         build: the number of the CI build; a run with a lower number than the last one of the branch is refused.
         deep: embed definitions with a transformer, or with the one that this names; False ends it.
+        redact: what to do with secrets: ``off``, ``known`` or ``strict``; None keeps what the source has.
 
     Returns:
         What the run did, by source.

@@ -28,6 +28,7 @@ from driftline.flows.config.secret_references import (
     resolve_options,
     without_reference,
 )
+from driftline.storage.defaults import Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.sources.mirror import parse_remote
@@ -124,6 +125,7 @@ class Configuration:
     search: Mapping[str, Any] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
     is_withheld: bool = False
+    redact: Redaction | None = None
 
     def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the storage options with their references resolved. Raises UsageError."""
@@ -329,6 +331,7 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         parsed.prices.known,
         parsed.search.model_dump(exclude_none=True),
         _memory(parsed.memory, place(file, "[memory]")),
+        redact=parsed.redact,
     )
 
 

@@ -21,7 +21,8 @@ class SourceReport:
 
     ``skipped`` lists every file that is not indexed as ``(path, reason)``, including those skipped by earlier runs;
     ``shortened`` those of this run whose lines are too long, as ``(path, characters left out)``; ``too_large`` has
-    sizes by path; ``needing_extra`` counts documents whose extractor is not installed. ``revision`` is the ``rev``
+    sizes by path; ``needing_extra`` counts documents whose extractor is not installed; ``redacted`` counts the
+    credentials that this run replaced, by rule. ``revision`` is the ``rev``
     of the run's last commit; the manifest as of it is the state that the run left. ``commit`` is the commit that
     git had checked out. If ``base`` is set, the run scanned only the differences between the two; if a full scan
     replaced such a run, ``full_scan_reason`` says why. ``lines_reused`` were copied from other branches, or from
@@ -37,6 +38,7 @@ class SourceReport:
     shortened: list[tuple[str, int]] = field(default_factory=list)
     too_large: dict[str, int] = field(default_factory=dict)
     needing_extra: int = 0
+    redacted: dict[str, int] = field(default_factory=dict)
     lines_embedded: int = 0
     lines_reused: int = 0
     documents_total: int = 0
@@ -75,6 +77,7 @@ class SourceReport:
             "shortened": [{"path": path, "characters": count} for path, count in sorted(self.shortened)],
             "too_large": [{"path": path, "bytes": size} for path, size in self._largest()],
             "needing_extra": self.needing_extra,
+            "redacted": dict(sorted(self.redacted.items())),
             "lines_embedded": self.lines_embedded,
             "lines_reused": self.lines_reused,
             "documents_total": self.documents_total,

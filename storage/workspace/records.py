@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import CorruptFile, ObjectNotFound, UsageError, WorkspaceTooNew, upgrade_command
 from driftline.storage.layout import run_directory, run_id_of
@@ -71,7 +72,7 @@ class IndexedCommit(BaseModel):
 class SourceRecord(BaseModel):
     """The content of ``_source.json``: the settings of a source.
 
-    ``origin`` and ``subpath``, not the URI, identify a git tree.
+    ``origin`` and ``subpath``, not the URI, identify a git tree. Text is stored and shown as ``redact`` leaves it.
 
     ``workspace`` is the former path of a workspace on a local disk, as seen from the same machine as ``uri``. Runs over
     changed paths set ``commit``; it becomes void as soon as the lease has another holder. ``reached`` is the last one
@@ -89,6 +90,7 @@ class SourceRecord(BaseModel):
     subpath: str = ""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    redact: Redaction = DEFAULT_REDACTION
     commit: IndexedCommit | None = None
     reached: IndexedCommit | None = None
     link: str | None = None
