@@ -21,7 +21,7 @@ from pydantic import (
     field_validator,
 )
 
-from driftline.storage.defaults import MAX_RERANKED, Strategy
+from driftline.storage.defaults import MAX_RERANKED, Redaction, Strategy
 from driftline.storage.errors import UsageError
 from driftline.storage.sources.discovery import Provider, Visibility
 
@@ -47,6 +47,17 @@ class SourceTable(Table):
     include: list[Text] = []
     exclude: list[Text] = []
     schedule: str | float | None = None
+    link: Text | None = None
+
+    @field_validator("link")
+    @classmethod
+    def _check_link(cls, value: str | None) -> str | None:
+        if value is not None:
+            from driftline.tasks.search.links import wrong_link  # loads Lance
+
+            if (wrong := wrong_link(value)) is not None:
+                raise ValueError(wrong)
+        return value
 
     @field_validator("schedule")
     @classmethod
@@ -134,6 +145,7 @@ class File(Table):
 
     workspace: Text | None = None
     model: Text | None = None
+    redact: Redaction | None = None
     sources: list[SourceTable] = []
     fleet: list[FleetTable] = []
     workspaces: dict[Text, WorkspaceTable] = {}

@@ -29,6 +29,7 @@ from driftline.flows.config.secret_references import (
     resolve_options,
     without_reference,
 )
+from driftline.storage.defaults import Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.sources.discovery import OWNERS, TEMPLATE, Host, OwnerKind, Selection, check_template
@@ -83,13 +84,17 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredSource:
-    """A ``[[sources]]`` table. ``uri`` is an absolute path or a URI; ``entity`` defaults to the last part of it."""
+    """A ``[[sources]]`` table. ``uri`` is an absolute path or a URI; ``entity`` defaults to the last part of it.
+
+    ``link`` is the kind of its host, or a template of links to it; "" leaves that to the name of the host.
+    """
 
     uri: str
     entity: Entity
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     schedule: Schedule | None = None
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,7 @@ class Configuration:
     search: Mapping[str, Any] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
     is_withheld: bool = False
+    redact: Redaction | None = None
 
     def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the storage options with their references resolved. Raises UsageError."""
@@ -351,6 +357,7 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         parsed.prices.known,
         parsed.search.model_dump(exclude_none=True),
         _memory(parsed.memory, place(file, "[memory]")),
+        redact=parsed.redact,
     )
 
 
@@ -390,7 +397,7 @@ def _source(table: SourceTable, file: Path, where: str) -> ConfiguredSource:
     if table.schedule is not None:
         is_cron = isinstance(table.schedule, str)
         schedule = Schedule(cron=str(table.schedule)) if is_cron else Schedule(interval_seconds=float(table.schedule))
-    return ConfiguredSource(uri, entity, tuple(table.include), tuple(table.exclude), schedule)
+    return ConfiguredSource(uri, entity, tuple(table.include), tuple(table.exclude), schedule, table.link or "")
 
 
 def _fleets(tables: Sequence[FleetTable], file: Path) -> list[ConfiguredFleet]:

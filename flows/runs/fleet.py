@@ -111,8 +111,9 @@ class FleetPart:
         """Return the repository as a source of an index run."""
         uri = self.fleet.host.uri(repository.listed)
         may_move = bool(repository.uri)
-        files = self.fleet.include, self.fleet.exclude
-        return SourceRequest(uri, repository.entity, *files, commit=repository.commit, rebind=may_move)
+        files, host = (self.fleet.include, self.fleet.exclude), self.fleet.host
+        link = host.provider if host.provider in ("github", "gitlab", "gitea") else None
+        return SourceRequest(uri, repository.entity, *files, link=link, commit=repository.commit, rebind=may_move)
 
     def source_uri(self, repository: KnownRepository) -> str:
         """Return the URI that the source has in the workspace, without credentials."""
