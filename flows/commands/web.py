@@ -19,6 +19,7 @@ from driftline.flows.output.plain import warn
 from driftline.storage.errors import DriftlineError, UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
+    from driftline.flows.ci.hooks import Hooks
     from driftline.flows.memory_stores import Memory
     from driftline.flows.web.authentication import Authentication, TrustedProxy
     from driftline.flows.web.guard import RateLimit
@@ -115,14 +116,31 @@ def web(
         closing(_searching(newest().objects.is_local, processes)) as searching,
     ):
         reader = Reader(newest, _memory(target, opened), searching.run)
-        server = web_server(reader, host, port, exposure, _tools(reader))
+        hooks = _hooks(target)
+        server = web_server(reader, host, port, exposure, _tools(reader), hooks)
         searching.start(newest())
         searches.append(searching)
         warn(f"serving {server.url}")
         _prepare_beside(reader)
-        with watching_sources(opened) if watch else nullcontext(), suppress(KeyboardInterrupt):
+        taking, watching = (
+            (hooks.running() if hooks else nullcontext()),
+            watching_sources(opened) if watch else nullcontext(),
+        )
+        with taking, watching, suppress(KeyboardInterrupt):
             server.run()  # until a signal
     return DONE
+
+
+def _hooks(target: str) -> Hooks | None:
+    """Return the webhooks of the ``driftline.toml`` that names the workspace, if it has any."""
+    from driftline.flows.config.toml_file import locate_config
+
+    config = locate_config(None)
+    if config is None or config.workspace != target or config.hooks is None:
+        return None
+    from driftline.flows.ci.hooks import hooks_of
+
+    return hooks_of(config)
 
 
 def _searching(is_local: bool, processes: int | None) -> SearchProcesses:
