@@ -39,7 +39,7 @@ from driftline.tasks.search.links import address_of
 
 log = logging.getLogger(__name__)
 
-DEBOUNCE_SECONDS = 2.0
+DEBOUNCE_SECONDS = 1.0
 """A push and the pull requests that it updates arrive together, and a burst of pushes needs one run."""
 KNOWN_DELIVERIES = 10_000
 """Deliveries that are remembered; a forgotten one, replayed, costs a look at the refs of its repository."""
@@ -180,7 +180,7 @@ def _remotes(payload: Payload) -> Iterator[str]:
         clones = _at(named, "links", "clone")
         for each in clones[:10] if isinstance(clones, list) else ():
             yield _text(each, "href")
-    request = payload.get("pullRequest")  # Bitbucket's server names no repository beside it
+    request = payload.get("pullRequest")  # Bitbucket's server names it only here
     clones = _at(request, "toRef", "repository", "links", "clone")
     for each in clones[:10] if isinstance(clones, list) else ():
         yield _text(each, "href")
@@ -261,7 +261,7 @@ def _with_ref(uri: str, ref: str) -> str:
 def work_of(event: Event, source: SourceRequest, settings: HookSettings, request_ref: str) -> Work | None:
     """Return what an event means for a source, or None.
 
-    Raises UsageError if the default branch is unknown, and for a ref that is no name of one.
+    Raises UsageError if the default branch is unknown, and for a name that no ref may have.
     """
     remote = parse_remote(source.uri)
     if remote is None or not event.branch:

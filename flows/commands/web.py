@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import cache as once
 from importlib.util import find_spec
 from ipaddress import ip_network
@@ -116,19 +116,25 @@ def web(
         closing(_searching(newest().objects.is_local, processes)) as searching,
     ):
         reader = Reader(newest, _memory(target, opened), searching.run)
-        hooks = _hooks(target)
-        server = web_server(reader, host, port, exposure, _tools(reader), hooks)
+        server = web_server(reader, host, port, exposure, _tools(reader), hooks := _hooks(target))
         searching.start(newest())
         searches.append(searching)
         warn(f"serving {server.url}")
         _prepare_beside(reader)
-        taking, watching = (
-            (hooks.running() if hooks else nullcontext()),
-            watching_sources(opened) if watch else nullcontext(),
-        )
-        with taking, watching, suppress(KeyboardInterrupt):
+        with _indexing(hooks, opened if watch else None), suppress(KeyboardInterrupt):
             server.run()  # until a signal
     return DONE
+
+
+@contextmanager
+def _indexing(hooks: Hooks | None, watched: Workspace | None) -> Iterator[None]:
+    """Run what webhooks ask for, and index changes of the sources of ``watched``, until the end of the block."""
+    with ExitStack() as stack:
+        if hooks is not None:
+            stack.enter_context(hooks.running())
+        if watched is not None:
+            stack.enter_context(watching_sources(watched))
+        yield
 
 
 def _hooks(target: str) -> Hooks | None:

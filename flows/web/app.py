@@ -250,13 +250,10 @@ def make_app(
     api.get(SIGN_IN, **hidden)(sign_in.form)
     api.post(SIGN_IN, **hidden)(sign_in.submit)
     api.post(f"{SIGN_IN}/out", **hidden)(sign_in.sign_out)
-    if hooks is not None:
-        hooks.observe(metrics.registry)
-        api.post(f"{HOOKS}{{host}}", **hidden)(_hook(hooks))
+    _take(api, hooks, metrics)
     if mcp is not None:
         api.router.routes.append(Route(MCP, mcp, methods=["POST"]))
-    guarded = Guard(api, places, origins, cors_origins, authentication, rate_limit)
-    return Observed(guarded, metrics, tracer)
+    return Observed(Guard(api, places, origins, cors_origins, authentication, rate_limit), metrics, tracer)
 
 
 class Hooks(Protocol):
@@ -269,7 +266,11 @@ class Hooks(Protocol):
         """Add metrics to ``registry``."""
 
 
-def _hook(hooks: Hooks) -> Callable[[str, Request], Awaitable[Response]]:
+def _take(api: FastAPI, hooks: Hooks | None, metrics: Metrics) -> None:
+    """Add the route and the metrics of ``hooks``, if there are any."""
+    if hooks is None:
+        return
+
     async def answer(host: str, request: Request) -> Response:
         body = await request.body()
         status, reason = await run_sync(hooks.receive, host, {**request.headers}, body)
@@ -277,7 +278,8 @@ def _hook(hooks: Hooks) -> Callable[[str, Request], Awaitable[Response]]:
             return problem(status, "access_denied" if status == UNAUTHORIZED else "usage", reason)
         return JsonAnswer({"status": reason}, status)
 
-    return answer
+    hooks.observe(metrics.registry)
+    api.post(f"{HOOKS}{{host}}", response_model=None, include_in_schema=False)(answer)
 
 
 def _lifespan_of(mcp: Tools) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +19,7 @@ from driftline.flows.ci import hooks as made
 from driftline.flows.ci import run as ci
 from driftline.flows.ci.hooks import Hooks, Runs, Work, hooks_of
 from driftline.flows.config.toml_file import HookSettings, load_config, locate_config
-from driftline.flows.runs.plan import SourceRequest
+from driftline.flows.runs.plan import SourceRequest, requests_of
 from driftline.flows.web.requests import Reader
 from driftline.flows.web.serving import web_server
 from driftline.storage.errors import StorageError, UsageError
@@ -86,7 +89,7 @@ def site(
 
 
 def hooks_sources(file: Path) -> tuple[SourceRequest, ...]:
-    return made.requests_of(load_config(file).sources)
+    return requests_of(load_config(file).sources)
 
 
 @pytest.mark.parametrize("host", made.HOSTS)
@@ -265,3 +268,32 @@ def test_webhooks_are_off_unless_the_configuration_names_a_secret(
     withheld = locate_config(None)
     assert withheld is not None
     assert withheld.hooks is None  # nobody has trusted the file
+
+
+def test_the_command_takes_the_webhooks_of_the_configuration_that_names_its_workspace(
+    project: Checkout, git_server: GitServer, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "driftline.toml"
+    file.write_text(
+        f'model = "{tiny_model}"\n[[sources]]\nuri = "{git_server.url("team/app.git")}"\n'
+        '[web.hooks]\ngithub = "${HOOK_SECRET}"\n'
+    )
+    for name, value in {"DRIFTLINE_CONFIG": str(file), "HOOK_SECRET": SECRET}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    driftline.index(git_server.url("team/app.git"), workspace=str(tmp_path / ".driftline"), model=str(tiny_model))
+    project.write("a.py", "omega = 9\n")
+    project.push()
+    command = [sys.executable, "-m", "driftline", "web", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            said = re.search(r"serving http://(\S+)/", next(line for line in process.stderr if "serving" in line))
+            assert said is not None
+            url = git_server.url("team/app.git").removeprefix("git+")
+            assert deliver(said[1], "github", *push("github", url)).status == 202
+            until(lambda: any(driftline.search(str(tmp_path / ".driftline"), "", fixed="omega")))
+            until(lambda: "driftline_hook_lag_seconds_count 1.0" in ask(said[1], "/metrics").body)
+            print(re.findall("driftline_hook_lag_seconds_sum.*", ask(said[1], "/metrics").body))
+        finally:
+            process.kill()
