@@ -211,8 +211,10 @@ class Host:
 
     def ids(self, headers: Mapping[str, str], body: bytes) -> set[str]:
         """Return what identifies a delivery: its id and, where that is not signed, what is."""
-        found = {f"{name}:{headers[name][:200]}" for name in self.deliveries if headers.get(name)}
-        return found if self.is_token and found else {*found, hashlib.sha256(body).hexdigest()}
+        named = next((f"{name}:{headers[name][:200]}" for name in self.deliveries if headers.get(name)), None)
+        if named is not None and self.is_token:
+            return {named}
+        return {hashlib.sha256(body).hexdigest(), *([named] if named is not None else [])}
 
 
 HOSTS: Mapping[str, Host] = {
@@ -469,6 +471,9 @@ class Hooks:
                 self._retry(waiting, error)
             except DriftlineError as error:
                 self._failed(waiting, error)
+            except Exception:  # a defect that one run meets must not end the webhooks of the server
+                self._runs.labels("unexpected").inc()
+                log.exception("The run of a webhook for %s has failed", "/".join(filter(None, waiting.work.key)))
             else:
                 self._runs.labels("done").inc()
                 self._lag.observe(self.clock() - waiting.since)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from httpx import HTTPError
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
@@ -29,7 +30,7 @@ from driftline.flows.runs.plan import SourceRequest, requests_of
 from driftline.flows.scheduling.deployments import connected, deployment_name, server_url
 from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.entities import Entity
-from driftline.storage.errors import DeploymentFailed, DriftlineError, StaleBuild, StaleIndex, UsageError
+from driftline.storage.errors import DeploymentFailed, DriftlineError, StaleBuild, StaleIndex, StorageError, UsageError
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.git.commits import commit_time, is_ancestor
@@ -70,13 +71,16 @@ def run_deployments(
 def start_index_run(source: SourceRequest, commit: str, branch: str | None = None) -> None:
     """Start the deployment of a source for a commit of its main index or of a branch, once for each commit.
 
-    Does not wait for the run. Raises UsageError without a server or deployment, DeploymentFailed.
+    Does not wait for the run. Raises UsageError without a server or deployment, DeploymentFailed, StorageError.
     """
     server_url()
     name = _full_name(deployment_name(Entity.parse(str(source.entity))))
     parameters = {"sources": [source.uri], "branch": branch} if branch is not None else None
-    with connected() as client:
-        _start(client, name, _deployment_id(client, name), commit, parameters)
+    try:
+        with connected() as client:
+            _start(client, name, _deployment_id(client, name), commit, parameters)
+    except HTTPError as error:
+        raise StorageError("The Prefect server has not taken the run", name, str(error)) from error
 
 
 def _start(

@@ -190,12 +190,16 @@ def test_a_run_that_the_host_has_failed_is_tried_again(tmp_path: Path) -> None:
 
     def run(work: Work) -> None:
         attempts.append(work)
-        if len(attempts) < 3:
+        if len(attempts) == 1:
+            raise ZeroDivisionError
+        if len(attempts) < 4:
             raise StorageError("The host is away", "code.example")
 
     with counting(tmp_path, run, retry_seconds=0.0) as (place, _):
         deliver(place, "github", *push("github", "https://code.example/team/app.git"))
-        until(lambda: len(attempts) == 3)
+        until(lambda: 'driftline_hook_runs_total{outcome="unexpected"} 1.0' in ask(place, "/metrics").body)
+        deliver(place, "github", *push("github", "https://code.example/team/app.git"))
+        until(lambda: len(attempts) == 4)
         until(lambda: 'driftline_hook_runs_total{outcome="done"} 1.0' in ask(place, "/metrics").body)
 
 
