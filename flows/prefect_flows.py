@@ -1,6 +1,7 @@
 """The Prefect flows of ``prefect.yaml``: index, compact, cleanup, prune and verify, as the commands do them.
 
-Prefect builds the form of its web page from the parameters, and shows progress and report as artifacts.
+Prefect builds the form of its web page from the parameters, and shows progress and report as artifacts. An index run
+loads no other flow's libraries, such as those of the memory catalog.
 """
 
 from __future__ import annotations
@@ -14,10 +15,7 @@ from pydantic import Field
 
 from driftline.flows.config.locate import workspace_named
 from driftline.flows.runs.branches import DEFAULT_PRUNED_AFTER_DAYS, prune_branches
-from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
-from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.index import IndexRequest, index_sources
-from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 from driftline.flows.scheduling.artifacts import show_cleanup, show_compaction, show_index, show_verification
 from driftline.flows.scheduling.events import ask_for_source
 from driftline.flows.scheduling.flow_runs import attempt, catalog_of, flow_progress, options_of, release_leases
@@ -144,6 +142,8 @@ def compact(
     Returns:
         The report of the run, as ``driftline compact --json`` prints it.
     """
+    from driftline.flows.runs.compact import CompactRequest, compact_workspace
+
     options = options_of(storage_options)
     place = workspace_named(workspace)
     request = CompactRequest(
@@ -184,6 +184,8 @@ def cleanup(
     Returns:
         The report of the run, as ``driftline cleanup --json`` prints it.
     """
+    from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
+
     options, catalog = options_of(storage_options), catalog_of(catalog_url)
     place = workspace_named(workspace)
     request = CleanupRequest(place, max_age_seconds, dry_run, storage_options=options, catalog_url=catalog)
@@ -254,6 +256,8 @@ def verify(
     Returns:
         The report of the run, as ``driftline verify --json`` prints it.
     """
+    from driftline.flows.runs.verify import VerifyRequest, verify_workspace
+
     options = options_of(storage_options)
     request = VerifyRequest(workspace_named(workspace), repair, options, catalog_of(catalog_url))
     with flow_progress() as progress:

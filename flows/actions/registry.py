@@ -164,7 +164,7 @@ class Handles:
         self._check()
         with self._lock:
             known = self._workspaces.get(uri)
-        opened = Workspace.open(uri, reach=source_access(uri, uri)) if known is None else known.reread()
+        opened = Workspace.open(uri, access=source_access(uri, uri)) if known is None else known.reread()
         with self._lock:
             self._workspaces[uri] = opened
         return opened

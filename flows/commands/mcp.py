@@ -51,8 +51,8 @@ def mcp(
         fix = f"Run: {install_command('mcp')}"
         raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
 
-    options, reach = options_for(target), source_access(target, workspace)
-    opened = Workspace.open(target, options, reach)
+    options, access = options_for(target), source_access(target, workspace)
+    opened = Workspace.open(target, options, access)
     settings = memory_of(target)
     boundary = None if within is None else boundary_of(settings, within)
     has_memory = find_memory(settings, opened, boundary) is not None

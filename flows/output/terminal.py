@@ -86,9 +86,12 @@ def requests_text(requests: Mapping[str, int], prices: Mapping[str, float]) -> s
 def print_explanation(figures: Result) -> None:
     """Print how a search was executed; comes before its hits."""
     matching = f"{figures['matches']:,} of {figures['lines']:,} lines match the filter ({figures['hit_rate']:.1%})"
-    index = figures["index"] or "no vector index"
-    compared = f"{figures['examined']:,} vectors compared ({index}, {figures['strategy']})"
-    chosen = f"{figures['blocks']:,} blocks by words, {figures['candidates']:,} lines ranked"
+    if figures["mode"] == "hybrid":
+        compared = f"{figures['examined']:,} lines compared by block ({figures['strategy']})"
+    else:
+        index = figures["index"] or "no vector index"
+        compared = f"{figures['examined']:,} vectors compared ({index}, {figures['strategy']})"
+    chosen = f"{figures['blocks']:,} blocks, {figures['candidates']:,} lines ranked"
     if figures["blocks_without_definitions"]:
         chosen += f" ({figures['blocks_without_definitions']:,} blocks without definitions: index --full adds them)"
     times = ", ".join(f"{phase} {seconds * 1000:.1f} ms" for phase, seconds in figures["seconds"].items())

@@ -361,7 +361,7 @@ def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexR
             TaskContext(plan.workspace, plan.model),
             [part.source for part in plan.sources],
             new_workspace=plan.new_workspace,
-            told=progress.advance,
+            on_counts=progress.advance,
         )
     with SegmentBuilds(executor, plan.request.indexes, progress) as builds:
         _run_sources(plan, executor, progress, report, watch, builds)
@@ -385,7 +385,7 @@ def _run_sources(
                 report.failed.append((run.report.uri, error))
             elif isinstance(error, (UsageError, AccessDenied, CorruptFile)):
                 raise error
-            if len(plan.sources) > 1:  # the only failure is raised, or reported, and need not be told twice
+            if len(plan.sources) > 1:  # the only failure is raised, or reported, and need not be reported twice
                 progress.message(f"{run.entity} has failed: {error.what}")
             failure = failure or error
         if run.indexes_lag:

@@ -42,12 +42,12 @@ def resolved(
     return opened, replace(request, branch=None, workspace_name=None, also=also, within=within)
 
 
-def _narrower(within: Entity | None, asked: Entity | None) -> Entity | None:
-    """Return ``asked`` if it is at or below ``within``, and ``within`` otherwise."""
+def _narrower(within: Entity | None, narrower: Entity | None) -> Entity | None:
+    """Return ``narrower`` if it is at or below ``within``, and ``within`` otherwise."""
     from driftline.storage.entities import is_within
 
-    if within is None or (asked is not None and is_within(asked, within)):
-        return asked
+    if within is None or (narrower is not None and is_within(narrower, within)):
+        return narrower
     return within
 
 
@@ -66,9 +66,9 @@ def find(
     from driftline.flows.output.run_series import record_search
     from driftline.tasks.search.language import ask
 
-    opened, wanted = resolved(workspace, request, within, config)
+    opened, complete = resolved(workspace, request, within, config)
     started = time.monotonic()
-    report: SearchReport = run(ask, opened, replace(wanted, explain=True))
+    report: SearchReport = run(ask, opened, replace(complete, explain=True))
     record_search(opened, report.explanation, time.monotonic() - started)
     return report if request.explain else replace(report, explanation=None)
 
@@ -86,8 +86,8 @@ def search_request(
     from driftline.flows.config.toml_file import search_settings  # loads pydantic
 
     settings = {name: value for name, value in search_settings(environment).items() if name in OPTIONS}
-    told = {name: value for name, value in given.items() if value is not None}
-    return SearchRequest.of(query, {**settings, **told}, **more)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return SearchRequest.of(query, {**settings, **chosen}, **more)
 
 
 def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
@@ -98,8 +98,8 @@ def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
     from driftline.flows.config.toml_file import search_settings  # loads pydantic
 
     settings = search_settings()
-    wanted = settings.get("cache", False) if cache is None else cache
-    return bool(wanted), int(settings.get("cache_bytes", DEFAULT_CACHE_BYTES))
+    enabled = settings.get("cache", False) if cache is None else cache
+    return bool(enabled), int(settings.get("cache_bytes", DEFAULT_CACHE_BYTES))
 
 
 def named_workspace(name: str, config: str | None = None) -> tuple[LineFilter, str]:

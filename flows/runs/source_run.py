@@ -332,7 +332,7 @@ class SourceRun:
             results = self._executor.map(embed_batch, self._batches(changes))
             while (result := self._next(results, committer, pending)) is not None:
                 self._count(result)
-                self._progress.advance(result.documents - result.told[0], result.lines - result.told[1])
+                self._progress.advance(result.documents - result.reported[0], result.lines - result.reported[1])
                 pending.append(result)
                 if len(pending) >= BATCHES_PER_COMMIT or time.monotonic() - since > COMMIT_SECONDS:
                     self._commit(committer, pending)

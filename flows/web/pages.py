@@ -38,10 +38,10 @@ _FOLDER = "driftline.flows.web"
 _OF_EVERY_PAGE = ("top_k", "n_lines")
 
 
-def search_link(asked: SearchRequest) -> str:
+def search_link(request: SearchRequest) -> str:
     """Return the link of a search."""
-    fields = {OPTIONS[name].parameter: value for name, value in asked.given().items() if name not in _OF_EVERY_PAGE}
-    return "/?" + _encoded({"q": asked.query, "mode": asked.mode, **fields})
+    fields = {OPTIONS[name].parameter: value for name, value in request.given().items() if name not in _OF_EVERY_PAGE}
+    return "/?" + _encoded({"q": request.query, "mode": request.mode, **fields})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,15 @@ EXAMPLES = (
 """Queries for the home page, and what each finds."""
 
 
-def home_page(asked: SearchRequest, view: HomeView, now: datetime) -> bytes:
+def home_page(request: SearchRequest, view: HomeView, now: datetime) -> bytes:
     """Return the page with the box, what is indexed, and examples."""
     age = _ago(now - view.indexed) if view.indexed is not None else ""
-    examples = [(query, search_link(replace(asked, query=query)), about) for query, about in EXAMPLES]
-    return _searching(asked, home=view, age=age, examples=examples)
+    examples = [(query, search_link(replace(request, query=query)), about) for query, about in EXAMPLES]
+    return _searching(request, home=view, age=age, examples=examples)
 
 
 def search_page(
-    asked: SearchRequest,
+    request: SearchRequest,
     report: SearchReport | None = None,
     *,
     branches: Sequence[str] = (),
@@ -86,14 +86,14 @@ def search_page(
     ``folders`` are the places of sources in their repositories.
     """
     hits = report.results if report is not None else ()
-    question = asked_by(asked) if report is not None else None
-    branch = asked.branch or (question.branch if question is not None else None)
-    facets = _facets(asked, hits)
-    others = [(name, 0, search_link(replace(asked, branch=name))) for name in branches if name != branch]
+    question = asked_by(request) if report is not None else None
+    branch = request.branch or (question.branch if question is not None else None)
+    facets = _facets(request, hits)
+    others = [(name, 0, search_link(replace(request, branch=name))) for name in branches if name != branch]
     if others:
         facets.append(("branch", others[:MAX_FACETS]))
     return _searching(
-        asked,
+        request,
         report=report,
         files=_by_file(question, branch, hits, folders) if question is not None else (),
         names=_short_names({hit.source for hit in hits}),
@@ -103,17 +103,17 @@ def search_page(
     )
 
 
-def _searching(asked: SearchRequest, **content: Any) -> bytes:
+def _searching(request: SearchRequest, **content: Any) -> bytes:
     """Return a page with the box, and the filters of the search."""
     filters, removable = [], []
-    for name, each in asked.given().items():
+    for name, each in request.given().items():
         row = OPTIONS[name]
         if name not in ("mode", *_OF_EVERY_PAGE):
             for value in each if row.is_list else (each,):
                 filters.append((row.parameter, _shown(value)))
-                removable.append((row.parameter, _shown(value), search_link(_without(asked, row, value))))
+                removable.append((row.parameter, _shown(value), search_link(_without(request, row, value))))
     absent: dict[str, Any] = {"home": None, "report": None, "files": (), "facets": (), "error": ""}
-    return _rendered("search.html.j2", asked=asked, filters=filters, removable=removable, **{**absent, **content})
+    return _rendered("search.html.j2", request=request, filters=filters, removable=removable, **{**absent, **content})
 
 
 def _by_file(
@@ -230,7 +230,7 @@ def version_of(name: str) -> str:
     return hashlib.blake2b(static(name), digest_size=6).hexdigest()
 
 
-def _facets(asked: SearchRequest, hits: Sequence[Hit]) -> list[tuple[str, list[tuple[str, int, str]]]]:
+def _facets(request: SearchRequest, hits: Sequence[Hit]) -> list[tuple[str, list[tuple[str, int, str]]]]:
     """Return values that narrow the search: for each kind, those among the hits, with counts and links."""
     values = {
         "sources": [hit.source for hit in hits],
@@ -241,24 +241,24 @@ def _facets(asked: SearchRequest, hits: Sequence[Hit]) -> list[tuple[str, list[t
     for name, each in values.items():
         counts = Counter(each).most_common(MAX_FACETS)
         links = [
-            (value, count, search_link(_with(asked, name, (value,))))
+            (value, count, search_link(_with(request, name, (value,))))
             for value, count in counts
-            if value not in (getattr(asked, name) or ())
+            if value not in (getattr(request, name) or ())
         ]
         if links:
             found.append((OPTIONS[name].parameter, links))
     return found
 
 
-def _without(asked: SearchRequest, row: Option, value: Any) -> SearchRequest:
-    """Return ``asked`` without one value of an option."""
-    left = tuple(each for each in getattr(asked, row.name) if each != value) if row.is_list else ()
-    return _with(asked, row.name, left or row.default)
+def _without(request: SearchRequest, row: Option, value: Any) -> SearchRequest:
+    """Return ``request`` without one value of an option."""
+    left = tuple(each for each in getattr(request, row.name) if each != value) if row.is_list else ()
+    return _with(request, row.name, left or row.default)
 
 
-def _with(asked: SearchRequest, name: str, value: Any) -> SearchRequest:
+def _with(request: SearchRequest, name: str, value: Any) -> SearchRequest:
     changes: dict[str, Any] = {name: value}
-    return replace(asked, **changes)
+    return replace(request, **changes)
 
 
 def _shown(value: Any) -> str:

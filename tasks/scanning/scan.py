@@ -201,8 +201,8 @@ class RepositoryAtCommit:
 
     def is_indexed(self, last: IndexedCommit | None, token: int) -> bool:
         """Whether the index is exactly at the commit: nobody has held the lease since ``last``, whose token it was."""
-        wanted = (self.commit_id, self.scanned_with, token)
-        return last is not None and (last.id, last.scanned_with, last.token) == wanted
+        expected = (self.commit_id, self.scanned_with, token)
+        return last is not None and (last.id, last.scanned_with, last.token) == expected
 
     def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
         """As ``WorkTreeAtCommit.changes_since``; fetches the commit."""
@@ -438,9 +438,9 @@ def _list_commit(spec: ScanSpec, source: RepositorySource, paths: Sequence[str] 
     contents = source.tree.blobs([entry.blob for entry in steering]) if steering else []
     ours = OwnIgnoreFiles((entry.path, data or b"") for entry, data in zip(steering, contents, strict=True))
     if paths is not None:
-        asked = set(paths)
-        files = [entry for entry in files if entry.path in asked]
-        entries = [entry for entry in entries if entry.path in asked]
+        selected = set(paths)
+        files = [entry for entry in files if entry.path in selected]
+        entries = [entry for entry in entries if entry.path in selected]
     for entry in entries:
         if entry.reason is not None:
             listing.skip(entry.reason, entry.path)

@@ -386,7 +386,7 @@ class ExactSearch:
             lines, counts = self.first(None if request.count else request.top_k, files=request.files)
         found = () if request.count else self._hits(lines, request.n_lines)
         notes = () if counts.lines else ("No line matches the exact terms.",)
-        notes = (told,) if (told := what_is_missing(counts, len(found))) else notes
+        notes = (note,) if (note := what_is_missing(counts, len(found))) else notes
         return SearchReport("", found, notes=notes, exact=counts)
 
     def explained(self, request: SearchRequest) -> Explanation:
@@ -428,8 +428,8 @@ class ExactSearch:
         found = tuple(_scored(hit, scores.get(line)) for line, hit in hits)
         if counts.complete and len(shown) < len(ranked):
             counts = replace(counts, reason="limit")
-        told = what_is_missing(counts, len(shown))
-        return SearchReport("", found, notes=(told,) if told else (), exact=counts)
+        note = what_is_missing(counts, len(shown))
+        return SearchReport("", found, notes=(note,) if note else (), exact=counts)
 
     def _hits(self, lines: Sequence[Line], n_lines: int) -> tuple[Hit, ...]:
         with self.timers.timed("context"):
@@ -502,8 +502,8 @@ def _scored(hit: Hit, by_words: Hit | None) -> Hit:
     """Return ``hit`` with the scores of the window around it, which the words of a query found."""
     if by_words is None:
         return replace(hit, score=0.0, label="weak")
-    told = {name: getattr(by_words, name) for name in ("score", "label", "distance", "relevance")}
-    return replace(hit, **told)
+    values = {name: getattr(by_words, name) for name in ("score", "label", "distance", "relevance")}
+    return replace(hit, **values)
 
 
 def _these(workspace: Workspace, documents: Iterable[Document]) -> LineFilter:

@@ -27,7 +27,7 @@ from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.outline import Definition, anchor_at, innermost
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
-from driftline.storage.lines.words import Asked, telling_words
+from driftline.storage.lines.words import QueryForm, keywords
 from driftline.storage.model import content_hash, html_table
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.records import SourceRecord
@@ -103,11 +103,11 @@ class Window:
         self.first, self.last = min(self.first, other.first), max(self.last, other.last)
 
 
-def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, limit: int) -> list[Window]:
+def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int) -> list[Window]:
     """Merge hits, best first, into at most ``limit`` windows, in the order of their first hits.
 
     ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` unless
-    nearer is simply better. Hits up to ``reach`` lines apart become one window; if that would be too long, the later
+    nearer is simply better. Hits up to ``max_gap`` lines apart become one window; if that would be too long, the later
     hit is dropped. Hits are read until there are enough windows, so that no window grows by hits that are worse than
     all of them.
     """
@@ -116,7 +116,7 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, limit: int) -> 
     for row in rows:
         new = Window.around(row)
         known = of_document.setdefault((new.entity, new.path), [])
-        near = [window for window in known if window.first - reach <= new.first <= window.last + reach]
+        near = [window for window in known if window.first - max_gap <= new.first <= window.last + max_gap]
         if near:
             joined = (*near, new)
             if not all(window.may_take_in(new.first) for window in near):
@@ -139,16 +139,16 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, limit: int) -> 
 
 
 def arranged(
-    windows: Sequence[Window], words: Sequence[str], asked: Asked = "phrase", weights: Weights = WEIGHTS
+    windows: Sequence[Window], words: Sequence[str], form: QueryForm = "phrase", weights: Weights = WEIGHTS
 ) -> list[Window]:
     """Order ``windows`` by their scores and by their files: other hits in a file, and its name.
 
-    ``words`` are the distinct terms of the query, and ``asked`` its form. Each window gets the score that places it.
+    ``words`` are the distinct terms of the query, and ``form`` its form. Each window gets the score that places it.
     """
     windows = _without_copies(windows)
-    if not windows or not words or asked == "sentence":
+    if not windows or not words or form == "sentence":
         return list(windows)
-    limit = weights.question_words if asked == "question" else weights.phrase_words
+    limit = weights.question_words if form == "question" else weights.phrase_words
     least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
     of_file: dict[tuple[str, str], float] = defaultdict(float)
     for window in windows:
@@ -328,7 +328,7 @@ def _indexed_excerpt(workspace: Workspace, path: str, source: str | None, within
 
 def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, digest: str) -> bytes | None:
     """Return a document as it was indexed; None if it has changed or cannot be read."""
-    if record is None or not workspace.reach.allows(record.uri):
+    if record is None or not workspace.access.allows(record.uri):
         return None
     try:
         data = known_source(record.uri, workspace.objects.storage_options).read(path)
@@ -357,7 +357,7 @@ def clipped(line: str, at: int = 0) -> str:
 
 def match_in(line: str, query: str) -> int:
     """Return where ``line`` answers ``query``: the start of the window with most of its words; 0 without any."""
-    words = {*map(str.lower, _WORD.findall(query))} | {*telling_words(query)}
+    words = {*map(str.lower, _WORD.findall(query))} | {*keywords(query)}
     words = {word for word in words if len(word) > 1} or words
     if not words:
         return 0
@@ -393,13 +393,13 @@ class SourceRecords:
 
 def distinct_windows(find: Callable[[int], Sequence[Window]], limit: int, records: SourceRecords) -> list[Window]:
     """Return the first ``limit`` windows of ``find``, called with a number of windows, without files of two sources."""
-    wanted = limit
+    count = limit
     while True:
-        found = find(wanted)
+        found = find(count)
         kept = _distinct(found, records)
-        if len(kept) >= limit or len(found) < wanted:
+        if len(kept) >= limit or len(found) < count:
             return kept[:limit]
-        wanted *= 2
+        count *= 2
 
 
 def _distinct(windows: Sequence[Window], records: SourceRecords) -> list[Window]:
@@ -628,12 +628,12 @@ def anchors_of(
     tables: Sequence[LineQuery], windows: Sequence[Window], read: Mapping[tuple[str, str], Read]
 ) -> dict[tuple[str, str, int], str]:
     """Return the anchors of the best lines of ``windows``, by entity, path and line."""
-    wanted: list[tuple[str, str, int]] = []
+    best_lines: list[tuple[str, str, int]] = []
     for window in windows:
         document = read.get((window.entity, window.path))
         if is_named_like_document(window.path) or (isinstance(document, bytes) and is_extracted(window.path, document)):
-            wanted.append((window.entity, window.path, window.best))
-    found = {place: outline for table in tables if wanted for place, outline in table.outlines(wanted).items()}
+            best_lines.append((window.entity, window.path, window.best))
+    found = {place: outline for table in tables if best_lines for place, outline in table.outlines(best_lines).items()}
     named = {place: anchor_at(outline, place[2]) for place, outline in found.items()}
     return {place: name for place, name in named.items() if name is not None}
 
@@ -648,7 +648,7 @@ def read_documents(
     found: dict[tuple[str, str], Read] = {}
     for entity in sorted({window.entity for window in windows}):
         record = records.get(entity)
-        if record is None or not workspace.reach.allows(record.uri):
+        if record is None or not workspace.access.allows(record.uri):
             continue
         paths = sorted({window.path for window in windows if window.entity == entity})
         try:

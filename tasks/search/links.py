@@ -303,7 +303,7 @@ def _in_work_tree(
     workspace: Workspace, record: SourceRecord, wanted: Mapping[str, str], read: Mapping[str, object]
 ) -> dict[str, _Place]:
     """Return the places of documents at the newest pushed commit of their work tree, whose files were ``read``."""
-    is_readable = "://" not in record.uri and "::" not in record.uri and workspace.reach.allows(record.uri)
+    is_readable = "://" not in record.uri and "::" not in record.uri and workspace.access.allows(record.uri)
     pushed = _pushed(record.uri) if wanted and is_readable else None
     if pushed is None:
         return {}

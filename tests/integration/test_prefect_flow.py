@@ -40,7 +40,7 @@ for name, arguments in {
     except Exception as error:
         told[name] = [isinstance(error, DriftlineError), type(error).__name__, str(error)]
 from driftline.flows.scheduling import flow_runs
-from driftline.flows import index as module
+from driftline.flows import prefect_flows as module
 from driftline.storage.errors import LeaseHeld, StorageError
 
 def failing(kind, real=module.index_sources):
