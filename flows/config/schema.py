@@ -21,7 +21,7 @@ from pydantic import (
     field_validator,
 )
 
-from driftline.storage.defaults import MAX_RERANKED, Strategy
+from driftline.storage.defaults import MAX_RERANKED, Redaction, Strategy
 from driftline.storage.errors import UsageError
 
 SHORTEST_INTERVAL_SECONDS = 1.0
@@ -138,6 +138,7 @@ class File(Table):
 
     workspace: Text | None = None
     model: Text | None = None
+    redact: Redaction | None = None
     sources: list[SourceTable] = []
     workspaces: dict[Text, WorkspaceTable] = {}
     storage_options: dict[Text, str | int | float | bool] = {}

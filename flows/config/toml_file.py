@@ -30,6 +30,7 @@ from driftline.flows.config.secret_references import (
     resolve_secret,
     without_reference,
 )
+from driftline.storage.defaults import Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.sources.mirror import parse_remote
@@ -141,6 +142,7 @@ class Configuration:
     memory: Mapping[str, Any] = field(default_factory=dict)
     is_withheld: bool = False
     hooks: HookSettings | None = None
+    redact: Redaction | None = None
 
     def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the storage options with their references resolved. Raises UsageError."""
@@ -353,6 +355,7 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         parsed.search.model_dump(exclude_none=True),
         _memory(parsed.memory, place(file, "[memory]")),
         hooks=_hooks(parsed.web.hooks, place(file, "[web.hooks]")),
+        redact=parsed.redact,
     )
 
 

@@ -69,6 +69,9 @@ def _about_documents(source: Result) -> Iterator[Text]:
                 named = ", ".join(f"{printable(file['path'])} ({file['bytes'] / 2**20:,.1f} MiB)" for file in files)
                 most = max(file["bytes"] for file in files)
                 yield Text(f"  too large: {named}; {option} {most} takes them", style="yellow")
+    if source.get("redacted"):
+        counts = ", ".join(f"{count:,} {rule}" for rule, count in source["redacted"].items())
+        yield Text(f"  credentials replaced: {counts}", style="yellow")
     if source.get("needing_extra"):
         from driftline.tasks.extraction.extractor import EXTRA
 
