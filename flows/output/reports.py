@@ -60,7 +60,15 @@ class SourceReport:
         return sorted(self.too_large.items(), key=lambda file: (-file[1], file[0]))[:MAX_TOO_LARGE]
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``index --json`` prints it."""
+        """Return the report as a dictionary.
+
+        Returns:
+            The object that ``index --json`` prints for a source.
+
+        Examples:
+            >>> SourceReport("source:a", "/a").to_dict()["entity"]
+            'source:a'
+        """
         return {
             "entity": self.entity,
             "uri": self.uri,
@@ -110,8 +118,12 @@ class IndexReport:
     def kept(self) -> str:
         """Return what the run has committed so far, as a sentence.
 
-        >>> IndexReport("01J", "/w", [SourceReport("source:a", "/a", documents_committed=1_200)]).kept()
-        'This run has committed 1,200 documents with 0 lines, which stay'
+        Returns:
+            The sentence, without a full stop.
+
+        Examples:
+            >>> IndexReport("01J", "/w", [SourceReport("source:a", "/a", documents_committed=1_200)]).kept()
+            'This run has committed 1,200 documents with 0 lines, which stay'
         """
         documents = sum(source.documents_committed for source in self.sources)
         lines = sum(source.lines_committed for source in self.sources)
@@ -120,7 +132,15 @@ class IndexReport:
         return f"This run has committed {documents:,} documents with {lines:,} lines, which stay"
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``index --json`` prints it; ``phases`` and ``worker_phases`` are summed over the run and its sources."""
+        """Return the report as a dictionary; ``phases`` and ``worker_phases`` are summed over the run and its sources.
+
+        Returns:
+            The object that ``index --json`` prints.
+
+        Examples:
+            >>> IndexReport("01J", "/w", []).to_dict()["sources"]
+            []
+        """
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,

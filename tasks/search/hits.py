@@ -492,7 +492,15 @@ class Hit:
     url: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``search --json`` prints; ``dataclasses.asdict`` takes ten times as long."""
+        """Return the hit as a dictionary, ten times faster than ``dataclasses.asdict``.
+
+        Returns:
+            The object that ``search --json`` prints.
+
+        Examples:
+            >>> ws.search("lease").results[0].to_dict()["path"]
+            'notes.md'
+        """
         listed = {"context": list(self.context), "copies": list(self.copies), "matches": [*map(list, self.matches)]}
         return {name: getattr(self, name) for name in self.__slots__} | listed
 

@@ -120,7 +120,15 @@ class SearchReport:
     """The counts of an exact search: how much of all there is was found."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``search --json`` prints."""
+        """Return the report as a dictionary.
+
+        Returns:
+            The object that ``search --json`` prints.
+
+        Examples:
+            >>> SearchReport("lease", ()).to_dict()
+            {'query': 'lease', 'results': []}
+        """
         found: dict[str, Any] = {"query": self.query, "results": [hit.to_dict() for hit in self.results]}
         found |= {"explanation": self.explanation.to_dict()} if self.explanation else {}
         found |= {"exact": self.exact.to_dict()} if self.exact else {}
@@ -129,7 +137,15 @@ class SearchReport:
         return found | ({"nearest": self.nearest.to_dict()} if self.nearest else {})
 
     def to_arrow(self) -> pa.Table:
-        """Return the hits as a table, with the fields of ``Hit`` as columns."""
+        """Return the hits as a table.
+
+        Returns:
+            A row for each hit, with the fields of ``Hit`` as columns.
+
+        Examples:
+            >>> SearchReport("lease", ()).to_arrow().num_rows
+            0
+        """
         rows = [hit.to_dict() for hit in self.results]
         return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in HIT_TYPES.items()})
 
