@@ -80,7 +80,7 @@ class Address:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What all spellings of the remote have in common; hosts ignore case."""
+        """Return what all spellings of the remote have in common; hosts ignore case."""
         return self.host, self.path.lower().removeprefix("scm/")
 
     @property
@@ -167,7 +167,7 @@ def wrong_link(link: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LinkTemplate:
-    """How the host of a source links to the lines of its documents."""
+    """The links of the host of a source to the lines of its documents."""
 
     text: str
     kind: str | None = None
