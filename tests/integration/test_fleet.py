@@ -196,6 +196,6 @@ def test_an_entity_of_another_source_is_not_taken(
     driftline("index", projects["a"].folder, "--workspace", fleet.folder / "index", "--model", fleet.model)
     fleet.tables = listed(git_server, "a", "b")
     report = fleet.sync()
-    assert states(report) == {"team/a": "failing", "team/b": "indexed"}
+    assert states(report) == {"team/a": "failing", "team/b": "indexed"}, rows(report)
     assert "bound to another URI" in rows(report)["team/a"]["reason"]
     assert git(projects["a"].folder, "rev-parse", "HEAD") == rows(report)["team/a"]["commit"]
