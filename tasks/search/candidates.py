@@ -71,20 +71,23 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def row(self, at: int) -> dict[str, Any]:
-        """Return one line as ``storage.queries.nearest_lines`` does, without its distance, and its ``definition``."""
-        entity, path, digest = self.documents[self.lines.document[at]]
-        number = int(self.lines.number[at])
-        return {
-            "entity": entity,
-            "path": path,
-            "line_number": number,
-            "column_number": int(self.column[at]),
-            "text": self.texts[at],
-            "hash": digest,
-            "definition": self.definition_of(at),
-            "outlined": bool(self.definition[at] != UNKNOWN),
-        }
+    def rows(self, at: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
+        """Yield lines as ``storage.queries.nearest_lines`` does, without distances, each with its ``definition``."""
+        columns = (values[at].tolist() for values in (self.lines.document, self.lines.number, self.column))
+        for line, document, number, column, position in zip(
+            at.tolist(), *columns, self.definition[at].tolist(), strict=True
+        ):
+            entity, path, digest = self.documents[document]
+            yield {
+                "entity": entity,
+                "path": path,
+                "line_number": number,
+                "column_number": column,
+                "text": self.texts[line],
+                "hash": digest,
+                "definition": self.definitions[position] if position >= 0 else None,
+                "outlined": position != UNKNOWN,
+            }
 
     def definition_of(self, at: int) -> Definition | None:
         """Return the innermost definition around a line, if it is known."""
@@ -144,7 +147,7 @@ def _rows_of(
     begins = np.diff(block, prepend=-1) != 0
     column = np.where(begins, first_columns[block], 0).astype(np.int64)
     parts = np.ones(len(texts), np.int64)
-    if not any(CONTINUED in text for text in texts):
+    if CONTINUED not in "".join(texts):
         return texts, parts, column
     rows: list[str] = []
     columns: list[int] = []
@@ -288,16 +291,18 @@ def rank(
         relevance, fit = relevance + gain + bonus, fit + own_gain + bonus
     relevance, fit = relevance + weights.name * named[chosen], fit + weights.name * named[chosen]
     relevance = np.where(relevance > 0, _of_kinds(candidates, weights)[lines.document[chosen]], 1) * relevance
+    order = np.argsort(-relevance, kind="stable")
+    columns = (values[order].tolist() for values in (own_cosines, relevance, fit, named[chosen] > 0))
     return (
         {
-            **candidates.row(chosen[i]),
-            "distance": round(1 - float(own_cosines[i]), DISTANCE_DIGITS),
-            "relevance": float(relevance[i]),
-            "fit": float(fit[i]),
+            **row,
+            "distance": round(1 - cosine, DISTANCE_DIGITS),
+            "relevance": score,
+            "fit": own_score,
             "attainable": attainable,
-            "named": bool(named[chosen[i]] > 0),
+            "named": is_named,
         }
-        for i in np.argsort(-relevance, kind="stable").tolist()
+        for row, cosine, score, own_score, is_named in zip(candidates.rows(chosen[order]), *columns, strict=True)
     )
 
 

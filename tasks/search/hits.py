@@ -113,12 +113,15 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, limit: int) -> 
     windows: list[Window] = []
     of_document: dict[tuple[str, str], list[Window]] = {}
     for row in rows:
+        known = of_document.setdefault((row["entity"], row["path"]), [])
+        line = row["line_number"]
+        near = [window for window in known if window.first - reach <= line <= window.last + reach]
+        if len(near) == 1 and near[0].first <= line <= near[0].last and near[0].fit >= row.get("fit", -row["distance"]):
+            continue  # like most rows, it changes nothing
         new = Window.around(row)
-        known = of_document.setdefault((new.entity, new.path), [])
-        near = [window for window in known if window.first - reach <= new.first <= window.last + reach]
         if near:
             joined = (*near, new)
-            if not all(window.may_take_in(new.first) for window in near):
+            if not all(window.may_take_in(line) for window in near):
                 continue
             if max(w.last for w in joined) - min(w.first for w in joined) < MAX_WINDOW_LINES:
                 for other in joined[1:]:
