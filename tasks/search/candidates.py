@@ -337,12 +337,16 @@ def _named(candidates: Candidates) -> NDArray[np.float32]:
     found = np.zeros(len(candidates), np.float32)
     if not candidates.names:
         return found
-    shares = [_share(each, candidates.names) for each in candidates.definitions]
-    for at in np.flatnonzero(candidates.definition >= 0).tolist():
-        position = candidates.definition[at]
-        if shares[position] and candidates.definitions[position].line == candidates.lines.number[at]:
-            found[at] = shares[position]
+    begins = np.flatnonzero(_begins_known(candidates, np.arange(len(candidates))))
+    for at, position in zip(begins.tolist(), candidates.definition[begins].tolist(), strict=True):
+        found[at] = _share(candidates.definitions[position], candidates.names)
     return found
+
+
+def _begins_known(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return ``(n,)``: the ``chosen`` rows that begin the definition around them, if it is known."""
+    first = np.fromiter((*(each.line for each in candidates.definitions), -1), np.int64)  # the last is of no definition
+    return np.asarray(first[candidates.definition[chosen].clip(-1)] == candidates.lines.number[chosen], np.bool_)
 
 
 def _share(definition: Definition, names: Sequence[str]) -> float:
@@ -361,14 +365,12 @@ def _share(definition: Definition, names: Sequence[str]) -> float:
 
 def _begins_definition(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return ``(n,)``: the ``chosen`` rows that begin the definition of a function, a class or a type."""
-
-    def begins(at: int) -> bool:
-        if candidates.definition[at] == UNKNOWN:
-            return begins_definition(candidates.texts[at])
-        found = candidates.definition_of(at)
-        return found is not None and found.line == candidates.lines.number[at] and found.is_code
-
-    return np.fromiter(map(begins, chosen.tolist()), np.bool_, len(chosen))
+    is_code = np.fromiter((*(each.is_code for each in candidates.definitions), False), np.bool_)
+    definition = candidates.definition[chosen]
+    begins: NDArray[np.bool_] = _begins_known(candidates, chosen) & is_code[definition.clip(-1)]
+    for at in np.flatnonzero(definition == UNKNOWN).tolist():
+        begins[at] = begins_definition(candidates.texts[chosen[at]])
+    return begins
 
 
 def _meaning(

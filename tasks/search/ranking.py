@@ -13,10 +13,10 @@ A line is scored with its neighbours, because one line alone says little:
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,16 +201,19 @@ def _parts(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
 def _terms_in(parts: Collection[str], words: Sequence[str]) -> dict[str, NDArray[np.float32]]:
     """Return how often each part contains each of ``words``, ``(t,)``; parts without any are omitted."""
     # Most parts have none of the words, which their beginnings show without a tokenizer.
-    plain = [part for part in parts if part.isascii()]
-    may_hold = {part for part in parts if not part.isascii()} if len(plain) < len(parts) else set()
-    lower = "\n".join(plain).lower()
-    starts = [0, *accumulate(len(part) + 1 for part in plain)]
+    plain, may_hold = [*parts], set[str]()
+    lower = "\n".join(plain)
+    if not lower.isascii():
+        plain, may_hold = [*filter(str.isascii, parts)], {part for part in parts if not part.isascii()}
+        lower = "\n".join(plain)
+    lower = lower.lower()
+    ends = [*np.flatnonzero(np.frombuffer(lower.encode(), np.uint8) == ord("\n")).tolist(), len(lower)]
     for beginning in map(_beginning, words):
         found = lower.find(beginning)
         while found >= 0:
-            at = bisect_right(starts, found)
-            may_hold.add(plain[at - 1])
-            found = lower.find(beginning, starts[at])
+            at = bisect_left(ends, found)
+            may_hold.add(plain[at])
+            found = lower.find(beginning, ends[at] + 1)
     position = {word: at for at, word in enumerate(words)}
     held = {part: [position[term] for term in terms_of(part) if term in position] for part in may_hold}
     return {
