@@ -349,6 +349,7 @@ def _differences(plan: IndexPlan, part: SourcePlan, workspace: Workspace, known:
         rules=part.rules,
         max_file_bytes=request.max_file_bytes,
         max_document_bytes=request.max_document_bytes,
+        redaction=part.record.redact,
     )
     scan = scan_partition(
         PartitionSpec(replace(spec, claims=claims), part.entity, time.time_ns()), TaskContext(workspace, plan.model)

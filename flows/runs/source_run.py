@@ -35,6 +35,7 @@ from driftline.storage.objects import request_counts
 from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit
 from driftline.storage.workspace.workspace import acquire_source
+from driftline.tasks.credentials import RULES_VERSION
 from driftline.tasks.embedding.context import Stopwatch
 from driftline.tasks.extraction.extractor import MISSING_MARK, current_marks
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
@@ -181,7 +182,8 @@ class SourceRun:
                 self.indexes_lag = lease.taken_over
                 self.indexes_lag |= settle(workspace, entity, lease) > 0
                 self._narrow(lease.token)
-                workspace.bind_source(entity, self._source.record)
+                record = self._source.record.model_copy(update={"reached": self._reached_before()})
+                workspace.bind_source(entity, record)
                 table = workspace.lines(entity, self._plan.model.fingerprint)
                 committer = Committer(workspace, entity, lease, self._run_id, table, self._plan.model.dim)
                 if len(workspace.line_tables(entity)) > 1:
@@ -191,8 +193,8 @@ class SourceRun:
             refused = run_stage(f"embed {entity}", embed, self._said, after=after)
             self.report.revision = revision(lease.token, committer.batch)
             if self._work_tree is not None and refused is None and self._is_complete(scans):
-                reached = self._work_tree.reached(lease.token)
-                workspace.bind_source(entity, self._source.record.model_copy(update={"commit": reached}))
+                at = self._reached(lease.token, committer.batch, record.reached)
+                workspace.bind_source(entity, record.model_copy(update={"commit": at, "reached": at or record.reached}))
             workspace.note_build(entity, request.build)
             with self._timed("totals"):
                 self._count_totals()
@@ -206,7 +208,7 @@ class SourceRun:
         source, request = self._source, self._plan.request
         if request.full or self._plan.replaces is not None:
             return None
-        limits = request.max_file_bytes, request.max_document_bytes
+        limits = request.max_file_bytes, request.max_document_bytes, source.record.redact, RULES_VERSION
         settings = (source.record.include, source.record.exclude, *limits, self._plan.model.fingerprint)
         rules = (*settings, sorted(current_marks()), *source.claims)
         if isinstance(source.source, RepositorySource):
@@ -218,11 +220,26 @@ class SourceRun:
         known = self._plan.workspace.readable_source(self._source.entity)
         return known.commit if known is not None and known.same_place(self._source.record) else None
 
+    def _reached_before(self) -> IndexedCommit | None:
+        """The last commit that the index is known to have been exactly at, whatever has been written since."""
+        known = self._plan.workspace.readable_source(self._source.entity)
+        return (known.commit or known.reached) if known is not None and known.same_place(self._source.record) else None
+
+    def _reached(self, token: int, batch: int, before: IndexedCommit | None) -> IndexedCommit | None:
+        """The commit to record at the end of a run that has written ``batch`` batches, with the manifest's revision."""
+        at = self._work_tree.reached(token) if self._work_tree is not None else None
+        if at is None:
+            return None
+        known = before.revision if before is not None and before.token == token - 1 else 0
+        return at.model_copy(update={"revision": revision(token, batch) if batch else known})
+
     def _is_unchanged(self) -> bool:
         """Whether the index is at the commit of the repository, so that there is nothing to do, not even to lease."""
         at = self._inspect_commit()
         known = self._plan.workspace.readable_source(self.entity)
         if not isinstance(at, RepositoryAtCommit) or known is None or known.uri != self._source.record.uri:
+            return False
+        if known.link != self._source.record.link:
             return False
         if self._source.superseded is not None or self._plan.request.build is not None:
             return False
@@ -290,6 +307,7 @@ class SourceRun:
             request.max_document_bytes,
             request.full,
             self._source.claims,
+            self._source.record.redact,
         )
 
     # -- embed and commit --------------------------------------------------------------------
@@ -316,7 +334,7 @@ class SourceRun:
             results = self._executor.map(embed_batch, self._batches(changes))
             while (result := self._next(results, committer, pending)) is not None:
                 self._count(result)
-                self._progress.advance(result.documents - result.told[0], result.lines - result.told[1])
+                self._progress.advance(result.documents - result.reported[0], result.lines - result.reported[1])
                 pending.append(result)
                 if len(pending) >= BATCHES_PER_COMMIT or time.monotonic() - since > COMMIT_SECONDS:
                     self._commit(committer, pending)
@@ -350,7 +368,7 @@ class SourceRun:
         # Copy, because pickling a slice sends the whole table that it was cut from.
         rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
         donations = only(self._donations, rows["path"].to_pylist()) if self._donations else {}
-        return BatchSpec(self._source.source, self._source.entity, rows, dry_run, donations)
+        return BatchSpec(self._source.source, self._source.entity, rows, dry_run, donations, self._source.record.redact)
 
     def _find_donations(self, changes: pa.Table) -> Donations:
         """Find lines that a branch or the main index has already embedded."""
@@ -443,6 +461,8 @@ class SourceRun:
         self.report.lines_embedded += result.lines
         self.report.lines_reused += result.lines_reused
         self.report.bytes_read += result.bytes_read
+        for rule, count in result.redacted.items():
+            self.report.redacted[rule] = self.report.redacted.get(rule, 0) + count
         self._count_seconds(result.seconds)
         self._new_hashes.update(result.new_hashes)
 

@@ -7,6 +7,7 @@ from typing import Any
 from driftline.flows.answers import ANSWERS, ProblemAnswer
 
 _SOURCE = "org:default/project:default/source:tree"
+_REPOSITORY = "https://github.com/acme/tree/blob/4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 _ENTITY = {"entity": _SOURCE, "uri": "s3://docs/tree", "documents": 2, "lines": 5}
 EXAMPLES: dict[str, dict[str, Any]] = {
     "search": {
@@ -29,12 +30,14 @@ EXAMPLES: dict[str, dict[str, Any]] = {
                 "line_now": 1,
                 "column": 5,
                 "anchor": None,
+                "fragment": None,
                 "symbol": "renew",
                 "kind": "function",
                 "symbol_start": 1,
                 "symbol_end": 2,
                 "label": "strong",
                 "copies": ["backup/lease.py"],
+                "url": f"{_REPOSITORY}/lease.py#L1",
             }
         ],
     },
@@ -44,6 +47,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "start_line": 1,
         "lines": ["# Leases", ""],
         "current": True,
+        "url": f"{_REPOSITORY}/notes.md?plain=1#L1",
     },
     "documents": {
         "documents": [

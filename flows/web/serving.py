@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import uvicorn
 
-from driftline.flows.http_server import impatient, is_loopback, listen, own_addresses
-from driftline.flows.web.app import make_app
+from driftline.flows.http_server import is_loopback, listen, own_addresses, timeout_protocol
+from driftline.flows.web.app import Hooks, make_app
 from driftline.flows.web.authentication import Authentication
 from driftline.flows.web.guard import RateLimit
 from driftline.flows.web.observability import tracer
@@ -56,7 +56,12 @@ class WebServer:
 
 
 def web_server(
-    reader: Reader, host: str, port: int, exposure: Exposure | None = None, mcp: Tools | None = None
+    reader: Reader,
+    host: str,
+    port: int,
+    exposure: Exposure | None = None,
+    mcp: Tools | None = None,
+    hooks: Hooks | None = None,
 ) -> WebServer:
     """Listen; port 0 chooses a free port.
 
@@ -81,6 +86,7 @@ def web_server(
             mcp=mcp,
             tracer=tracer(),
             cors_origins=exposed.cors_origins,
+            hooks=hooks,
         )
         server = uvicorn.Server(_config(app, exposed))
     except BaseException:
@@ -93,7 +99,7 @@ def web_server(
 def _config(app: object, exposed: Exposure) -> uvicorn.Config:
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http=impatient(proxy.addresses if (proxy := exposed.authentication.proxy) is not None else ()),
+        http=timeout_protocol(proxy.addresses if (proxy := exposed.authentication.proxy) is not None else ()),
         ws="none",
         log_level="warning",
         access_log=False,

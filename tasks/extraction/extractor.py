@@ -24,8 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from driftline.storage.defaults import Redaction
 from driftline.storage.lines.outline import Anchor, Definition
 from driftline.storage.model import SkipReason
+from driftline.tasks.credentials import split_mark
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.text import decode, has_replaced_bytes
 
@@ -461,21 +463,28 @@ def is_named_like_document(path: str) -> bool:
     return _suffix(path) in BY_SUFFIX
 
 
-def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Return ``(n,) bool``: files that the present extractors would read differently from the last run.
+def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, redaction: Redaction) -> NDArray[np.bool_]:
+    """Return ``(n,) bool``: files that a run with this ``redaction`` would read differently from the last run.
 
-    ``marks`` are those of the manifest; without a mark, null or "", a file was read as text.
+    ``marks`` are those of the manifest; without the mark of an extractor, a file was read as text.
     """
-    distinct = pc.unique(marks).to_pylist()
-    old = pa.array([mark for mark in distinct if mark and not _is_current(mark)], pa.string())
-    unmarked = pc.equal(pc.fill_null(marks, ""), "")
-    unread = pc.and_(unmarked, pc.match_substring_regex(paths, NAMED_LIKE_DOCUMENT))
-    return np.asarray(pc.or_(unread, pc.is_in(marks, value_set=old)).to_numpy(), dtype=bool)
+    known = pc.fill_null(marks, "")
+    old, plain = list[str](), list[str]()
+    for mark in pc.unique(known).to_pylist():
+        of_extractor, is_redacted = split_mark(mark, redaction)
+        if not is_redacted or (of_extractor and not _is_current(of_extractor)):
+            old.append(mark)
+        elif not of_extractor:
+            plain.append(mark)
+    named = pc.match_substring_regex(paths, NAMED_LIKE_DOCUMENT)
+    unread = pc.and_(pc.is_in(known, value_set=pa.array(plain, pa.string())), named)
+    return np.asarray(pc.or_(unread, pc.is_in(known, value_set=pa.array(old, pa.string()))).to_numpy(), dtype=bool)
 
 
-def is_current(path: str, mark: str) -> bool:
-    """Return whether a document with this ``mark`` would be read in the same way today."""
-    return _is_current(mark) if mark else not is_named_like_document(path)
+def is_current(path: str, mark: str, redaction: Redaction) -> bool:
+    """Return whether a run with this ``redaction`` would read a document with this ``mark`` in the same way."""
+    of_extractor, is_redacted = split_mark(mark, redaction)
+    return is_redacted and (_is_current(of_extractor) if of_extractor else not is_named_like_document(path))
 
 
 def _is_current(mark: str) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
 from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
-from driftline.storage.lines.words import names_in, telling_words, terms, terms_asked
+from driftline.storage.lines.words import distinct_terms, keywords, names_in, terms
 from driftline.storage.model import Embedder
 from driftline.tasks.definitions.outlines import begins_definition
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
@@ -47,7 +47,7 @@ class Candidates:
 
     ``lines`` has the position of each line (``number`` 0-based), ``column`` ``(n,)`` the start of a row of a long line,
     and ``texts`` the text. ``block`` ``(n,)`` is its row among the blocks, -1 without one; ``block_documents`` has the
-    document of each block, ``block_names`` the name in its head. ``near`` ``(n,) bool`` marks the nearest lines.
+    document of each block, ``block_names`` the name in its head. ``near`` ``(n,) bool`` marks lines near in meaning.
     ``counts``, ``(n, t) float32``, is how often a line contains each of ``words``, ``t`` terms, and ``lengths``, ``(n,)
     float32``, its length. ``definition`` ``(n,)`` is the innermost of ``definitions`` around it, NO_DEFINITION, or
     UNKNOWN.
@@ -95,9 +95,12 @@ class Candidates:
         return self.definitions[position] if position >= 0 else None
 
 
-def lines_of(blocks: pa.Table, query: str) -> Candidates:
-    """Return the lines of ``blocks`` (``storage.queries.matching_blocks``), and the words of ``query`` in them."""
-    words = terms_asked(telling_words(query))
+def lines_of(blocks: pa.Table, query: str, near: NDArray[np.bool_] | None = None) -> Candidates:
+    """Return the lines of ``blocks`` (``storage.queries.matching_blocks``), and the words of ``query`` in them.
+
+    ``near``, ``(b,)``, marks the blocks whose meaning is near; by default none.
+    """
+    words = distinct_terms(keywords(query))
     of_blocks = _documents(blocks)
     documents = sorted(set(of_blocks))
     block_documents = _positions(of_blocks, documents)
@@ -130,7 +133,7 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
         block,
         block_documents,
         names,
-        np.zeros(len(texts), np.bool_),
+        near[block] if near is not None else np.zeros(len(texts), np.bool_),
         *count_words(texts, words),
         definitions,
         definition,

@@ -1,4 +1,6 @@
-"""The request of a search: one model that every interface builds, checked here (DESIGN, "Search").
+"""The request of a search, and the explanation of its answer (DESIGN, "Search").
+
+Every interface builds the one model, which is checked here.
 
 Each option is one line: its name, type and default, what it does, and where its names or limits differ between
 interfaces. The command line, the HTTP API and page, the MCP tool, the action, ``[search]`` of ``driftline.toml`` and
@@ -7,8 +9,9 @@ the Python functions take their parameters from the table ``OPTIONS``.
 
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from math import inf
 from types import MappingProxyType
@@ -30,6 +33,7 @@ from driftline.storage.options import INTERFACES, Option, option, options_of
 if TYPE_CHECKING:
     from driftline.storage.entities import Entity
     from driftline.storage.lines.filters import LineFilter
+
 
 Mode = Literal["hybrid", "vector", "text"]
 """By words and meaning, by meaning alone (the cosine of single lines), by words alone."""
@@ -115,7 +119,7 @@ class SearchFilter:
     """Conditions that a line must all satisfy, each by any of its values.
 
     None is no condition; an empty list allows nothing. Endings may have braces, as globs do. ``where`` and ``also`` are
-    further conditions, and nothing outside of ``within`` is allowed, or told. With ``on_this_machine``, ``paths``,
+    further conditions, and nothing outside of ``within`` is allowed, or reported. With ``on_this_machine``, ``paths``,
     ``dirs`` and globs that begin with ``~`` or ``..`` are those of the process: its files and folders, or their paths
     in a source.
 
@@ -298,11 +302,35 @@ class SearchRequest(SearchFilter):
 
     @classmethod
     def of(cls, query: str, given: Mapping[str, Any], **more: Any) -> Self:
-        """Return the request of the options that an interface was given, by name; None means that one was not."""
+        """Return the request of the options that an interface was given.
+
+        Args:
+            query: what to look for.
+            given: options by name; None means that an option was not given.
+            more: further fields.
+
+        Returns:
+            The request.
+
+        Raises:
+            UsageError: If an option has an invalid value.
+
+        Examples:
+            >>> SearchRequest.of("lease", {"top_k": 3, "mode": None}).given()
+            {'top_k': 3}
+        """
         return cls(query, **{name: value for name, value in given.items() if value is not None}, **more)
 
     def given(self) -> dict[str, Any]:
-        """Return the options that differ from their defaults, by name."""
+        """Return the options that differ from their defaults.
+
+        Returns:
+            Values by name.
+
+        Examples:
+            >>> SearchRequest("lease", exts=("md",)).given()
+            {'exts': ('md',)}
+        """
         values = {name: (getattr(self, name), row.default) for name, row in OPTIONS.items()}
         return {name: value for name, (value, default) in values.items() if value != default}
 
@@ -374,3 +402,67 @@ def _endings(given: str) -> Iterator[str]:
         if "," in name and not name.endswith(",v"):
             raise UsageError("An ending has a comma", repr(given), f"Write {'{' + name + '}'!r}, or name each.")
         yield ext
+
+
+@dataclass(slots=True)
+class Explanation:
+    """The figures of a search.
+
+    ``lines`` is the number of lines, ``matches`` the number that its filter allows, ``examined`` the number of compared
+    vectors. ``index`` is the kind of the vector index, None if lines were compared one by one.
+    ``blocks_without_definitions`` were indexed without looking for any. ``seconds`` are by phase.
+    """
+
+    mode: str
+    strategy: str
+    lines: int = 0
+    matches: int = 0
+    examined: int = 0
+    index: str | None = None
+    blocks: int = 0
+    blocks_without_definitions: int = 0
+    candidates: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the explanation as a dictionary.
+
+        Returns:
+            The object that ``search --explain --json`` prints.
+
+        Examples:
+            >>> Explanation("hybrid", "prefilter", lines=4, matches=1).to_dict()["hit_rate"]
+            0.25
+        """
+        return {**asdict(self), "hit_rate": self.matches / self.lines if self.lines else 0.0}
+
+    def timed(self, phase: str) -> "_Timer":
+        """Return a context that adds the time of its ``with`` block to ``seconds``.
+
+        Args:
+            phase: the key in ``seconds``.
+
+        Returns:
+            The context manager.
+
+        Examples:
+            >>> explanation = Explanation("hybrid", "prefilter")
+            >>> with explanation.timed("words"):
+            ...     pass
+            >>> [*explanation.seconds]
+            ['words']
+        """
+        return _Timer(self.seconds, phase)
+
+
+@dataclass(slots=True)
+class _Timer:
+    seconds: dict[str, float]
+    phase: str
+    started: float = 0.0
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + time.perf_counter() - self.started
