@@ -42,6 +42,8 @@ MAX_MEMBERS = 100_000
 """No compressed file has more members; more of them than that are refused, however little they hold."""
 _SLICE_BYTES = 16 * 1024
 """What is unpacked at once; after the end of each member, the rest of it is copied."""
+_STREAMED_BYTES = 2**20
+_ZSTD, _LZ4 = b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
 _SNIFFED_BYTES = 1_024
 _JUDGED_BYTES = 8_192
 _LZMA_MEMORY_BYTES = 256 * 2**20
@@ -365,10 +367,30 @@ def _xz(data: bytes) -> bytes:
     return _unpack(data, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _LZMA_MEMORY_BYTES), lzma.LZMAError)
 
 
+def _streamed(codec: str, magic: bytes, data: bytes) -> bytes:
+    """Return the content of one or more frames, by the codecs of Arrow. Raises Refused."""
+    if data.count(magic) > MAX_MEMBERS:
+        raise Refused(SkipReason.BOMB)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        with pa.input_stream(pa.py_buffer(data), compression=codec) as stream:
+            while part := stream.read(_STREAMED_BYTES):
+                parts.append(part)
+                size += len(part)
+                if size > MAX_UNPACKED_BYTES:
+                    raise Refused(SkipReason.BOMB)
+    except OSError:
+        raise Refused(SkipReason.DAMAGED) from None
+    return b"".join(parts)
+
+
 COMPRESSIONS: tuple[Compression, ...] = (
     Compression("gzip", 1, ("gz",), b"\x1f\x8b\x08", _gzip),
     Compression("bzip2", 1, ("bz2",), b"BZh", _bzip2),
     Compression("xz", 1, ("xz",), b"\xfd7zXZ\0", _xz),
+    Compression("zstd", 1, ("zst", "zstd"), _ZSTD, partial(_streamed, "zstd", _ZSTD)),
+    Compression("lz4", 1, ("lz4",), _LZ4, partial(_streamed, "lz4", _LZ4)),
 )
 
 
