@@ -23,7 +23,7 @@ OF_TEXT = frozenset(("key", "section"))
 OUTLINE_COLUMN = "outline"
 _ANCHOR = "@"
 """Marks an anchor, in the position of a kind."""
-_UNREACHED = (".bz2", ".gz", ".xz")
+_UNREACHED = (".bz2", ".gz", ".lz4", ".xz", ".zst", ".zstd")
 """A viewer opens none of these at a place inside."""
 _SEPARATORS = re.compile(r"<[^<>]*>|::|->|\s*>\s*|[.\\#/:]")
 """Separators of the names in a qualified name, in outlines and in queries of any language."""
@@ -45,7 +45,7 @@ class Definition:
 
     @property
     def is_code(self) -> bool:
-        """Whether it is code, and not prose or configuration."""
+        """Return whether it is code, and not prose or configuration."""
         return self.kind not in OF_TEXT
 
     def is_named(self, name: str) -> bool:

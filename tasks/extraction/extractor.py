@@ -41,7 +41,9 @@ MAX_UNPACKED_BYTES = 64 * 2**20
 MAX_MEMBERS = 100_000
 """No compressed file has more members; more of them than that are refused, however little they hold."""
 _SLICE_BYTES = 16 * 1024
-"""What is unpacked at once; after the end of each member, the rest of it is copied."""
+"""Bytes to unpack at once; after the end of each member, the rest of it is copied."""
+_STREAMED_BYTES = 2**20
+_ZSTD, _LZ4 = b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
 _SNIFFED_BYTES = 1_024
 _JUDGED_BYTES = 8_192
 _LZMA_MEMORY_BYTES = 256 * 2**20
@@ -71,13 +73,13 @@ class Extracted:
     parts: tuple[Part, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can say of it."""
+        """Return the text as an object for JSON."""
         anchors = [(each.name, each.first, each.last) for each in self.anchors]
         return {"text": self.text, "anchors": anchors, "parts": [(p.suffix, p.first, p.last) for p in self.parts]}
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Self:
-        """What a process that may have been taken over says, as it should be. Raises Refused."""
+        """Validate the answer of a process, which a hostile document may have taken over. Raises Refused."""
         try:
             text = _encodable(str(said["text"]))
             lines = text.count("\n")
@@ -175,7 +177,7 @@ class Extractor:
 
     @property
     def is_there(self) -> bool:
-        """Whether its library is installed."""
+        """Return whether its library is installed."""
         return not self.needs or _is_installed(self.needs)
 
     @property
@@ -365,16 +367,36 @@ def _xz(data: bytes) -> bytes:
     return _unpack(data, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _LZMA_MEMORY_BYTES), lzma.LZMAError)
 
 
+def _streamed(codec: str, magic: bytes, data: bytes) -> bytes:
+    """Return the content of one or more frames, by the codecs of Arrow. Raises Refused."""
+    if data.count(magic) > MAX_MEMBERS:
+        raise Refused(SkipReason.BOMB)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        with pa.input_stream(pa.py_buffer(data), compression=codec) as stream:
+            while part := stream.read(_STREAMED_BYTES):
+                parts.append(part)
+                size += len(part)
+                if size > MAX_UNPACKED_BYTES:
+                    raise Refused(SkipReason.BOMB)
+    except OSError:
+        raise Refused(SkipReason.DAMAGED) from None
+    return b"".join(parts)
+
+
 COMPRESSIONS: tuple[Compression, ...] = (
     Compression("gzip", 1, ("gz",), b"\x1f\x8b\x08", _gzip),
     Compression("bzip2", 1, ("bz2",), b"BZh", _bzip2),
     Compression("xz", 1, ("xz",), b"\xfd7zXZ\0", _xz),
+    Compression("zstd", 1, ("zst", "zstd"), _ZSTD, partial(_streamed, "zstd", _ZSTD)),
+    Compression("lz4", 1, ("lz4",), _LZ4, partial(_streamed, "lz4", _LZ4)),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a file is read: the ``data`` under a ``path``, decompressed if necessary, and the ``extractor``.
+    """The way to read a file: the ``data`` under a ``path``, decompressed if necessary, and the ``extractor``.
 
     ``mark`` is recorded in the manifest. Without an extractor, the file is text, unless a ``reason`` says why it cannot
     be read.
@@ -413,7 +435,7 @@ def choose(path: str, data: bytes) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The result of reading a file: its text, or the ``reason`` why it has none.
+    """The result of reading a file: its text, or the ``reason`` for which it has none.
 
     ``path`` determines the language of the text, ``mark`` is for the manifest, and ``replaced`` is set if bytes were
     replaced that are not text in the encoding of the file.

@@ -99,7 +99,13 @@ def test_content_decides_before_the_name() -> None:
     assert read_document("a.json", b'{"cells": []}').mark == ""
 
 
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda data: pa.Codec("zstd").compress(data, asbytes=True),
+    "lz4": lambda data: pa.Codec("lz4").compress(data, asbytes=True),
+}
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
