@@ -145,7 +145,7 @@ class SourceAge:
     seconds: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``ci --json`` prints it; ``indexed`` is the commit that was indexed last."""
+        """Return the object that ``ci --json`` prints; ``indexed`` is the commit that was indexed last."""
         return {
             "uri": self.uri,
             "entity": self.entity,
@@ -256,11 +256,11 @@ class CiReport:
 
     @property
     def failed(self) -> bool:
-        """Whether a source failed while others were indexed."""
+        """Return whether a source failed while others were indexed."""
         return bool(self.run and self.run["failed"])
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``ci --json`` prints it."""
+        """Return the object that ``ci --json`` prints."""
         return {
             "action": self.action,
             "commit": self.build.commit,

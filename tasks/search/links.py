@@ -26,6 +26,7 @@ from driftline.storage.model import content_hash
 from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.credentials import split_mark
 from driftline.tasks.extraction.extractor import is_extracted
 from driftline.tasks.git.commits import PushedCommit, blobs_at, pushed_commit
 
@@ -80,7 +81,7 @@ class Address:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What all spellings of the remote have in common; hosts ignore case."""
+        """Return what all spellings of the remote have in common; hosts ignore case."""
         return self.host, self.path.lower().removeprefix("scm/")
 
     @property
@@ -167,7 +168,7 @@ def wrong_link(link: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LinkTemplate:
-    """How the host of a source links to the lines of its documents."""
+    """The links of the host of a source to the lines of its documents."""
 
     text: str
     kind: str | None = None
@@ -289,7 +290,7 @@ def _recorded(workspace: Workspace, entity: str, record: SourceRecord, wanted: M
     for row in rows.to_pylist():
         path = row["path"]
         if row["reason"] is None and row["hash"] == wanted[path] and token_of(row["rev"]) <= at.token:
-            new[path] = _Place(at.id, f"{record.subpath}{path}", bool(row["extractor"]))
+            new[path] = _Place(at.id, f"{record.subpath}{path}", bool(split_mark(row["extractor"], "off")[0]))
     with _KNOWN_LOCK:
         _KNOWN.update({keys[path]: place for path, place in new.items()})
     return places | new
