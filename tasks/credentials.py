@@ -142,7 +142,7 @@ _PLACEHOLDER = re.compile(r"[$<{%*\[]|(?:your|my|the|some|example|changeme|passw
 
 
 def _is_password(value: str) -> bool:
-    """Whether a password in a URL is one: it has a digit, and is neither a variable nor a word of examples."""
+    """Return whether a password in a URL is one: it has a digit, and is neither a variable nor a word of examples."""
     return any(map(str.isdigit, value)) and len(set(value)) >= 5 and not _PLACEHOLDER.match(value)
 
 

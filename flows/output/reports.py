@@ -178,7 +178,7 @@ class RemoveReport:
     lines: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``remove --json`` prints it."""
+        """Return the object that ``remove --json`` prints."""
         return {"run_id": self.run_id, "entity": self.entity, "documents": self.documents, "lines": self.lines}
 
 
@@ -195,7 +195,7 @@ class TenantCompaction:
     after: Figures | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``compact --json`` prints it."""
+        """Return the object that ``compact --json`` prints."""
         return {
             "tenant": self.tenant,
             "folded": [{"entity": entity, "deltas": deltas} for entity, deltas in sorted(self.folded.items())],
@@ -217,7 +217,7 @@ class CompactReport:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``compact --json`` prints it."""
+        """Return the object that ``compact --json`` prints."""
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,

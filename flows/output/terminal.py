@@ -58,7 +58,7 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
 
 
 def _about_documents(source: Result) -> Iterator[Text]:
-    """What is not indexed, or not as well as it could be, and what would change that."""
+    """Return hints about files that are skipped or indexed incompletely, and the fix for each."""
     large = source.get("too_large", ())
     if large:
         from driftline.tasks.scanning.scan import has_own_limit

@@ -229,7 +229,7 @@ MAINTENANCE_WAIT_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """Whether to cut or recut a branch, and why."""
+    """The decision to cut or recut a branch, and its reason."""
 
     cuts: bool
     why: str

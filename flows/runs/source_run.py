@@ -234,7 +234,7 @@ class SourceRun:
         return at.model_copy(update={"revision": revision(token, batch) if batch else known})
 
     def _is_unchanged(self) -> bool:
-        """Whether the index is at the commit of the repository, so that there is nothing to do, not even to lease."""
+        """Return whether the index is at the commit of the repository, so that the run needs no lease."""
         at = self._inspect_commit()
         known = self._plan.workspace.readable_source(self.entity)
         if not isinstance(at, RepositoryAtCommit) or known is None or known.uri != self._source.record.uri:

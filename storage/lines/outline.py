@@ -45,7 +45,7 @@ class Definition:
 
     @property
     def is_code(self) -> bool:
-        """Whether it is code, and not prose or configuration."""
+        """Return whether it is code, and not prose or configuration."""
         return self.kind not in OF_TEXT
 
     def is_named(self, name: str) -> bool:

@@ -41,7 +41,7 @@ MAX_UNPACKED_BYTES = 64 * 2**20
 MAX_MEMBERS = 100_000
 """No compressed file has more members; more of them than that are refused, however little they hold."""
 _SLICE_BYTES = 16 * 1024
-"""What is unpacked at once; after the end of each member, the rest of it is copied."""
+"""Bytes to unpack at once; after the end of each member, the rest of it is copied."""
 _STREAMED_BYTES = 2**20
 _ZSTD, _LZ4 = b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
 _SNIFFED_BYTES = 1_024
@@ -73,13 +73,13 @@ class Extracted:
     parts: tuple[Part, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can say of it."""
+        """Return the text as an object for JSON."""
         anchors = [(each.name, each.first, each.last) for each in self.anchors]
         return {"text": self.text, "anchors": anchors, "parts": [(p.suffix, p.first, p.last) for p in self.parts]}
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Self:
-        """What a process that may have been taken over says, as it should be. Raises Refused."""
+        """Validate the answer of a process, which a hostile document may have taken over. Raises Refused."""
         try:
             text = _encodable(str(said["text"]))
             lines = text.count("\n")
@@ -177,7 +177,7 @@ class Extractor:
 
     @property
     def is_there(self) -> bool:
-        """Whether its library is installed."""
+        """Return whether its library is installed."""
         return not self.needs or _is_installed(self.needs)
 
     @property
@@ -396,7 +396,7 @@ COMPRESSIONS: tuple[Compression, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a file is read: the ``data`` under a ``path``, decompressed if necessary, and the ``extractor``.
+    """The way to read a file: the ``data`` under a ``path``, decompressed if necessary, and the ``extractor``.
 
     ``mark`` is recorded in the manifest. Without an extractor, the file is text, unless a ``reason`` says why it cannot
     be read.
@@ -435,7 +435,7 @@ def choose(path: str, data: bytes) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The result of reading a file: its text, or the ``reason`` why it has none.
+    """The result of reading a file: its text, or the ``reason`` for which it has none.
 
     ``path`` determines the language of the text, ``mark`` is for the manifest, and ``replaced`` is set if bytes were
     replaced that are not text in the encoding of the file.

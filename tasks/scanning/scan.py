@@ -200,7 +200,7 @@ class RepositoryAtCommit:
         return self.source.commit
 
     def is_indexed(self, last: IndexedCommit | None, token: int) -> bool:
-        """Whether the index is exactly at the commit: nobody has held the lease since ``last``, whose token it was."""
+        """Return whether the index is at the commit, and the lease was not taken since ``last``."""
         expected = (self.commit_id, self.scanned_with, token)
         return last is not None and (last.id, last.scanned_with, last.token) == expected
 
@@ -363,7 +363,7 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
 
 
 def has_own_limit(path: str) -> bool:
-    """Whether ``max_document_bytes`` is the limit of a file, by its name."""
+    """Return whether ``max_document_bytes`` is the limit of a file, by its name."""
     return any(re.search(pattern, path) for pattern in (NAMED_LIKE_DOCUMENT, _LARGE_NAMES))
 
 

@@ -76,7 +76,7 @@ _TENANTS: LRUCache[str, list[Entity]] = LRUCache(64)
 
 @dataclass(frozen=True, slots=True)
 class ExactCounts:
-    """How many ``lines`` of how many ``documents`` an exact search has found: all, if it is ``complete``.
+    """The numbers of ``lines`` and ``documents`` that an exact search has found: all, if it is ``complete``.
 
     Otherwise ``reason`` says why not: the ``limit`` of results, or the ``time``.
     """
@@ -87,11 +87,11 @@ class ExactCounts:
 
     @property
     def complete(self) -> bool:
-        """Whether there are no more."""
+        """Return whether there are no more matches."""
         return self.reason is None
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``search --json`` prints it."""
+        """Return the object that ``search --json`` prints."""
         return {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
 
 

@@ -67,18 +67,18 @@ _AUXILIARY = re.compile(
 
 
 def is_prose(path: str) -> bool:
-    """Whether a document is meant to be read as text, by its extension."""
+    """Return whether a document is meant to be read as text, by its extension."""
     return path.lower().endswith(PROSE_EXTENSIONS)
 
 
 def is_test(path: str) -> bool:
-    """Whether a document is a test or belongs to tests, by the names of its folders and its own."""
+    """Return whether a document is a test or belongs to tests, by the names of its folders and its own."""
     return _TEST.search(path) is not None
 
 
 def is_auxiliary(path: str) -> bool:
-    """Whether a document repeats, lists or illustrates what others say: lock files, changelogs, vendored, generated and
-    translated files, examples, data."""
+    """Return whether a document repeats or lists others: lock files, changelogs, examples, data, and vendored,
+    generated or translated files."""
     return _AUXILIARY.search(path) is not None
 
 
