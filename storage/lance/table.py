@@ -295,7 +295,7 @@ def without_rows(
 
 
 FRAGMENT_ROWS = 1 << 15
-"""Smaller fragments are merged. Larger ones, as runs write them, stay as they are until many of their rows are deleted."""
+"""Smaller fragments are merged. Larger ones, as runs write them, stay until many of their rows are deleted."""
 WORN_SHARE = 0.1
 """A fragment is rewritten without its deleted rows once they are a larger share of it."""
 _OPTIONS: CompactionOptions = {

@@ -95,7 +95,7 @@ def _nearest(table: LineTable, version: int, queries: NDArray[np.float32]) -> ND
 
 def _distances(vectors: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return half of the squared distance of each of ``vectors`` to each of ``queries``, ``(n, m)``, as searches do."""
-    squares = np.einsum("nd,nd->n", vectors, vectors)[:, np.newaxis] + np.einsum("md,md->m", queries, queries)
+    squares = np.einsum("ij,ij->i", vectors, vectors)[:, np.newaxis] + np.einsum("ij,ij->i", queries, queries)
     distances: NDArray[np.float32] = squares / 2 - vectors @ queries.T
     return distances
 
