@@ -81,10 +81,9 @@ if TYPE_CHECKING:
     from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
     from driftline.tasks.indexing.line_store import LineStore, Store
     from driftline.tasks.search.documents import Document
-    from driftline.tasks.search.explanation import Explanation
     from driftline.tasks.search.hits import Excerpt, Hit
     from driftline.tasks.search.query import SearchReport
-    from driftline.tasks.search.request import SearchFilter, SearchRequest
+    from driftline.tasks.search.request import Explanation, SearchFilter, SearchRequest
 
     __version__: str
 
@@ -147,9 +146,9 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "Excerpt",
         "Hit",
     ),
-    "tasks.search.explanation": ("Explanation",),
     "tasks.search.query": ("SearchReport",),
     "tasks.search.request": (
+        "Explanation",
         "SearchFilter",
         "SearchRequest",
     ),

@@ -37,8 +37,8 @@ class SearchAnswer(BaseModel):
 
     def report(self) -> SearchReport:
         """Return the report of the library."""
-        told = self.exact
-        exact = ExactCounts(told.lines, told.documents, told.reason) if told is not None else None
+        counts = self.exact
+        exact = ExactCounts(counts.lines, counts.documents, counts.reason) if counts is not None else None
         return SearchReport(self.query, tuple(self.results), None, self.notes, self.nearest, self.unmatched, exact)
 
 

@@ -112,9 +112,9 @@ class Connection:
             ) from error
 
     def _error(self, status: int, content: Any) -> DriftlineError:
-        told = content if isinstance(content, dict) else {}
-        kind, where, fix = (str(told.get(name, "")) for name in ("error", "where", "fix"))
-        what = str(told.get("detail", f"status {status}"))
+        problem = content if isinstance(content, dict) else {}
+        kind, where, fix = (str(problem.get(name, "")) for name in ("error", "where", "fix"))
+        what = str(problem.get("detail", f"status {status}"))
         what = what.removesuffix(f". {fix}").removesuffix(f": {where}") if fix or where else what
         if status in (UNAUTHORIZED, FORBIDDEN):
             fix = f"Set {TOKEN_VARIABLE} to a token of the server." if status == UNAUTHORIZED else fix
@@ -162,16 +162,16 @@ class Client:
 
     def excerpt(self, source: str, path: str, line: int, *, n_lines: int = 20, branch: str | None = None) -> Excerpt:
         """Return lines of an indexed document: ``line`` (1-based), and ``n_lines`` on each side."""
-        asked = {"source": source, "path": path, "line": line, "n_lines": n_lines, "branch": branch}
-        excerpt: Excerpt = self._read("excerpt", asked)
+        parameters = {"source": source, "path": path, "line": line, "n_lines": n_lines, "branch": branch}
+        excerpt: Excerpt = self._read("excerpt", parameters)
         return excerpt
 
     def documents(
         self, *, sources: Sequence[str] = (), dirs: Sequence[str] = (), exts: Sequence[str] = ()
     ) -> Iterator[Document]:
         """Yield the indexed documents by source and path."""
-        asked = {"limit": DOCUMENTS_AT_ONCE, "source": sources, "dir": dirs, "ext": exts}
-        for page in self.connection.pages("documents", asked):
+        parameters = {"limit": DOCUMENTS_AT_ONCE, "source": sources, "dir": dirs, "ext": exts}
+        for page in self.connection.pages("documents", parameters):
             yield from (Document(**document) for document in page["documents"])
 
     def search_memory(

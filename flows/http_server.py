@@ -133,7 +133,7 @@ class TimeoutProtocol(H11Protocol):
         return plain.is_loopback or any(plain in network for network in self.shared)
 
 
-def impatient(shared: Networks = ()) -> type[TimeoutProtocol]:
+def timeout_protocol(shared: Networks = ()) -> type[TimeoutProtocol]:
     """Return the protocol of a server that many clients query through the addresses ``shared``."""
     return type("TimeoutProtocol", (TimeoutProtocol,), {"shared": tuple(shared)})
 

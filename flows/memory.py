@@ -109,12 +109,12 @@ def _checked(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[
 
 
 def _read(name: str, value: Any) -> Any:
-    read, wanted = ARGUMENTS[name]
+    read, expected = ARGUMENTS[name]
     try:
         return read(value)
     except (TypeError, ValueError, OverflowError):
         kind = BadEntry if name in _OF_ENTRIES else UsageError
-        raise kind(f"{name} must be {wanted}, not {_shown(value)}") from None
+        raise kind(f"{name} must be {expected}, not {_shown(value)}") from None
 
 
 def _shown(value: object) -> str:

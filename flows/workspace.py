@@ -349,8 +349,8 @@ def open(
     )
     if not cache:
         return Workspace(opened)
-    from driftline.flows.config.search_settings import cache_settings
     from driftline.flows.runs.pull import open_copy
+    from driftline.flows.runs.search import cache_settings
 
     copy = open_copy(opened, max_bytes=cache_settings(cache)[1], warn=logging.getLogger(__name__).warning)
     return Workspace(copy)
@@ -552,8 +552,8 @@ def analyze_document_states(
     source and paths, the paths are relative to the source, and those that are neither documents nor files that would
     become documents are left out. Raises WorkspaceNotFound, BadEntity, UsageError, SourceNotFound.
     """
-    from driftline.tasks.scanning.states import analyze_document_states as analyze
-    from driftline.tasks.scanning.states import states_of_files
+    from driftline.tasks.scanning.scan import analyze_document_states as analyze
+    from driftline.tasks.scanning.scan import states_of_files
 
     if documents is not None:
         return analyze(_stored(paths), str(workspace), documents)

@@ -70,8 +70,8 @@ class Option:
             return
         if self.bounds is not None and not self.bounds[0] <= value <= self.bounds[1]:
             low, high = self.bounds
-            wanted = "must not be negative" if high == math.inf else f"must be between {low:g} and {high:g}"
-            raise UsageError(f"{self.name} {wanted}", str(value))
+            rule = "must not be negative" if high == math.inf else f"must be between {low:g} and {high:g}"
+            raise UsageError(f"{self.name} {rule}", str(value))
         if self.choices and self.type is str and value not in self.choices:
             raise UsageError(f"Unknown {self.name}", str(value), f"Use one of {', '.join(self.choices)}.")
 

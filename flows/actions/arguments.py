@@ -226,7 +226,7 @@ def whole(at_least: int) -> Callable[[object], int]:
 def real(at_least: float, at_most: float = math.inf, *, above: bool = False) -> Callable[[object], float]:
     """Return a reader of finite numbers in these bounds, which may be text; ``above`` excludes the lower bound."""
     low = f"more than {at_least:g}" if above else f"at least {at_least:g}"
-    wanted = f"a number of {low}" if at_most == math.inf else f"a number from {at_least:g} to {at_most:g}"
+    expected = f"a number of {low}" if at_most == math.inf else f"a number from {at_least:g} to {at_most:g}"
 
     def read(value: object) -> float:
         try:
@@ -234,7 +234,7 @@ def real(at_least: float, at_most: float = math.inf, *, above: bool = False) -> 
         except (ValueError, OverflowError):
             found = math.nan
         if not (math.isfinite(found) and at_least <= found <= at_most) or (above and found == at_least):
-            raise Unfit(f"must be {wanted}")
+            raise Unfit(f"must be {expected}")
         return found
 
     return read
@@ -311,15 +311,15 @@ def _is_pair(value: Sequence[object]) -> bool:
     return len(value) == 2 and isinstance(value[0], str) and not any(c in value[0] for c in ":[")
 
 
-def _parsed(value: object, wanted: type) -> object:
-    """Parse JSON text if the result is a ``wanted``; return anything else unchanged."""
-    if not isinstance(value, str) or not value.lstrip().startswith("[" if wanted is list else "{"):
+def _parsed(value: object, kind: type) -> object:
+    """Parse JSON text if the result is a ``kind``; return anything else unchanged."""
+    if not isinstance(value, str) or not value.lstrip().startswith("[" if kind is list else "{"):
         return value
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):
         return value
-    return found if isinstance(found, wanted) else value
+    return found if isinstance(found, kind) else value
 
 
 # -- what actions declare --------------------------------------------------------------------

@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping, Mutab
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from driftline.flows.actions.arguments import Parameters
-from driftline.flows.config.access import source_access
 from driftline.flows.config.environment import NAME_SIGN, Environment, absolute_workspace, is_plain_name, local_path
+from driftline.flows.config.locate import source_access
 from driftline.storage.errors import (
     AccessDenied,
     CommitConflict,
@@ -164,7 +164,7 @@ class Handles:
         self._check()
         with self._lock:
             known = self._workspaces.get(uri)
-        opened = Workspace.open(uri, reach=source_access(uri, uri)) if known is None else known.reread()
+        opened = Workspace.open(uri, access=source_access(uri, uri)) if known is None else known.reread()
         with self._lock:
             self._workspaces[uri] = opened
         return opened

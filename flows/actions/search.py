@@ -26,7 +26,7 @@ from driftline.flows.actions.arguments import (
 from driftline.flows.actions.registry import Action, Handles, Result, action, bind, close_with
 from driftline.flows.actions.semtools import semtools_search
 from driftline.flows.actions.sources import WAIT_SECONDS, SkippedFiles
-from driftline.flows.runs.remove import remove_documents, remove_source
+from driftline.flows.runs.index import remove_documents, remove_source
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.entities import Entity
 from driftline.storage.errors import FingerprintMismatch, SourceNotFound, UsageError, WorkspaceNotFound
@@ -191,8 +191,7 @@ def workspace_search(
     ``driftline.toml``. With ``explain``, there is an ``explanation``, too.
     """
     from driftline.flows.actions.sources import filter_for
-    from driftline.flows.config.search_settings import search_request
-    from driftline.flows.runs.search import find
+    from driftline.flows.runs.search import find, search_request
 
     options = given_by(given)
     opened = (handles := handles or Handles()).workspace(handles.locate(workspace))

@@ -55,11 +55,11 @@ class Program:
     version: str | None
     at_least: tuple[int, ...]
 
-    def require(self, wanted: str) -> None:
-        """Raise ActionError prerequisite_missing if the program is older than ``wanted``."""
-        if not self.at_least or _padded(self.at_least) < _padded(_numbers(wanted)):
-            told = self.version or "one that does not say its version"
-            raise missing(f"{PROGRAM} {wanted} or newer is needed, not {told}")
+    def require(self, min_version: str) -> None:
+        """Raise ActionError prerequisite_missing if the program is older than ``min_version``."""
+        if not self.at_least or _padded(self.at_least) < _padded(_numbers(min_version)):
+            found = self.version or "an unknown version"
+            raise missing(f"{PROGRAM} {min_version} or newer is needed, not {found}")
 
 
 def find() -> Program | None:
@@ -265,7 +265,7 @@ def _search(
     timeout_seconds: float,
 ) -> list[Match]:
     named = {f"./{text.path}" if text.path.startswith("-") else text.path: text for text in texts}
-    # In a workspace of its own, the program stops at three results unless it is told a number.
+    # In a workspace of its own, the program stops at three results without a number.
     limits = ["--max-distance", str(max_distance), "--top-k", str(min(max(n_results, 1), _MAX_TOP_K))]
     options = [*(("--json", "--n-lines", str(n_lines)) if program.has_json else ("--n-lines", "0")), *limits]
     arguments = [*options, "--", query, *named] if query.startswith("-") else [query, *named, *options]
@@ -322,12 +322,12 @@ def _semtools_search(
     """
     from driftline.tasks.search.grep import grep, read_texts
 
-    wanted = min_version or (MIN_VERSION if check_version else None)
-    program = _program(engine, wanted, only_ours=model is not None or min_relevance is not None)
+    min_version_needed = min_version or (MIN_VERSION if check_version else None)
+    program = _program(engine, min_version_needed, only_ours=model is not None or min_relevance is not None)
     skipped = SkippedFiles()
     texts = read_texts(files, on_skip=skipped.add)
     matches: Sequence[Match]
-    told: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     if program is not None:
         limits: dict[str, Any] = {"max_distance": max_distance, "n_results": n_results, "n_lines": n_lines}
         matches = search(program, query, list(texts), timeout_seconds=timeout, **limits)
@@ -336,8 +336,8 @@ def _semtools_search(
         limits = {"top_k": n_results, "n_lines": n_lines, "max_distance": max_distance, "min_relevance": min_relevance}
         report = grep(SearchRequest.of(query, limits), texts, (handles or Handles()).embedder(model))
         matches = [_match(hit) for hit in report.results]
-        told = {"notes": list(report.notes)} if report.notes else {}
-        told |= {"nearest": _match(report.nearest)} if report.nearest else {}
+        summary = {"notes": list(report.notes)} if report.notes else {}
+        summary |= {"nearest": _match(report.nearest)} if report.nearest else {}
     return {
         "matches": matches,
         "best_match": max(matches, key=lambda match: match["score"], default=None),
@@ -346,7 +346,7 @@ def _semtools_search(
         "query": query,
         "engine": "driftline" if program is None else "cli",
         "version": version("driftline") if program is None else program.version,
-        **told,
+        **summary,
         **skipped.to_dict(),
     }
 
@@ -367,7 +367,7 @@ def _bounded(match: Match, query: str) -> Match:
     }
 
 
-def _program(engine: Any, wanted: str | None, *, only_ours: bool) -> Program | None:
+def _program(engine: Any, min_version_needed: str | None, *, only_ours: bool) -> Program | None:
     """Return the program to use; None for Driftline's engine, which any object that a host passes also selects.
 
     ``only_ours`` says that only Driftline's engine can fulfil the request.
@@ -385,8 +385,8 @@ def _program(engine: Any, wanted: str | None, *, only_ours: bool) -> Program | N
         if engine == "auto":
             return None
         raise missing(f"The program {PROGRAM} is not installed")
-    if wanted is not None:
-        program.require(wanted)
+    if min_version_needed is not None:
+        program.require(min_version_needed)
     return program
 
 

@@ -55,20 +55,31 @@ def uninstall(
 @agents.command("list")
 def list_agents(as_json: JsonOption = False) -> int:
     """List the agents, and where each of them has Driftline."""
-    from driftline.flows.config.agents import AGENTS, is_installed
+    from driftline.flows.config.agents import AGENTS
 
     here, home = Path.cwd(), Path.home()
     found = [
-        {"agent": name, "project": is_installed(name, "project", here), "user": is_installed(name, "user", home)}
-        for name in AGENTS
+        {"agent": name, "project": _state(name, "project", here), "user": _state(name, "user", home)} for name in AGENTS
     ]
     if as_json:
         print_json({"agents": found})
         return DONE
     for each in found:
         where = [scope for scope in ("project", "user") if each[scope]]
-        say(f"{each['agent']:<12} {', '.join(where) or 'not installed'}")
+        state = "unreadable" if None in each.values() else "not installed"
+        say(f"{each['agent']:<12} {', '.join(where) or state}")
     return DONE
+
+
+def _state(name: str, scope: Scope, place: Path) -> bool | None:
+    """Whether an agent has Driftline; None, with a warning, if its configuration cannot be read."""
+    from driftline.flows.config.agents import is_installed
+
+    try:
+        return is_installed(name, scope, place)
+    except UsageError as error:
+        warn(f"{name}: {error}")
+        return None
 
 
 def _change(
@@ -81,7 +92,7 @@ def _change(
     *,
     remove: bool,
 ) -> int:
-    from driftline.flows.config.agents import AGENTS, changes
+    from driftline.flows.config.agents import AGENTS, agents_in, changes
 
     unknown = [name for name in names or () if name not in AGENTS]
     if unknown or bool(names) == every:
@@ -89,16 +100,19 @@ def _change(
         raise UsageError(what, fix=f"Known agents: {', '.join(AGENTS)}.")
     scope: Scope = "user" if user else "project"
     place = Path.home() if user else Path.cwd()
-    chosen = list(AGENTS) if every else list(names or ())
+    chosen = agents_in(scope) if every else list(names or ())
     found = changes(chosen, scope, place, _command(user, workspace), remove=remove)
-    for change in [] if dry_run else found:
-        change.apply()
+    for each in found:
+        if not dry_run:
+            each.apply()
+        if not as_json:
+            verb = "delete" if each.after is None else "create" if each.before is None else "change"
+            say(f"{'would ' if dry_run else ''}{verb}{'' if dry_run else 'd'} {each.path}  ({each.agent})")
     if as_json:
         print_json({"changed": [{"agent": each.agent, "path": str(each.path)} for each in found], "dry_run": dry_run})
         return DONE
-    for each in found:
-        verb = "delete" if not each.after else "change" if each.before else "create"
-        say(f"{'would ' if dry_run else ''}{verb}{'' if dry_run else 'd'} {each.path}  ({each.agent})")
+    for name in [name for name in AGENTS if name not in chosen] if every and not remove else ():
+        warn(f"{name} has no configuration in a project: use --user for it.")
     if not found:
         warn("Nothing has to change.")
     return DONE

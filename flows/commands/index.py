@@ -188,7 +188,7 @@ def remove(
     """Remove a source from the index. Its files are never deleted."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
-    from driftline.flows.runs.remove import remove_source
+    from driftline.flows.runs.index import remove_source
 
     result = remove_source(target, entity, storage_options=options_for(target)).to_dict()
     if as_json:

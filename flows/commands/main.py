@@ -21,15 +21,14 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from itertools import takewhile
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO, TextIO
 
 import typer
 
-from driftline.flows.commands import streams
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, Interrupted, app
 from driftline.flows.output.logs import json_lines, quiet_libraries, wants_json, writes_json
 from driftline.flows.output.plain import print_json, print_traceback, warn
-from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError, gave_up, is_panic
+from driftline.storage.errors import DriftlineError, OutOfMemory, StorageError, UsageError, gave_up, is_panic
 from driftline.storage.globs import is_unicode
 
 ENOUGH_BYTES = 4 * 2**30
@@ -116,9 +115,9 @@ def command_line() -> int:
     _decode_names_as_utf8()
     gc.set_threshold(_GARBAGE_THRESHOLD)
     explain_aborts(_wants_json(sys.argv[1:]))
-    streams.guard()
+    guard()
     try:
-        code = streams.flushed(main())
+        code = flushed(main())
         if _STOPPED.is_set():
             os._exit(code)  # the interpreter would wait for threads that are in native code
         return code
@@ -250,8 +249,8 @@ def _check_arguments(command: str | None, arguments: Sequence[str]) -> None:
 
 def _of_the_surroundings(error: Exception) -> DriftlineError | None:
     """Return the error that ``error`` means if the folder or the streams of the process are at fault, not Driftline."""
-    if isinstance(error, streams.Unwritable):
-        return streams.unwritable(error)
+    if isinstance(error, Unwritable):
+        return unwritable(error)
     if isinstance(error, FileNotFoundError):
         try:
             os.getcwd()
@@ -288,3 +287,86 @@ def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fi
     elif not writes_json():
         warn(message)
     return code
+
+
+class Unwritable(OSError):
+    """A failed write to standard output; a workspace on a full disk fails with another error."""
+
+
+_failures: list[Unwritable] = []
+"""Failed writes; the library of the command line swallows those of its help."""
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output: a closed pipe (``| head``) is not an error, any other failed write raises Unwritable."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            return self._failed(error)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> int:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # Python writes its buffer again at exit
+        if isinstance(error, BrokenPipeError):
+            return 0
+        _failures.append(Unwritable(error.errno, error.strerror))
+        raise _failures[0] from error
+
+
+class _Closed(io.TextIOBase):
+    """Standard output of a process that was started without one."""
+
+    encoding = "utf-8"
+
+    @property
+    def buffer(self) -> BinaryIO:
+        raise Unwritable(errno.EBADF, "it is closed")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, _: str) -> int:
+        raise Unwritable(errno.EBADF, "it is closed")
+
+
+def guard() -> None:
+    """Make failed writes to standard output raise Unwritable, and replace closed streams."""
+    if sys.stdin is None:
+        sys.stdin = _devnull()
+    if sys.stderr is None:
+        sys.stderr = _devnull()
+    out: object = sys.stdout
+    if out is None:
+        sys.stdout = _Closed()
+    elif isinstance(out, io.TextIOWrapper):
+        options: dict[str, Any] = {"line_buffering": out.line_buffering, "write_through": out.write_through}
+        encoding, errors = out.encoding, out.errors
+        sys.stdout = _Output(out.detach(), encoding=encoding, errors=errors, **options)
+
+
+def unwritable(error: Unwritable) -> StorageError:
+    """Return the error for a failed write to standard output."""
+    return StorageError("Standard output cannot be written", str(error.strerror), "Redirect it elsewhere.")
+
+
+def flushed(code: int) -> int:
+    """Write buffered output; return ``code``, or that of a failure."""
+    try:
+        sys.stdout.flush()
+        if _failures and code == 0:
+            raise _failures[0]
+    except Unwritable as error:
+        warn(str(unwritable(error)))
+        return FAILED
+    return code
+
+
+def _devnull() -> TextIO:
+    return os.fdopen(os.open(os.devnull, os.O_RDWR), "w")

@@ -33,12 +33,12 @@ def mcp(
 ) -> int:
     """Serve the workspace to MCP clients, which search it and read what is indexed."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.access import source_access
+    from driftline.flows.config.locate import source_access
     from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of
-    from driftline.flows.config.search_settings import cache_settings
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.memory_stores import search_memory
     from driftline.flows.runs.pull import newest_of
+    from driftline.flows.runs.search import cache_settings
     from driftline.flows.web.search_processes import SEARCHES_BESIDE_EACH_OTHER, SearchProcesses
     from driftline.storage.workspace.workspace import Workspace
 
@@ -51,8 +51,8 @@ def mcp(
         fix = f"Run: {install_command('mcp')}"
         raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
 
-    options, reach = options_for(target), source_access(target, workspace)
-    opened = Workspace.open(target, options, reach)
+    options, access = options_for(target), source_access(target, workspace)
+    opened = Workspace.open(target, options, access)
     settings = memory_of(target)
     boundary = None if within is None else boundary_of(settings, within)
     has_memory = find_memory(settings, opened, boundary) is not None

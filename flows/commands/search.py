@@ -25,8 +25,8 @@ from driftline.flows.commands.app import (
 )
 from driftline.flows.config.environment import SERVER_VARIABLE
 from driftline.flows.config.locate import workspace_for_reading
-from driftline.flows.config.search_settings import cache_settings, named_workspace, search_request
 from driftline.flows.output.plain import print_search, say, warn
+from driftline.flows.runs.search import cache_settings, named_workspace, search_request
 from driftline.storage.defaults import DEFAULT_RERANKED, MAX_RERANKED
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 from driftline.storage.options import spread
@@ -152,7 +152,7 @@ def _print_hits(workspace: Workspace, result: dict[str, Any]) -> None:
 
 def _open(workspace: str, given: str | None = None, config: str | None = None) -> Workspace:
     """Open a workspace, ``given`` or found, with the storage options of ``driftline.toml`` if that file names it."""
-    from driftline.flows.config.access import source_access
+    from driftline.flows.config.locate import source_access
     from driftline.flows.config.toml_file import options_for
     from driftline.storage.workspace.workspace import Workspace
 

@@ -87,7 +87,7 @@ def _opened(workspace: str | None) -> Workspace:
 
 
 def _boundary(workspace: Workspace, within: str) -> Entity:
-    from driftline.flows.config.access import boundary_in
+    from driftline.flows.config.memory_settings import boundary_in
 
     return boundary_in(workspace, within)
 

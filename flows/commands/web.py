@@ -92,7 +92,7 @@ def web(
     On loopback, all local users have access; other addresses need tokens ('driftline token create') or a proxy.
     """
     target = _indexed_here(workspace) if watch else workspace_for_reading(workspace)
-    from driftline.flows.config.access import source_access
+    from driftline.flows.config.locate import source_access
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.web.requests import Reader
     from driftline.flows.web.serving import Exposure, web_server
@@ -165,7 +165,7 @@ def _indexed_here(workspace: str | None) -> str:
 def _boundary(workspace: Workspace, within: str | None) -> Entity | None:
     if within is None:
         return None
-    from driftline.flows.config.access import boundary_in  # loads the libraries of memory
+    from driftline.flows.config.memory_settings import boundary_in  # loads the libraries of memory
 
     return boundary_in(workspace, within)
 
@@ -177,9 +177,9 @@ def _newest(
 
     It opens the copy of a bucket if that is requested, or if an earlier search has kept one.
     """
-    from driftline.flows.config.search_settings import cache_settings
     from driftline.flows.config.toml_file import search_settings
     from driftline.flows.runs.pull import has_copy, newest_of
+    from driftline.flows.runs.search import cache_settings
     from driftline.tasks.search.query import warm
 
     def prepare(found: Workspace) -> None:

@@ -1,4 +1,4 @@
-"""Locate the workspace and the branch of a command.
+"""Locate the workspace and the branch of a command, and what it may read.
 
 The workspace is the named one, else the nearest one. The branch has a name, or is ``auto`` for the checked-out branch.
 """
@@ -21,7 +21,9 @@ from driftline.storage.errors import UsageError, WorkspaceNotFound
 if TYPE_CHECKING:
     from driftline.flows.config.toml_file import Configuration
     from driftline.storage.entities import Entity
+    from driftline.storage.sources.access import SourceAccess
     from driftline.storage.workspace.workspace import Workspace
+
 
 WORKSPACE_VARIABLE = "DRIFTLINE_WORKSPACE"
 
@@ -126,3 +128,24 @@ def on_named_branch(workspace: Workspace, name: str | None, within: Entity | Non
     if branch is None or (name == AUTO and not has_branch(workspace, branch, within)):
         return workspace
     return on_branch(workspace, branch, within)
+
+
+def source_access(
+    workspace: str, given: str | None, config: str | None = None, environment: Environment | None = None
+) -> SourceAccess:
+    """Return which sources of ``workspace`` may be read. Raises UsageError.
+
+    ``given`` is the name of the workspace if the caller named it, ``config`` a configuration that the caller named. The
+    places that a named or trusted ``driftline.toml`` lists may be read. Beyond them, no remote source may be read. A
+    local source may be read if the workspace was named, else only in the folder in which the workspace was found.
+    """
+    from driftline.flows.config.toml_file import named_or_trusted_config
+    from driftline.storage.sources.access import SourceAccess
+
+    environment = environment or Environment.current()
+    trusted = named_or_trusted_config(config, environment)
+    places = tuple(source.uri for source in trusted.sources) if trusted is not None else ()
+    if given or environment.environ.get(WORKSPACE_VARIABLE):
+        return SourceAccess(places)
+    found = local_path(workspace)
+    return SourceAccess(places, str(Path(found).resolve().parent) if found is not None else None)

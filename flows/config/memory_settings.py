@@ -407,3 +407,14 @@ def _of_application(workspace: Workspace, url: str | None) -> str | None:
         return None if has_embedded_catalog(workspace) else url
     except UsageError:  # another kind of database, which cannot be a catalog
         return None
+
+
+def boundary_in(workspace: Workspace, within: str) -> Entity:
+    """Return the entity that ``within`` names by its complete path: one of the memory's hierarchy, or a source.
+
+    Nothing is looked up, because lines and memory must mean the same entity. Raises BadEntity, UsageError.
+    """
+    levels = workspace.config.hierarchy
+    if within.strip("/").rpartition("/")[2].startswith(f"{levels[-1]}:"):
+        return Entity.parse(within, levels)
+    return boundary_of(memory_of(workspace.objects.uri), within)

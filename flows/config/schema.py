@@ -46,6 +46,17 @@ class SourceTable(Table):
     include: list[Text] = []
     exclude: list[Text] = []
     schedule: str | float | None = None
+    link: Text | None = None
+
+    @field_validator("link")
+    @classmethod
+    def _check_link(cls, value: str | None) -> str | None:
+        if value is not None:
+            from driftline.tasks.search.links import wrong_link  # loads Lance
+
+            if (wrong := wrong_link(value)) is not None:
+                raise ValueError(wrong)
+        return value
 
     @field_validator("schedule")
     @classmethod

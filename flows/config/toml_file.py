@@ -81,13 +81,17 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredSource:
-    """A ``[[sources]]`` table. ``uri`` is an absolute path or a URI; ``entity`` defaults to the last part of it."""
+    """A ``[[sources]]`` table. ``uri`` is an absolute path or a URI; ``entity`` defaults to the last part of it.
+
+    ``link`` is the kind of its host, or a template of links to it; "" leaves that to the name of the host.
+    """
 
     uri: str
     entity: Entity
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     schedule: Schedule | None = None
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +368,7 @@ def _source(table: SourceTable, file: Path, where: str) -> ConfiguredSource:
     if table.schedule is not None:
         is_cron = isinstance(table.schedule, str)
         schedule = Schedule(cron=str(table.schedule)) if is_cron else Schedule(interval_seconds=float(table.schedule))
-    return ConfiguredSource(uri, entity, tuple(table.include), tuple(table.exclude), schedule)
+    return ConfiguredSource(uri, entity, tuple(table.include), tuple(table.exclude), schedule, table.link or "")
 
 
 def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Path, where: str) -> list[WorkspacePart]:

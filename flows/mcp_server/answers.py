@@ -26,7 +26,7 @@ MAX_ANSWER_BYTES = 64 * 1024
 class LinesFound(BaseModel):
     """A window of lines; ``file`` can be opened. Numbers are 1-based; ``line`` and ``text`` are its best line,
     ``column`` is where that matches, ``symbol`` is the definition around it, and ``anchor`` the place in a document:
-    a page, a cell. Results are sorted by ``score``."""
+    a page, a cell. ``url`` is the permanent link to share. Results are sorted by ``score``."""
 
     path: str
     file: str | None
@@ -48,6 +48,7 @@ class LinesFound(BaseModel):
     label: Literal["strong", "likely", "weak"] | None = None
     copies: list[str] = []
     anchor: str | None = None
+    url: str | None = None
 
 
 class SearchAnswer(BaseModel):
@@ -89,7 +90,10 @@ class IndexStatus(BaseModel):
 
 
 class ContextAnswer(BaseModel):
-    """Lines of a document as they were indexed; ``current``: the document has not changed since."""
+    """Lines of a document as they were indexed; ``current``: the document has not changed since.
+
+    ``url`` is the permanent link of the requested line.
+    """
 
     path: str
     source: str
@@ -98,6 +102,7 @@ class ContextAnswer(BaseModel):
     lines: list[str]
     current: bool
     truncated: bool
+    url: str | None = None
 
 
 def search_answer(report: SearchReport) -> SearchAnswer:
@@ -148,6 +153,7 @@ def context_answer(excerpt: Excerpt) -> ContextAnswer:
         lines=lines,
         current=excerpt.current,
         truncated=truncated,
+        url=excerpt.url,
     )
 
 

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 from driftline.storage.defaults import is_clipped
 from driftline.storage.errors import redacted
@@ -67,6 +68,7 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
     """Print each hit as ``path:line`` and its lines, numbered from 1; a colon marks the best line, as in grep.
 
     ``folders`` maps local sources to their folders; with it, terminals that support links turn ``path:line`` into one.
+    Without the file, it leads to the permanent link of the line, and otherwise the name of the host does.
     """
     results: Sequence[Mapping[str, Any]] = result["results"]
     with_source = len({hit["source"] for hit in results}) > 1
@@ -91,6 +93,7 @@ def _exact_line(hit: Mapping[str, Any], with_source: bool, styled: bool) -> str:
     for number, line in enumerate(hit["context"], start=hit["start_line"]):
         mark = ":" if number == hit["line"] else "-"
         place = _styled(f"{source}{printable(hit['path'])}{mark}{number}{mark}", "place", styled)
+        place = _linked(place, hit.get("url") if mark == ":" else None, styled)
         text += f"{place}{_styled(printable(line), 'best' if mark == ':' else 'dim', styled)}\n"
     return text + ("--\n" if len(hit["context"]) > 1 else "")
 
@@ -108,8 +111,8 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
     line = hit["line_now"] if freshness == "moved" else hit["line"]
     column = f":{hit['column']}" if is_clipped(hit["text"]) else ""
     header = _styled(f"{printable(hit['path'])}:{line}{column}", "place", styled)
-    if styled and folder is not None and hit["path"] != "-":
-        header = f"\x1b]8;;{Path(folder, hit['path']).as_uri()}\x1b\\{header}\x1b]8;;\x1b\\"
+    url, is_here = hit.get("url"), folder is not None and hit["path"] != "-"
+    header = _linked(header, Path(folder, hit["path"]).as_uri() if folder is not None and is_here else url, styled)
     if hit.get("anchor") is not None:
         header += part(printable(hit["anchor"]), "place")
     if hit["score"] is not None:
@@ -122,7 +125,14 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
         header += part(f"+{len(hit['copies'])} {'copy' if len(hit['copies']) == 1 else 'copies'}", "dim")
     if freshness not in (None, "fresh"):
         header += part(f"moved from line {hit['line']}" if freshness == "moved" else freshness, "changed")
+    if styled and is_here and url is not None:
+        header += "  " + _linked(_styled(urlsplit(url).hostname or "", "dim", styled), url, styled)
     return header + "\n"
+
+
+def _linked(text: str, url: str | None, styled: bool) -> str:
+    """Return ``text`` as a link of terminals that support them (OSC 8); others show it alone."""
+    return f"\x1b]8;;{printable(url)}\x1b\\{text}\x1b]8;;\x1b\\" if styled and url is not None else text
 
 
 def _window(hit: Mapping[str, Any], styled: bool) -> Iterator[str]:

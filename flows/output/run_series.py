@@ -25,7 +25,7 @@ from driftline.flows.output.svg_plots import Series
 from driftline.storage.objects.request_counts import price
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.explanation import Explanation
+from driftline.tasks.search.request import Explanation
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -23,7 +23,7 @@ from driftline.storage.errors import DriftlineError, ExecutorError, UsageError
 from driftline.storage.objects.request_counts import Counts, count_all, tally
 from driftline.storage.sources.source import Source
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.embedding.context import TaskContext, Told
+from driftline.tasks.embedding.context import CountsCallback, TaskContext
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
@@ -36,9 +36,9 @@ LOCAL_CONNECT_TIMEOUT_SECONDS = 300
 """Time limit for workers that this process has started: they exist, but the machine may be busy."""
 STOP_SECONDS = 0.2
 """How often a thread that waits for tasks looks whether the executor is stopped."""
-TELL_SECONDS = 0.1
-"""How often a task in this process tells its counts."""
-MAX_TOLD_PER_SECOND = 4
+REPORT_SECONDS = 0.1
+"""Interval at which a task in this process reports its counts."""
+MAX_COUNTS_PER_SECOND = 4
 """Counts of running tasks that all workers of a cluster send together: many workers finish tasks often enough."""
 NO_WORKERS_TIMEOUT_SECONDS = 60
 """Time that tasks wait for a worker. Dask restarts workers that die, but not workers that die during their start."""
@@ -60,12 +60,12 @@ class Executor(Protocol):
         sources: Sequence[Source],
         *,
         new_workspace: bool = False,
-        told: Told | None = None,
+        on_counts: CountsCallback | None = None,
     ) -> None:
         """Send ``context`` to every worker, and check that the worker reaches the workspace and the sources.
 
-        ``new_workspace`` skips the check of a workspace that a dry run does not create. ``told`` receives the counts of
-        running tasks, from any thread. Raises ExecutorError.
+        ``new_workspace`` skips the check of a workspace that a dry run does not create. ``on_counts`` receives the
+        counts of running tasks, from any thread. Raises ExecutorError.
         """
         ...
 
@@ -99,18 +99,18 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
         sources: Sequence[Source],
         *,
         new_workspace: bool = False,
-        told: Told | None = None,
+        on_counts: CountsCallback | None = None,
     ) -> None:
         self._context = context
         context.has_cores_to_spare = True
-        context.told = None if told is None else partial(self._tell, told)
-        context.tell_seconds = TELL_SECONDS
+        context.on_counts = None if on_counts is None else partial(self._report_counts, on_counts)
+        context.report_seconds = REPORT_SECONDS
 
-    def _tell(self, told: Told, documents: int, lines: int) -> None:
+    def _report_counts(self, on_counts: CountsCallback, documents: int, lines: int) -> None:
         """Pass on the counts of a task, which is given up here once the executor is stopped."""
         if self._stopped.is_set():
             raise KeyboardInterrupt
-        told(documents, lines)
+        on_counts(documents, lines)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -207,28 +207,28 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         sources: Sequence[Source],
         *,
         new_workspace: bool = False,
-        told: Told | None = None,
+        on_counts: CountsCallback | None = None,
     ) -> None:
         from distributed.diagnostics.plugin import WorkerPlugin
 
         class ContextPlugin(WorkerPlugin):
             """Opens the workspace once in each worker, including workers that start later."""
 
-            def __init__(self, context: TaskContext, topic: str, tell_seconds: float | None, is_own: bool) -> None:
-                self.context, self.topic, self.tell_seconds, self.is_own = context, topic, tell_seconds, is_own
+            def __init__(self, context: TaskContext, topic: str, report_seconds: float | None, is_own: bool) -> None:
+                self.context, self.topic, self.report_seconds, self.is_own = context, topic, report_seconds, is_own
 
             def setup(self, worker: Worker) -> None:
                 if self.is_own and threading.current_thread() is threading.main_thread():
                     # Ctrl-C reaches all processes of the terminal: end without a traceback, also in native code.
                     signal.signal(signal.SIGINT, signal.SIG_DFL)
-                if self.tell_seconds is not None:
-                    self.context.told = partial(_tell_coordinator, worker, self.topic)
-                    self.context.tell_seconds = self.tell_seconds
+                if self.report_seconds is not None:
+                    self.context.on_counts = partial(_send_counts, worker, self.topic)
+                    self.context.report_seconds = self.report_seconds
 
         self._stack.callback(self._forget)
-        self._client.subscribe_topic(self._key, partial(_receive, told))
-        tell_seconds = None if told is None else self.slots / MAX_TOLD_PER_SECOND
-        plugin = ContextPlugin(context, self._key, tell_seconds, self._address is None)
+        self._client.subscribe_topic(self._key, partial(_receive, on_counts))
+        report_seconds = None if on_counts is None else self.slots / MAX_COUNTS_PER_SECOND
+        plugin = ContextPlugin(context, self._key, report_seconds, self._address is None)
         try:
             self._client.register_plugin(plugin, name=self._key)
         except Exception as error:  # Dask reraises any exception of a worker, sometimes only as text
@@ -363,15 +363,15 @@ def _logged_to(worker: Worker, topic: str) -> Iterator[None]:
         own.removeHandler(handler)
 
 
-def _tell_coordinator(worker: Worker, topic: str, documents: int, lines: int) -> None:
+def _send_counts(worker: Worker, topic: str, documents: int, lines: int) -> None:
     worker.log_event(topic, {"documents": documents, "lines": lines})
 
 
-def _receive(told: Told | None, event: tuple[float, dict[str, Any]]) -> None:
+def _receive(on_counts: CountsCallback | None, event: tuple[float, dict[str, Any]]) -> None:
     """Pass on the counts of a task, or log the record of a worker as if this process had logged it."""
     if "documents" in event[1]:
-        if told is not None:
-            told(event[1]["documents"], event[1]["lines"])
+        if on_counts is not None:
+            on_counts(event[1]["documents"], event[1]["lines"])
         return
     record = logging.makeLogRecord(event[1])
     logging.getLogger(record.name).handle(record)

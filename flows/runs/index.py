@@ -1,4 +1,4 @@
-"""Run an index run: plan, map, commit (DESIGN, "Index run").
+"""Run an index run: plan, map, commit (DESIGN, "Index run"); and remove sources and documents from the index.
 
 The command line, Python and the Prefect flow share this code; only ``Executor`` and ``Progress`` differ. A few sources
 run concurrently, so that one is embedded while another is listed or commits. If sources select the same files,
@@ -14,37 +14,46 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.flows.output.progress import EarlyProgress, NullProgress, Progress, run_stage
-from driftline.flows.output.reports import IndexReport
-from driftline.flows.runs.branches import enter_branch, leave_branch
+from driftline.flows.output.reports import IndexReport, RemoveReport
+from driftline.flows.runs.branches import delete_branch, enter_branch, leave_branch
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
-from driftline.flows.runs.remove import remove_documents, remove_source
 from driftline.flows.runs.source_run import GUARDED_DELETIONS, SegmentBuilds, SourceRun, build_on
-from driftline.storage.deltas.manifest import totals
+from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.entities import Entity
-from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, LeaseHeld, MissingExtra, UsageError
+from driftline.storage.errors import (
+    AccessDenied,
+    BadEntity,
+    CorruptFile,
+    DriftlineError,
+    LeaseHeld,
+    MissingExtra,
+    UsageError,
+)
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.model import DeepModel, new_ulid
 from driftline.storage.objects.request_counts import phase, tally
 from driftline.storage.sources.access import only_owner_reads
+from driftline.storage.workspace.branches import branch_records
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
-from driftline.storage.workspace.workspace import Workspace
+from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.deep.transformer import deep_model
 from driftline.tasks.embedding.context import Stopwatch, TaskContext
-from driftline.tasks.indexing.commit import complete_reembedding
+from driftline.tasks.indexing.commit import ChangeSet, Committer, complete_reembedding, remove_strays, settle
 from driftline.tasks.indexing.deepen import batches, deepen_batch, plan_deep
 from driftline.tasks.scanning.ignore import Matcher
 from driftline.tasks.scanning.scan import Claim, Neighbours, claim_of, claimed
@@ -352,7 +361,7 @@ def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexR
             TaskContext(plan.workspace, plan.model),
             [part.source for part in plan.sources],
             new_workspace=plan.new_workspace,
-            told=progress.advance,
+            on_counts=progress.advance,
         )
     with SegmentBuilds(executor, plan.request.indexes, progress) as builds:
         _run_sources(plan, executor, progress, report, watch, builds)
@@ -376,7 +385,7 @@ def _run_sources(
                 report.failed.append((run.report.uri, error))
             elif isinstance(error, (UsageError, AccessDenied, CorruptFile)):
                 raise error
-            if len(plan.sources) > 1:  # the only failure is raised, or reported, and need not be told twice
+            if len(plan.sources) > 1:  # the only failure is raised, or reported, and need not be reported twice
                 progress.message(f"{run.entity} has failed: {error.what}")
             failure = failure or error
         if run.indexes_lag:
@@ -442,3 +451,76 @@ def _record(plan: IndexPlan, report: IndexReport, started: datetime, outcome: st
             report=report.to_dict(),
         )
         RunHistory(plan.workspace.objects, tenant).record(record)
+
+
+def remove_source(
+    workspace_uri: str,
+    entity_path: str,
+    *,
+    wait_seconds: float = 0.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> RemoveReport:
+    """Delete a source, its documents and its lines from the index; its files stay.
+
+    Raises BadEntity for an unknown source, LeaseHeld while a run works on it, WorkspaceNotFound, StorageError.
+    """
+    started, clock = datetime.now(UTC), time.monotonic()
+    known = Workspace.open(workspace_uri, storage_options)
+    entity = Entity.parse(entity_path, known.config.hierarchy)
+    if known.source(entity) is None:
+        names = ", ".join(str(name) for name, _ in known.sources()) or "none"
+        raise BadEntity("The source does not exist", str(entity), f"Sources: {names}.")
+    workspace = Workspace.open_for_writing(workspace_uri, storage_options)
+    run_id = new_ulid()
+    with acquire_source(workspace, entity, run_id, wait_seconds=wait_seconds) as lease:
+        settle(workspace, entity, lease)
+        manifest = workspace.manifest(entity).read(columns=["path", "lines", "reason"])
+        documents, lines = totals(manifest)
+        batch, dim = 0, workspace.config.dim or 0
+        if len(manifest):
+            committer = Committer(workspace, entity, lease, run_id, workspace.lines(entity), dim)
+            committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(manifest["path"].to_pylist())))
+            batch = committer.batch
+        for table in workspace.line_tables(entity):  # including those of other models
+            remove_strays(Committer(workspace, entity, lease, run_id, table, dim, batch))
+        for branch in branch_records(workspace, entity):
+            delete_branch(workspace, entity, branch.name, run_id, wait_seconds=wait_seconds)
+        workspace.unbind_source(entity)
+    report = RemoveReport(run_id, str(entity), documents, lines)
+    record = RunRecord(
+        run_id=run_id,
+        kind="remove",
+        started=started.isoformat(),
+        seconds=time.monotonic() - clock,
+        outcome="done",
+        report=report.to_dict(),
+    )
+    RunHistory(workspace.objects, entity.tenant).record(record)
+    return report
+
+
+def remove_documents(
+    workspace: Workspace,
+    entity: Entity,
+    paths: Iterable[str],
+    *,
+    record: SourceRecord | None = None,
+    run_id: str | None = None,
+    wait_seconds: float = 0.0,
+) -> int:
+    """Remove those of ``paths`` that are documents of a source, set its record if one is given, and return their
+    number.
+
+    Raises LeaseHeld, LeaseLost, StorageError.
+    """
+    run_id = run_id or new_ulid()
+    with acquire_source(workspace, entity, run_id, wait_seconds=wait_seconds) as lease:
+        settle(workspace, entity, lease)
+        if record is not None:
+            workspace.bind_source(entity, record)
+        known = workspace.manifest(entity).get(list(paths), columns=["path"])["path"].to_pylist()
+        if known:
+            table, dim = workspace.lines(entity), workspace.config.dim or 0
+            committer = Committer(workspace, entity, lease, run_id, table, dim)
+            committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(known)))
+    return len(known)

@@ -42,17 +42,23 @@ PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
 
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
-    """A source with its own entity and filters, which replace those that the workspace has recorded."""
+    """A source with its own entity and filters, which replace those that the workspace has recorded.
+
+    So does ``link``, the kind of its host or a template of links; None keeps the recorded one, and "" removes it.
+    """
 
     uri: str
     entity: str | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    link: str | None = None
 
 
 def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...]:
     """Return the requests for the sources of a configuration file."""
-    return tuple(SourceRequest(source.uri, str(source.entity), source.include, source.exclude) for source in sources)
+    return tuple(
+        SourceRequest(source.uri, str(source.entity), source.include, source.exclude, source.link) for source in sources
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +246,8 @@ def plan_source(
         workspace.manifest(entity).check()
     if known is not None and keeps_filters:
         record = record.model_copy(update={"include": known.include, "exclude": known.exclude})
-    record = record.model_copy(update={"entity": str(entity)})
+    link = named.link if named.link is not None else known.link if known is not None else None
+    record = record.model_copy(update={"entity": str(entity), "link": link or None})
     commit = source.commit if isinstance(source, RepositorySource) else origin.commit if origin else None
     return SourcePlan(source, entity, record, commit)
 

@@ -118,10 +118,10 @@ def _pull(
         copy.confirm(known.model_copy(update={"pulled": started}))
         return []
     files = {info.path: info for info in files_of_newest_version(workspace, listing)}
-    wanted = {path: (info.size_bytes, info.version) for path, info in files.items()}
+    versions = {path: (info.size_bytes, info.version) for path, info in files.items()}
     origin, workspace_id = workspace.objects.uri, workspace.config.workspace_id
-    record = CopyRecord(origin=origin, workspace_id=workspace_id, pulled=started, files=wanted)
-    copy.reuse(known.files if known is not None else {}, wanted)
+    record = CopyRecord(origin=origin, workspace_id=workspace_id, pulled=started, files=versions)
+    copy.reuse(known.files if known is not None else {}, versions)
     missing = [info for info in files.values() if not _is_fetched(copy.partial / info.path, info)]
     admit(sum(info.size_bytes for info in missing))
     progress.phase(f"pulling {workspace.objects.uri}", total=len(missing))
@@ -298,7 +298,7 @@ class FollowedWorkspace:
         found = open_copy(self.workspace, max_bytes=self.max_bytes, warn=self.warn)
         if found.objects.is_local:
             # The link of a copy leads to another version after the next pull.
-            found = Workspace.open(os.path.realpath(found.objects.uri), None, self.workspace.reach)
+            found = Workspace.open(os.path.realpath(found.objects.uri), None, self.workspace.access)
         self.prepare(found)
         return found
 
@@ -339,7 +339,7 @@ def open_copy(
     """Open ``workspace`` in its copy, or itself; the source access policy is kept. Raises the errors of ``follow``."""
     objects = workspace.objects
     place = follow(objects.uri, objects.storage_options, max_bytes=max_bytes, warn=warn, progress=progress)
-    return workspace if objects.is_local or place == objects.uri else Workspace.open(place, None, workspace.reach)
+    return workspace if objects.is_local or place == objects.uri else Workspace.open(place, None, workspace.access)
 
 
 class _DoesNotFit(Exception):

@@ -1,21 +1,26 @@
-"""Run a search as every interface does: resolve its branch and named workspace, search, and write the journal."""
+"""Run a search as every interface does: complete its request, resolve its branch, search, and write the journal.
+
+The request takes what the caller leaves out from ``[search]`` in ``driftline.toml``, and named workspaces from there.
+Functions import the libraries of a search, so that a command can check its arguments without them.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import call
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from driftline.flows.config.environment import Environment
 from driftline.flows.config.locate import on_named_branch
-from driftline.flows.config.search_settings import named_workspace
-from driftline.flows.output.run_series import record_search
-from driftline.storage.entities import Entity, is_within
-from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.language import ask, asked_by
-from driftline.tasks.search.query import SearchReport
-from driftline.tasks.search.request import SearchRequest
+from driftline.tasks.search.request import OPTIONS, SearchRequest
+
+if TYPE_CHECKING:
+    from driftline.storage.entities import Entity
+    from driftline.storage.lines.filters import LineFilter
+    from driftline.storage.workspace.workspace import Workspace
+    from driftline.tasks.search.query import SearchReport
 
 
 def resolved(
@@ -26,6 +31,8 @@ def resolved(
     It sees nothing beyond ``within``, which the request's own boundary may only narrow. Raises UsageError for an
     unknown branch or named workspace.
     """
+    from driftline.tasks.search.language import asked_by
+
     within = _narrower(within, request.within)
     also = request.also
     if request.workspace_name is not None:
@@ -35,10 +42,12 @@ def resolved(
     return opened, replace(request, branch=None, workspace_name=None, also=also, within=within)
 
 
-def _narrower(within: Entity | None, asked: Entity | None) -> Entity | None:
-    """Return ``asked`` if it is at or below ``within``, and ``within`` otherwise."""
-    if within is None or (asked is not None and is_within(asked, within)):
-        return asked
+def _narrower(within: Entity | None, narrower: Entity | None) -> Entity | None:
+    """Return ``narrower`` if it is at or below ``within``, and ``within`` otherwise."""
+    from driftline.storage.entities import is_within
+
+    if within is None or (narrower is not None and is_within(narrower, within)):
+        return narrower
     return within
 
 
@@ -54,8 +63,52 @@ def find(
 
     ``run`` runs it, in this process or in another one. Raises what ``driftline.search`` raises.
     """
-    opened, wanted = resolved(workspace, request, within, config)
+    from driftline.flows.output.run_series import record_search
+    from driftline.tasks.search.language import ask
+
+    opened, complete = resolved(workspace, request, within, config)
     started = time.monotonic()
-    report: SearchReport = run(ask, opened, replace(wanted, explain=True))
+    report: SearchReport = run(ask, opened, replace(complete, explain=True))
     record_search(opened, report.explanation, time.monotonic() - started)
     return report if request.explain else replace(report, explanation=None)
+
+
+DEFAULT_CACHE_BYTES = 10 * 2**30
+
+
+def search_request(
+    query: str, given: Mapping[str, Any], environment: Environment | None = None, **more: Any
+) -> SearchRequest:
+    """Return the request of the ``given`` options, completed by the file that a command in the current folder uses.
+
+    None means that an option was not given; ``more`` are further fields. Raises UsageError.
+    """
+    from driftline.flows.config.toml_file import search_settings  # loads pydantic
+
+    settings = {name: value for name, value in search_settings(environment).items() if name in OPTIONS}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return SearchRequest.of(query, {**settings, **chosen}, **more)
+
+
+def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
+    """Return whether to search copies of buckets, as the caller or the file says, and their size in bytes at most.
+
+    Raises UsageError for an invalid file.
+    """
+    from driftline.flows.config.toml_file import search_settings  # loads pydantic
+
+    settings = search_settings()
+    enabled = settings.get("cache", False) if cache is None else cache
+    return bool(enabled), int(settings.get("cache_bytes", DEFAULT_CACHE_BYTES))
+
+
+def named_workspace(name: str, config: str | None = None) -> tuple[LineFilter, str]:
+    """Return the filter of a named workspace, and the workspace that its file names.
+
+    The file is ``config``, else the one that a command in the current folder would use. Raises UsageError, which lists
+    the existing names.
+    """
+    from driftline.flows.config.toml_file import named_workspace_filter, open_config
+
+    configuration = open_config(config)
+    return named_workspace_filter(configuration, name), configuration.workspace

@@ -181,7 +181,8 @@ class SourceRun:
                 self.indexes_lag = lease.taken_over
                 self.indexes_lag |= settle(workspace, entity, lease) > 0
                 self._narrow(lease.token)
-                workspace.bind_source(entity, self._source.record)
+                record = self._source.record.model_copy(update={"reached": self._reached_before()})
+                workspace.bind_source(entity, record)
                 table = workspace.lines(entity, self._plan.model.fingerprint)
                 committer = Committer(workspace, entity, lease, self._run_id, table, self._plan.model.dim)
                 if len(workspace.line_tables(entity)) > 1:
@@ -191,8 +192,8 @@ class SourceRun:
             refused = run_stage(f"embed {entity}", embed, self._said, after=after)
             self.report.revision = revision(lease.token, committer.batch)
             if self._work_tree is not None and refused is None and self._is_complete(scans):
-                reached = self._work_tree.reached(lease.token)
-                workspace.bind_source(entity, self._source.record.model_copy(update={"commit": reached}))
+                at = self._reached(lease.token, committer.batch, record.reached)
+                workspace.bind_source(entity, record.model_copy(update={"commit": at, "reached": at or record.reached}))
             workspace.note_build(entity, request.build)
             with self._timed("totals"):
                 self._count_totals()
@@ -218,11 +219,26 @@ class SourceRun:
         known = self._plan.workspace.readable_source(self._source.entity)
         return known.commit if known is not None and known.same_place(self._source.record) else None
 
+    def _reached_before(self) -> IndexedCommit | None:
+        """The last commit that the index is known to have been exactly at, whatever has been written since."""
+        known = self._plan.workspace.readable_source(self._source.entity)
+        return (known.commit or known.reached) if known is not None and known.same_place(self._source.record) else None
+
+    def _reached(self, token: int, batch: int, before: IndexedCommit | None) -> IndexedCommit | None:
+        """The commit to record at the end of a run that has written ``batch`` batches, with the manifest's revision."""
+        at = self._work_tree.reached(token) if self._work_tree is not None else None
+        if at is None:
+            return None
+        known = before.revision if before is not None and before.token == token - 1 else 0
+        return at.model_copy(update={"revision": revision(token, batch) if batch else known})
+
     def _is_unchanged(self) -> bool:
         """Whether the index is at the commit of the repository, so that there is nothing to do, not even to lease."""
         at = self._inspect_commit()
         known = self._plan.workspace.readable_source(self.entity)
         if not isinstance(at, RepositoryAtCommit) or known is None or known.uri != self._source.record.uri:
+            return False
+        if known.link != self._source.record.link:
             return False
         if self._source.superseded is not None or self._plan.request.build is not None:
             return False
@@ -316,7 +332,7 @@ class SourceRun:
             results = self._executor.map(embed_batch, self._batches(changes))
             while (result := self._next(results, committer, pending)) is not None:
                 self._count(result)
-                self._progress.advance(result.documents - result.told[0], result.lines - result.told[1])
+                self._progress.advance(result.documents - result.reported[0], result.lines - result.reported[1])
                 pending.append(result)
                 if len(pending) >= BATCHES_PER_COMMIT or time.monotonic() - since > COMMIT_SECONDS:
                     self._commit(committer, pending)

@@ -43,15 +43,15 @@ _STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Watches the only source of ``request``, a local folder.
+    """Watch the only source of ``request``, a local folder.
 
-    ``told`` receives the report of each run that changed something, ``failed`` each error once. The changes are tried
-    again, except for refused deletions.
+    ``on_report`` receives the report of each run that changed something, ``on_error`` each error once. The changes are
+    tried again, except for refused deletions.
     """
 
     request: IndexRequest
-    told: Callable[[IndexReport], None]
-    failed: Callable[[DriftlineError], None]
+    on_report: Callable[[IndexReport], None]
+    on_error: Callable[[DriftlineError], None]
 
     def run(self, stop: threading.Event | None = None) -> None:
         """Update the whole index, then run for each batch of changes, until ``stop`` or an interrupt.
@@ -97,7 +97,7 @@ class Watcher:
         """Report an error, unless it equals the last one of its kind."""
         if said.get(error.kind) != str(error):
             said[error.kind] = str(error)
-            self.failed(error)
+            self.on_error(error)
 
     def _with_a_way_on(self, error: DeletionRefused) -> DeletionRefused:
         (source,) = self.request.sources
@@ -135,7 +135,7 @@ class Watcher:
                 is_lost = True
             except WatchfilesRustInternalError as error:  # a name that is not UTF-8; such a file is never indexed
                 if is_lost and not is_told:
-                    log.warning("the changes in %s are not told, so everything is compared often: %s", root, error)
+                    log.warning("the changes in %s are not reported, so everything is compared often: %s", root, error)
                     is_told = True
                 is_lost = True
                 stop.wait(_POLL_MILLISECONDS / 1000)
@@ -154,7 +154,7 @@ class Watcher:
         return (status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
 
     def _wait_for(self, root: str, stop: threading.Event) -> None:
-        self.failed(SourceNotFound("The folder that is watched is gone", root, "The index keeps its documents."))
+        self.on_error(SourceNotFound("The folder that is watched is gone", root, "The index keeps its documents."))
         while self._place() is None and not stop.wait(_POLL_MILLISECONDS / 1000):
             pass
 
@@ -180,7 +180,7 @@ class Watcher:
     def _index(self, paths: tuple[str, ...] | None) -> None:
         report = index_sources(replace(self.request, paths=paths))
         if paths is None or any(map(_has_changed, report.sources)):
-            self.told(report)
+            self.on_report(report)
 
     def _paths(self, root: str, changes: Iterable[tuple[Change, str]]) -> tuple[str, ...] | None:
         """Return the files that ``changes`` may affect, relative to ``root``; None if these may be all files."""

@@ -31,7 +31,7 @@ from driftline.flows.web import openapi, pages
 from driftline.flows.web.authentication import COOKIE, Authentication, granted
 from driftline.flows.web.guard import MCP, SIGN_IN, Guard, RateLimit, in_thread, is_page
 from driftline.flows.web.observability import INTERNAL_ERROR, UNEXPECTED, IndexMetrics, Metrics, Observed, Tracer
-from driftline.flows.web.pages import outline, remote_link, split_address
+from driftline.flows.web.pages import outline, split_address
 from driftline.flows.web.problems import (
     BAD_REQUEST,
     UNAVAILABLE,
@@ -104,14 +104,12 @@ class Pages:
         source, path = split_address(address, self.reader.newest().config.hierarchy)
         at = line or 1
         excerpt = self.reader.excerpt(source, path, at, pages.MAX_PAGE_LINES, branch)
-        record = self.reader.record_of(source)
         view = pages.DocumentView(
             excerpt=excerpt,
             line=at,
             branch=branch,
             outline=outline(path, excerpt["lines"], excerpt["start_line"]),
             similar=self._similar(excerpt, line, branch) if line is not None else (),
-            remote=remote_link(record, path, at, branch) if record is not None else None,
         )
         return HTMLResponse(pages.document_page(view))
 

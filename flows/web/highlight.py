@@ -17,7 +17,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, find_lexer_class_for_filename, get_all_lexers
 from pygments.token import Name, Punctuation, Text, Whitespace
 
-from driftline.storage.lines.words import telling_words, terms_of
+from driftline.storage.lines.words import keywords, terms_of
 
 MAX_LINE_CHARACTERS = 1_000
 MAX_COLOURED_CHARACTERS = 200_000
@@ -53,7 +53,7 @@ def coloured(path: str, lines: Sequence[str], query: str = "", matches: Sequence
     text = "\n".join(short)
     if len(text) <= MAX_COLOURED_CHARACTERS:
         read = _kept_tokens if len(text) <= MAX_KEPT_CHARACTERS else _tokens
-        tokens: Iterable[_Token] = read(_telling_name(path), text)
+        tokens: Iterable[_Token] = read(_significant_name(path), text)
         if any(matches):
             tokens = _marked_at(tuple(tokens), text, _in_text(short, matches))
         made = str(format(_marked(tokens, query) if query else tokens, _formatter())).split("\n")[: len(short)]
@@ -80,21 +80,21 @@ def _formatter() -> Any:
     return HtmlFormatter(nowrap=True)  # creating one takes as long as colouring some lines
 
 
-def _telling_name(path: str) -> str:
+def _significant_name(path: str) -> str:
     """Return the name by which Pygments recognizes the language: few different ones, because most depend only on the
     suffix.
     """
     name = PurePosixPath(path).name
     _, dot, suffix = name.rpartition(".")
-    return name if _telling_names().match(name) else f"x{dot}{suffix if dot else ''}"
+    return name if _significant_names().match(name) else f"x{dot}{suffix if dot else ''}"
 
 
 @cache
-def _telling_names() -> re.Pattern[str]:
+def _significant_names() -> re.Pattern[str]:
     """Return the names by which Pygments recognizes languages, apart from single suffixes."""
     patterns = (pattern for _, _, known, _ in get_all_lexers() for pattern in known)
-    telling = [fnmatch.translate(pattern) for pattern in patterns if not re.fullmatch(r"\*\.[^.*?\[]+", pattern)]
-    return re.compile("|".join(telling))
+    significant = [fnmatch.translate(pattern) for pattern in patterns if not re.fullmatch(r"\*\.[^.*?\[]+", pattern)]
+    return re.compile("|".join(significant))
 
 
 @lru_cache(4_096)
@@ -147,15 +147,15 @@ def _marked(tokens: Iterable[_Token], query: str) -> Iterator[_Token]:
 
     Words are compared as in a search: ``fails`` in a query marks the second half of ``ConnectionFailed``.
     """
-    words = (word for word in telling_words(query) if len(word) > 1)
-    wanted = frozenset(term for word in words for term in terms_of(word))
+    words = (word for word in keywords(query) if len(word) > 1)
+    terms = frozenset(term for word in words for term in terms_of(word))
     for kind, value in tokens:
         if kind[-1:] == _MARK:
             yield kind, value
             continue
         begin = 0
         for part in _PART.finditer(value):
-            if wanted.isdisjoint(terms_of(part[0])):
+            if terms.isdisjoint(terms_of(part[0])):
                 continue
             if part.start() > begin:
                 yield kind, value[begin : part.start()]

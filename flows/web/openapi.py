@@ -7,6 +7,7 @@ from typing import Any
 from driftline.flows.answers import ANSWERS, ProblemAnswer
 
 _SOURCE = "org:default/project:default/source:tree"
+_REPOSITORY = "https://github.com/acme/tree/blob/4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 _ENTITY = {"entity": _SOURCE, "uri": "s3://docs/tree", "documents": 2, "lines": 5}
 EXAMPLES: dict[str, dict[str, Any]] = {
     "search": {
@@ -35,6 +36,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
                 "symbol_end": 2,
                 "label": "strong",
                 "copies": ["backup/lease.py"],
+                "url": f"{_REPOSITORY}/lease.py#L1",
             }
         ],
     },
@@ -44,6 +46,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "start_line": 1,
         "lines": ["# Leases", ""],
         "current": True,
+        "url": f"{_REPOSITORY}/notes.md?plain=1#L1",
     },
     "documents": {
         "documents": [

@@ -2,6 +2,7 @@
 "use strict";
 
 const DEBOUNCE_MILLISECONDS = 150;
+const COPIED_MILLISECONDS = 1500;
 const typing = (target) => target.matches("input, select, textarea");
 
 /** The page of the server at `target`, or null if a newer request has taken its place. */
@@ -52,7 +53,7 @@ function searchAsYouType(form, box) {
 function moveAmongResults(box) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
-    const results = [...document.querySelectorAll("article h3 a")];
+    const results = [...document.querySelectorAll("article h3 > a:first-child")];
     const at = results.indexOf(document.activeElement);
     if (event.key === "/" && !typing(event.target)) {
       event.preventDefault();
@@ -101,9 +102,21 @@ function followLines(code) {
   fromLink();
 }
 
+function copyLinks() {
+  document.documentElement.classList.add("copies");
+  document.addEventListener("click", async ({ target }) => {
+    if (!target.matches("button.copy")) return;
+    const before = target.textContent;
+    await navigator.clipboard.writeText(target.previousElementSibling.href);
+    target.textContent = "Copied";
+    setTimeout(() => (target.textContent = before), COPIED_MILLISECONDS);
+  });
+}
+
 const box = document.getElementById("q");
 if (box) {
   searchAsYouType(box.form, box);
   moveAmongResults(box);
 }
 if (document.querySelector("a.number")) followLines(document.querySelector(".code"));
+if (navigator.clipboard) copyLinks(); // only on https and this machine

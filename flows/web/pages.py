@@ -1,7 +1,7 @@
 """Render the pages, complete from the server: they need no script, and nothing from another host.
 
 Their libraries are loaded after the server has started (``prepare``). The page of a document also shows its
-definitions, similar lines, and a link to its remote.
+definitions and similar lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from driftline.flows.output.html_report import plots_of, run_row
 from driftline.flows.web.requests import HomeView, IndexView
 from driftline.storage.errors import NotIndexed
 from driftline.storage.options import Option
-from driftline.storage.workspace.records import SourceRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.language import Question, asked_by
@@ -39,18 +38,17 @@ _FOLDER = "driftline.flows.web"
 _OF_EVERY_PAGE = ("top_k", "n_lines")
 
 
-def search_link(asked: SearchRequest) -> str:
+def search_link(request: SearchRequest) -> str:
     """Return the link of a search."""
-    fields = {OPTIONS[name].parameter: value for name, value in asked.given().items() if name not in _OF_EVERY_PAGE}
-    return "/?" + _encoded({"q": asked.query, "mode": asked.mode, **fields})
+    fields = {OPTIONS[name].parameter: value for name, value in request.given().items() if name not in _OF_EVERY_PAGE}
+    return "/?" + _encoded({"q": request.query, "mode": request.mode, **fields})
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentView:
     """A document around ``line``, which was requested or is the first.
 
-    ``similar`` are hits like that line, ``outline`` the definitions as (line, kind, name), ``remote`` the host and link
-    of its remote's web view.
+    ``similar`` are hits like that line, ``outline`` the definitions as (line, kind, name).
     """
 
     excerpt: dict[str, Any]
@@ -58,7 +56,6 @@ class DocumentView:
     branch: str | None = None
     outline: Sequence[tuple[int, str, str]] = ()
     similar: Sequence[Hit] = ()
-    remote: tuple[str, str] | None = None
 
 
 EXAMPLES = (
@@ -69,15 +66,15 @@ EXAMPLES = (
 """Queries for the home page, and what each finds."""
 
 
-def home_page(asked: SearchRequest, view: HomeView, now: datetime) -> bytes:
+def home_page(request: SearchRequest, view: HomeView, now: datetime) -> bytes:
     """Return the page with the box, what is indexed, and examples."""
     age = _ago(now - view.indexed) if view.indexed is not None else ""
-    examples = [(query, search_link(replace(asked, query=query)), about) for query, about in EXAMPLES]
-    return _searching(asked, home=view, age=age, examples=examples)
+    examples = [(query, search_link(replace(request, query=query)), about) for query, about in EXAMPLES]
+    return _searching(request, home=view, age=age, examples=examples)
 
 
 def search_page(
-    asked: SearchRequest,
+    request: SearchRequest,
     report: SearchReport | None = None,
     *,
     branches: Sequence[str] = (),
@@ -89,14 +86,14 @@ def search_page(
     ``folders`` are the places of sources in their repositories.
     """
     hits = report.results if report is not None else ()
-    question = asked_by(asked) if report is not None else None
-    branch = asked.branch or (question.branch if question is not None else None)
-    facets = _facets(asked, hits)
-    others = [(name, 0, search_link(replace(asked, branch=name))) for name in branches if name != branch]
+    question = asked_by(request) if report is not None else None
+    branch = request.branch or (question.branch if question is not None else None)
+    facets = _facets(request, hits)
+    others = [(name, 0, search_link(replace(request, branch=name))) for name in branches if name != branch]
     if others:
         facets.append(("branch", others[:MAX_FACETS]))
     return _searching(
-        asked,
+        request,
         report=report,
         files=_by_file(question, branch, hits, folders) if question is not None else (),
         names=_short_names({hit.source for hit in hits}),
@@ -106,17 +103,17 @@ def search_page(
     )
 
 
-def _searching(asked: SearchRequest, **content: Any) -> bytes:
+def _searching(request: SearchRequest, **content: Any) -> bytes:
     """Return a page with the box, and the filters of the search."""
     filters, removable = [], []
-    for name, each in asked.given().items():
+    for name, each in request.given().items():
         row = OPTIONS[name]
         if name not in ("mode", *_OF_EVERY_PAGE):
             for value in each if row.is_list else (each,):
                 filters.append((row.parameter, _shown(value)))
-                removable.append((row.parameter, _shown(value), search_link(_without(asked, row, value))))
+                removable.append((row.parameter, _shown(value), search_link(_without(request, row, value))))
     absent: dict[str, Any] = {"home": None, "report": None, "files": (), "facets": (), "error": ""}
-    return _rendered("search.html.j2", asked=asked, filters=filters, removable=removable, **{**absent, **content})
+    return _rendered("search.html.j2", request=request, filters=filters, removable=removable, **{**absent, **content})
 
 
 def _by_file(
@@ -164,7 +161,6 @@ def document_page(view: DocumentView) -> bytes:
     last = first + len(excerpt["lines"]) - 1
     earlier = document_link(source, path, max(1, first - MAX_PAGE_LINES), branch) if first > 1 else None
     later = document_link(source, path, last, branch) if last == view.line + MAX_PAGE_LINES else None
-    host, remote = view.remote or ("", "")
     return _rendered(
         "document.html.j2",
         excerpt=excerpt,
@@ -175,8 +171,6 @@ def document_page(view: DocumentView) -> bytes:
         later=later,
         outline=view.outline,
         similar=[(document_link(hit.source, hit.path, hit.line, branch), hit) for hit in view.similar],
-        host=host,
-        remote=remote,
     )
 
 
@@ -236,7 +230,7 @@ def version_of(name: str) -> str:
     return hashlib.blake2b(static(name), digest_size=6).hexdigest()
 
 
-def _facets(asked: SearchRequest, hits: Sequence[Hit]) -> list[tuple[str, list[tuple[str, int, str]]]]:
+def _facets(request: SearchRequest, hits: Sequence[Hit]) -> list[tuple[str, list[tuple[str, int, str]]]]:
     """Return values that narrow the search: for each kind, those among the hits, with counts and links."""
     values = {
         "sources": [hit.source for hit in hits],
@@ -247,24 +241,24 @@ def _facets(asked: SearchRequest, hits: Sequence[Hit]) -> list[tuple[str, list[t
     for name, each in values.items():
         counts = Counter(each).most_common(MAX_FACETS)
         links = [
-            (value, count, search_link(_with(asked, name, (value,))))
+            (value, count, search_link(_with(request, name, (value,))))
             for value, count in counts
-            if value not in (getattr(asked, name) or ())
+            if value not in (getattr(request, name) or ())
         ]
         if links:
             found.append((OPTIONS[name].parameter, links))
     return found
 
 
-def _without(asked: SearchRequest, row: Option, value: Any) -> SearchRequest:
-    """Return ``asked`` without one value of an option."""
-    left = tuple(each for each in getattr(asked, row.name) if each != value) if row.is_list else ()
-    return _with(asked, row.name, left or row.default)
+def _without(request: SearchRequest, row: Option, value: Any) -> SearchRequest:
+    """Return ``request`` without one value of an option."""
+    left = tuple(each for each in getattr(request, row.name) if each != value) if row.is_list else ()
+    return _with(request, row.name, left or row.default)
 
 
-def _with(asked: SearchRequest, name: str, value: Any) -> SearchRequest:
+def _with(request: SearchRequest, name: str, value: Any) -> SearchRequest:
     changes: dict[str, Any] = {name: value}
-    return replace(asked, **changes)
+    return replace(request, **changes)
 
 
 def _shown(value: Any) -> str:
@@ -295,6 +289,7 @@ def _templates() -> Environment:
     found = Environment(
         loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    found.filters["host"] = lambda url: urlsplit(url).hostname
     found.globals["static"] = lambda name: f"/static/{name}?{version_of(name)}"
     return found
 
@@ -304,16 +299,6 @@ def _text(name: str) -> str:
 
 
 MAX_DEFINITIONS = 500
-_FORGES = {
-    "github": "/blob/{ref}/{path}#L{line}",
-    "gitlab": "/-/blob/{ref}/{path}#L{line}",
-    "gitea": "/src/commit/{ref}/{path}#L{line}",
-    "forgejo": "/src/commit/{ref}/{path}#L{line}",
-    "codeberg": "/src/commit/{ref}/{path}#L{line}",
-}
-"""How each forge links to a line, by a part of its host name."""
-_WITHOUT_COMMIT = ("github", "gitlab")
-"""Forges that know HEAD."""
 
 
 def split_address(address: bytes, levels: Sequence[str]) -> tuple[str, str]:
@@ -334,28 +319,3 @@ def outline(path: str, lines: Sequence[str], first: int) -> list[tuple[int, str,
     """Return the definitions in ``lines``, the first of which has number ``first``: line, kind and qualified name."""
     found = definitions(path, "\n".join(lines))[:MAX_DEFINITIONS]
     return [(each.line + first, each.kind, each.name) for each in found]
-
-
-def remote_link(record: SourceRecord, path: str, line: int, branch: str | None = None) -> tuple[str, str] | None:
-    """Return the host and the link of a line in the web view of the source's git remote, if its kind is known."""
-    host, repository = _repository(record.origin or "")
-    kind = next((kind for kind in _FORGES if kind in host), None)
-    ref = branch or (record.commit.id if record.commit else "HEAD" if kind in _WITHOUT_COMMIT else None)
-    if kind is None or not repository or ref is None:
-        return None
-    pattern = _FORGES[kind].replace("/src/commit/", "/src/branch/") if branch else _FORGES[kind]
-    within = f"{record.subpath.strip('/')}/{path}".lstrip("/")
-    place = pattern.format(ref=quote(ref), path=quote(within, errors="surrogatepass"), line=line)
-    return host, f"https://{host}/{quote(repository)}{place}"
-
-
-def _repository(origin: str) -> tuple[str, str]:
-    """Return host and path of ``https://host/owner/name.git``, ``ssh://git@host/…`` or ``git@host:owner/name.git``."""
-    if "://" in origin:
-        parts = urlsplit(origin)
-        host, path = parts.hostname or "", parts.path
-        if parts.scheme in ("http", "https") and parts.port is not None:
-            host = f"{host}:{parts.port}"
-    else:
-        host, _, path = origin.rpartition("@")[2].partition(":")
-    return host.lower(), path.strip("/").removesuffix(".git")

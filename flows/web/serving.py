@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import uvicorn
 
-from driftline.flows.http_server import impatient, is_loopback, listen, own_addresses
+from driftline.flows.http_server import is_loopback, listen, own_addresses, timeout_protocol
 from driftline.flows.web.app import make_app
 from driftline.flows.web.authentication import Authentication
 from driftline.flows.web.guard import RateLimit
@@ -93,7 +93,7 @@ def web_server(
 def _config(app: object, exposed: Exposure) -> uvicorn.Config:
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http=impatient(proxy.addresses if (proxy := exposed.authentication.proxy) is not None else ()),
+        http=timeout_protocol(proxy.addresses if (proxy := exposed.authentication.proxy) is not None else ()),
         ws="none",
         log_level="warning",
         access_log=False,

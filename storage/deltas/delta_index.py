@@ -171,7 +171,7 @@ class DeltaIndex:
         return self._read(keys, columns, as_of)
 
     def get(self, keys: Iterable[str], *, columns: Sequence[str] | None = None, as_of: int | None = None) -> pa.Table:
-        """Return the rows of ``keys``; missing keys are omitted."""
+        """Return the rows of ``keys``; missing keys are omitted. ``columns`` may name ``rev``."""
         return self._read(Keys.exactly(keys), columns, as_of)
 
     def between(
@@ -263,7 +263,7 @@ class DeltaIndex:
 
     def _read(self, keys: Keys, columns: Sequence[str] | None, as_of: int | None) -> pa.Table:
         names = list(self.schema.names if columns is None else columns)
-        empty = pa.schema([self.schema.field(name) for name in names]).empty_table()
+        empty = pa.schema([self.file_schema.field(name) for name in names]).empty_table()
         return self._until_stable(
             lambda: pa.concat_tables([empty, *(piece.select(names) for piece in self._live(keys, names, as_of))])
         )

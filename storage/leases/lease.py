@@ -55,7 +55,7 @@ class _Owner(BaseModel):
     pid: int
     start_time: str
     run_id: str
-    sign: str = ""
+    liveness_file: str = ""
 
 
 class _Record(BaseModel):
@@ -77,7 +77,9 @@ class _Record(BaseModel):
 
     def is_provably_dead(self) -> bool:
         owner = self.owner
-        return ProcessIdentity(owner.host, owner.boot_id, owner.pid, owner.start_time, owner.sign).is_provably_dead()
+        return ProcessIdentity(
+            owner.host, owner.boot_id, owner.pid, owner.start_time, owner.liveness_file
+        ).is_provably_dead()
 
 
 class Lease:
@@ -291,7 +293,7 @@ def _new_record(run_id: str, token: int, ttl_seconds: float) -> _Record:
         pid=process.pid,
         start_time=process.start_time,
         run_id=run_id,
-        sign=process.sign,
+        liveness_file=process.liveness_file,
     )
     now = datetime.now(UTC)
     return _Record(

@@ -166,15 +166,15 @@ _DEAD_STATES = ("Z", "X")
 class ProcessIdentity:
     """A process, unique across hosts and boots.
 
-    ``start_time`` is "" if the system does not report it, ``sign`` if the process could not lock a file of its own.
-    ``boot_id`` includes the namespace of ``pid``.
+    ``start_time`` is "" if the system does not report it, ``liveness_file`` if the process could not lock a file of
+    its own. ``boot_id`` includes the namespace of ``pid``.
     """
 
     host: str
     boot_id: str
     pid: int
     start_time: str
-    sign: str = ""
+    liveness_file: str = ""
 
     @classmethod
     def current(cls) -> ProcessIdentity:
@@ -189,9 +189,9 @@ class ProcessIdentity:
         """
         if self.boot_id.partition("/")[0] != _boot_id().partition("/")[0]:
             return False
-        if not self.sign:
+        if not self.liveness_file:
             return self.host == platform.node() and self._has_left_its_pid()
-        match read(self.sign):
+        match read(self.liveness_file):
             case Liveness.UNKNOWN:
                 return False
             case Liveness.ENDED:

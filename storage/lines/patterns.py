@@ -83,7 +83,7 @@ class Pattern:
             _check(text)
         expression = quoted(text) if literal else _QUOTE.sub(_unquoted, text)
         read = _Reader(expression, text).read()
-        for at in reversed(read.unnamed):  # the places of matches are told of named groups alone
+        for at in reversed(read.unnamed):  # the places of matches are reported for named groups alone
             expression = f"{expression[: at + 1]}?:{expression[at + 1 :]}"
         if ignore_case is None:
             ignore_case = not read.has_capital
@@ -192,8 +192,8 @@ def _check(text: str) -> None:
     try:
         pc.match_substring_regex(pa.array([""]), text)
     except pa.ArrowInvalid as error:
-        told = _RE2_ERROR.search(str(error))
-        why, part = (told["why"], told["part"] or "") if told else (str(error), "")
+        parsed = _RE2_ERROR.search(str(error))
+        why, part = (parsed["why"], parsed["part"] or "") if parsed else (str(error), "")
         if "too large" in str(error):
             raise _too_large(text) from error
         at = _unbalanced(text) if why.startswith(("missing", "unexpected")) else text.find(part) if part else -1

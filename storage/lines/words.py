@@ -2,7 +2,7 @@
 
 Scripts without spaces between words, and Korean, are indexed as pairs of characters. The tokenizer of the index does
 neither that nor the folding of marks and variant forms, so a block stores such words after its text
-(``spelled_for_index``), and a query spells its words as the index has them (``as_indexed``).
+(``spelled_for_index``), and a query spells its words as the index has them (``query_for_index``).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ voor waar wat wordt ze zijn
 _STOP_WORDS = {language: frozenset(words.split()) for language, words in _FILLERS.items()}
 STOP_WORDS = _STOP_WORDS["en"]
 """Words of a question that do not help to find its answer."""
-Asked = Literal["phrase", "question", "sentence"]
-"""What a query is: names and keywords, a question, or a sentence that describes something."""
+QueryForm = Literal["phrase", "question", "sentence"]
+"""The form of a query: names and keywords, a question, or a sentence that describes something."""
 _WORDS_OF_SENTENCES = """
 a an the this that these those its any each das dem den der ein eine einem einen einer
 """
@@ -114,13 +114,13 @@ def terms_of(part: str) -> tuple[str, ...]:
     return tuple(term for word in _words_of(part) for term in ((word,) if _IS_PAIRED.match(word) else tokens(word)))
 
 
-def terms_asked(words: Sequence[str]) -> list[str]:
-    """Return the distinct terms of ``telling_words``, sorted."""
+def distinct_terms(words: Sequence[str]) -> list[str]:
+    """Return the distinct terms of the ``keywords`` of a query, sorted."""
     paired = {word for word in words if _IS_PAIRED.match(word)}
     return sorted(paired.union(terms(" ".join(word for word in words if word not in paired))))
 
 
-def telling_words(query: str) -> list[str]:
+def keywords(query: str) -> list[str]:
     """Return the distinct words of ``query``, identifiers split, without STOP_WORDS unless there are no others.
 
     Paired characters give pairs; a single character without neighbours is a word.
@@ -130,9 +130,9 @@ def telling_words(query: str) -> list[str]:
     else:
         words = list(dict.fromkeys(word for part in name_parts(query) for word in _query_words(part)))
     fillers = _fillers(words)
-    telling = [word for word in words if word not in fillers] or words
+    significant = [word for word in words if word not in fillers] or words
     # Hiragana in Japanese text is mostly endings and particles.
-    return [word for word in telling if not _HIRAGANA.fullmatch(word)] or telling
+    return [word for word in significant if not _HIRAGANA.fullmatch(word)] or significant
 
 
 def names_in(query: str) -> list[str]:
@@ -147,12 +147,12 @@ def names_in(query: str) -> list[str]:
     return [word for word in dict.fromkeys(words) if _SPELT_AS_NAME.fullmatch(word)]
 
 
-def asked_as(query: str) -> Asked:
-    """What ``query`` is.
+def query_form(query: str) -> QueryForm:
+    """Return whether ``query`` is a phrase, a question or a sentence.
 
     Keywords name a subject, and so do questions; a sentence with an article, as in a doc comment, describes one place.
 
-    >>> asked_as("retry backoff"), asked_as("how is the cache flushed"), asked_as("Return the path of a lease")
+    >>> query_form("retry backoff"), query_form("how is the cache flushed"), query_form("Return the path of a lease")
     ('phrase', 'question', 'sentence')
     """
     words = re.findall(r"\w+", query.lower())
@@ -161,7 +161,7 @@ def asked_as(query: str) -> Asked:
     return "phrase" if _ARTICLES.isdisjoint(words) else "sentence"
 
 
-def as_indexed(words: Sequence[str]) -> str:
+def query_for_index(words: Sequence[str]) -> str:
     """Return a query for the full-text index, which keeps the underscores of ``_cache`` and ``__init__``.
 
     Such spellings are added only if the query may be a name: among many words, rare spellings would outweigh the

@@ -35,7 +35,7 @@ def new_claim_owner() -> str:
     """Return a unique name with the identity of this process, of at most 64 characters."""
     this = ProcessIdentity.current()
     unique = uuid.uuid4().hex[:_UNIQUE_CHARACTERS]
-    return ":".join((_host(this), str(this.pid), this.start_time, unique, this.sign))
+    return ":".join((_host(this), str(this.pid), this.start_time, unique, this.liveness_file))
 
 
 def has_ended(claim_owner: str) -> bool:
@@ -46,8 +46,8 @@ def has_ended(claim_owner: str) -> bool:
     if host != _host(this) or not pid.isdecimal():
         return False
     start_time, _, rest = rest.partition(":")
-    sign = rest.partition(":")[2]
-    return ProcessIdentity(this.host, this.boot_id, int(pid), start_time, sign).is_provably_dead()
+    liveness_file = rest.partition(":")[2]
+    return ProcessIdentity(this.host, this.boot_id, int(pid), start_time, liveness_file).is_provably_dead()
 
 
 def _host(process: ProcessIdentity) -> str:

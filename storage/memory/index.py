@@ -186,7 +186,7 @@ def _with_heads(index: MemoryIndex, op: str, revs: Sequence[int], values: pa.Tab
 
 @dataclass(slots=True)
 class DeltaWatch:
-    """Call ``tell`` with a tenant and its number of deltas when its index has more than ``threshold``.
+    """Call ``on_excess`` with a tenant and its number of deltas when its index has more than ``threshold``.
 
     Every flush adds a delta to the index of its tenant, so no index below it has more. Counting lists a directory. It
     happens after as many flushes of this process as ``threshold``, and in ``look``.
@@ -194,7 +194,7 @@ class DeltaWatch:
 
     objects: ObjectStore
     threshold: int
-    tell: Callable[[Entity, int], None]
+    on_excess: Callable[[Entity, int], None]
     _flushes: Counter[Entity] = field(default_factory=Counter)
 
     def flushed(self, tenant: Entity) -> None:
@@ -212,4 +212,4 @@ class DeltaWatch:
         self._flushes[tenant] = 0
         deltas = len(MemoryIndex(self.objects, tenant.directory).log().deltas)
         if deltas > self.threshold:
-            self.tell(tenant, deltas)
+            self.on_excess(tenant, deltas)

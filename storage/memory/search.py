@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 
 from driftline.storage.entities import Entity
-from driftline.storage.lines.words import telling_words
+from driftline.storage.lines.words import keywords
 from driftline.storage.memory.catalog.outbox import Change
 from driftline.storage.memory.catalog.queries import EntryRow
 from driftline.storage.memory.vectors import (
@@ -158,7 +158,7 @@ class MemorySearch:
             return Answer([], explanation)
         with explanation.timed("embedding"):
             vector = self.embedder.embed_query(question.query)
-        words = telling_words(question.query) if question.mode != "vector" else []
+        words = keywords(question.query) if question.mode != "vector" else []
         explanation.words = words
         if question.explain:
             table.describe(question.where, explanation)

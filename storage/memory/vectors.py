@@ -33,7 +33,7 @@ from driftline.storage.lance.vector_index import (
 )
 from driftline.storage.layout import table_fingerprint, tables_directory
 from driftline.storage.lines.indexes import TOKENIZER
-from driftline.storage.lines.words import as_indexed, spelled_for_index, terms, terms_asked
+from driftline.storage.lines.words import distinct_terms, query_for_index, spelled_for_index, terms
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ class VectorTable(LanceTable):
             unindexed = int(dataset.stats.index_stats(_TEXT)["num_unindexed_rows"])
             return dataset.scanner(
                 columns=["key", "rev", "vector", _WORDS.name, "_score"],
-                full_text_query=MatchQuery(as_indexed(words), _WORDS.name),
+                full_text_query=MatchQuery(query_for_index(words), _WORDS.name),
                 filter=where.to_sql(),
                 prefilter=True,
                 limit=limit,
@@ -411,7 +411,7 @@ def _distances(vectors: pa.FixedSizeListArray, query: NDArray[np.float32]) -> ND
 
 def _matches(words: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
     """Return ``(n,)``: the ``match`` of each of ``n`` entries."""
-    query_terms = terms_asked(words)
+    query_terms = distinct_terms(words)
     held = [set(terms(text)) for text in texts]
     holds = np.array([[term in some for term in query_terms] for some in held], np.float64).reshape(
         len(texts), len(query_terms)

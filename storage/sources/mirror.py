@@ -194,15 +194,15 @@ def resolve(remote: Remote) -> str:
         return _resolve_local(remote)
     if COMMIT_ID.fullmatch(remote.ref):
         return remote.ref
-    wanted = _names(remote.ref)
+    names = _names(remote.ref)
     with tempfile.TemporaryDirectory(prefix="driftline-git-") as elsewhere:
         variables = _reaching(remote) | {"GIT_CEILING_DIRECTORIES": os.path.dirname(elsewhere)}
         answer = _run(
-            remote, elsewhere, ("ls-remote", "--quiet", "--", remote.location, *wanted), variables, ASK_SECONDS
+            remote, elsewhere, ("ls-remote", "--quiet", "--", remote.location, *names), variables, ASK_SECONDS
         )
     lines = (line.split("\t", 1) for line in answer.decode("utf-8", "replace").splitlines())
     found = {name: commit for commit, name in (line for line in lines if len(line) == 2)}
-    commit = next((found[name] for name in wanted if name in found), "")
+    commit = next((found[name] for name in names if name in found), "")
     if not COMMIT_ID.fullmatch(commit):
         raise _no_commit(remote)
     return commit
@@ -353,14 +353,14 @@ def _failure(remote: Remote, why: str, said: str) -> AccessDenied | SourceNotFou
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if line.startswith(("fatal:", "error:", "remote:"))), "")
     reason = redacted(last or (lines[-1] if lines else "git failed"))[:300]
-    told = said.lower()
+    message = said.lower()
     if why:
         return StorageError(why, remote.uri, "Run it again.")
-    if _DENIED.search(told):
+    if _DENIED.search(message):
         return AccessDenied("The host denies access to the repository", remote.uri, f"{_BY_REFERENCE} ({reason})")
-    if _MISSING.search(told):
+    if _MISSING.search(message):
         return SourceNotFound("The host has no such repository", remote.uri, f"Check the spelling ({reason}).")
-    if "redirect" in told or "error: 30" in told:
+    if "redirect" in message or "error: 30" in message:
         return StorageError("The host redirects to another URL", remote.uri, f"Name that one ({reason}).")
     return StorageError("Git cannot reach the repository", remote.uri, reason)
 

@@ -112,8 +112,8 @@ class CommitTree:
             for start in range(0, len(possible), _PATHS_AT_ONCE):
                 some = possible[start : start + _PATHS_AT_ONCE]
                 output = self._output(("--literal-pathspecs", *options[:1], *options[2:], "--", *some), MAX_TREE_BYTES)
-                wanted = set(some)
-                found += (entry for entry in _parsed(output) if entry.path in wanted)
+                selected = set(some)
+                found += (entry for entry in _parsed(output) if entry.path in selected)
             return found
 
     def changed_since(self, commit: str) -> list[str] | None:
@@ -293,11 +293,11 @@ _readers_lock = threading.Lock()
 
 def _read_objects(tree: CommitTree, ids: Sequence[str]) -> Iterator[bytes | None]:
     """Yield the objects of ``ids``, in order; None for one that the mirror does not have."""
-    wanted = [each if COMMIT_ID.fullmatch(each) else "0" * 40 for each in ids]
-    for start in range(0, len(wanted), _IDS_AT_ONCE):
+    selected = [each if COMMIT_ID.fullmatch(each) else "0" * 40 for each in ids]
+    for start in range(0, len(selected), _IDS_AT_ONCE):
         found = None
         while found is None:
-            found = _reader(tree).read(wanted[start : start + _IDS_AT_ONCE])
+            found = _reader(tree).read(selected[start : start + _IDS_AT_ONCE])
         yield from found
 
 

@@ -55,7 +55,8 @@ class WorkspaceConfig(BaseModel):
 class IndexedCommit(BaseModel):
     """The commit at which a source was indexed, with a clean work tree, when the lease with ``token`` ended.
 
-    ``scanned_with`` is a hash of all settings that affect which files are indexed and how.
+    ``scanned_with`` is a hash of all settings that affect which files are indexed and how. ``revision`` is the highest
+    ``rev`` of the manifest then, 0 if unknown.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -64,6 +65,7 @@ class IndexedCommit(BaseModel):
     committed: datetime
     token: int
     scanned_with: str
+    revision: int = 0
 
 
 class SourceRecord(BaseModel):
@@ -72,7 +74,9 @@ class SourceRecord(BaseModel):
     ``origin`` and ``subpath``, not the URI, identify a git tree.
 
     ``workspace`` is the former path of a workspace on a local disk, as seen from the same machine as ``uri``. Runs over
-    changed paths set ``commit``; it becomes void as soon as the lease has another holder.
+    changed paths set ``commit``; it becomes void as soon as the lease has another holder. ``reached`` is the last one
+    that was set: documents that no later run has written are as in that commit. ``link`` is a kind of host or a
+    template of links to it, if the remote does not tell.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -86,6 +90,8 @@ class SourceRecord(BaseModel):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     commit: IndexedCommit | None = None
+    reached: IndexedCommit | None = None
+    link: str | None = None
 
     def same_place(self, other: SourceRecord) -> bool:
         """Return whether both scan the same files: the same URI, or the same path of the same git origin."""

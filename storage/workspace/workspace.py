@@ -128,7 +128,7 @@ class Workspace:
 
     objects: ObjectStore
     config: WorkspaceConfig
-    reach: SourceAccess = LOCAL
+    access: SourceAccess = LOCAL
     branches: tuple[Branch, ...] = ()
 
     def on(self, branches: Iterable[Branch]) -> Workspace:
@@ -154,13 +154,13 @@ class Workspace:
 
     @classmethod
     def open(
-        cls, uri: str, storage_options: Mapping[str, str] | None = None, reach: SourceAccess | None = None
+        cls, uri: str, storage_options: Mapping[str, str] | None = None, access: SourceAccess | None = None
     ) -> Workspace:
-        """Open an existing workspace; readers may look at the sources within ``reach``, by default at local ones.
+        """Open an existing workspace; readers may look at the sources within ``access``, by default at local ones.
 
         Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
         """
-        return cls(ObjectStore.open(uri, storage_options), WorkspaceConfig(), reach or LOCAL).reread()
+        return cls(ObjectStore.open(uri, storage_options), WorkspaceConfig(), access or LOCAL).reread()
 
     def reread(self) -> Workspace:
         """Return the workspace with its current configuration.

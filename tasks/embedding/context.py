@@ -31,25 +31,27 @@ class ModelRef:
     dim: int
 
 
-Told = Callable[[int, int], None]
+CountsCallback = Callable[[int, int], None]
 """Receives documents read and lines embedded, from any thread, while their task runs."""
 
 
-class Telling:
-    """Tells the counts of one task to ``told`` at most once every ``interval`` seconds.
+class CountReporter:
+    """Report the counts of one task to ``on_counts`` at most once every ``interval`` seconds.
 
-    ``documents`` and ``lines`` are those told so far; whoever receives the result of the task adds the rest.
+    ``documents`` and ``lines`` are those reported so far; whoever receives the result of the task adds the rest.
     """
 
-    def __init__(self, told: Told | None, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, on_counts: CountsCallback | None, interval: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.documents = self.lines = 0
-        self._told, self._interval, self._clock = told, interval, clock
+        self._on_counts, self._interval, self._clock = on_counts, interval, clock
         self._more_documents = self._more_lines = 0
         self._due = clock() + interval
 
     def add(self, documents: int = 0, lines: int = 0) -> None:
         """Add documents that were read and lines that were embedded."""
-        if self._told is None:
+        if self._on_counts is None:
             return
         self._more_documents += documents
         self._more_lines += lines
@@ -59,22 +61,22 @@ class Telling:
             self.documents += more[0]
             self.lines += more[1]
             self._more_documents = self._more_lines = 0
-            self._told(*more)
+            self._on_counts(*more)
 
 
 @dataclass(slots=True)
 class TaskContext:
     """The second argument of every task. It pickles without the loaded model, which each worker loads once.
 
-    ``has_cores_to_spare`` is set for tasks in threads of one process; a process of an executor has one core. ``told``
-    receives the counts of running tasks every ``tell_seconds``, where it is set.
+    ``has_cores_to_spare`` is set for tasks in threads of one process; a process of an executor has one core.
+    ``on_counts`` receives the counts of running tasks every ``report_seconds``, where it is set.
     """
 
     workspace: Workspace
     model: ModelRef
     has_cores_to_spare: bool = False
-    told: Told | None = None
-    tell_seconds: float = 0.1
+    on_counts: CountsCallback | None = None
+    report_seconds: float = 0.1
     _embedder: Embedder | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -86,9 +88,9 @@ class TaskContext:
                 self._embedder = load_embedder(self.model)
             return self._embedder
 
-    def telling(self) -> Telling:
-        """Return what tells the counts of one task."""
-        return Telling(self.told, self.tell_seconds)
+    def count_reporter(self) -> CountReporter:
+        """Return a reporter of the counts of one task."""
+        return CountReporter(self.on_counts, self.report_seconds)
 
     def __reduce__(self) -> tuple[object, ...]:
         return TaskContext, (self.workspace, self.model)

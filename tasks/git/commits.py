@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -20,6 +20,7 @@ MAX_CHANGED_PATHS = 20_000
 
 _ATTRIBUTES = ".gitattributes"
 """The file that determines how git writes other files to the disk."""
+_REMOTE, _HEADS = "refs/remotes/origin/", "refs/heads/"
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SUBMODULE = b"160000"
 _PLAIN_ENTRY, _SUBMODULE_ENTRY = b"\0H 1", b"\0H 160000"
@@ -79,6 +80,69 @@ def _head_id(root: str) -> str | None:
 def _time_of(repository: Repository, commit: str) -> datetime | None:
     answer = run(repository, repository.top, "rev-list", "--max-count=1", "--timestamp", commit)
     return datetime.fromtimestamp(int(answer.split()[0]), UTC) if answer else None
+
+
+@dataclass(frozen=True, slots=True)
+class PushedCommit:
+    """The newest commit of a work tree that its remote ``origin`` has; ``prefix`` leads from its top to the folder."""
+
+    repository: Repository
+    id: str
+
+    @property
+    def prefix(self) -> str:
+        return self.repository.prefix
+
+    @property
+    def object_format(self) -> str:
+        return self.repository.object_format
+
+
+def pushed_commit(root: str) -> PushedCommit | None:
+    """Return the newest common commit of the work tree around ``root`` and its branch at ``origin``, as last fetched.
+
+    Without such a branch, the default branch counts. Contacts nothing.
+    """
+    repository = find_repository(root)
+    commit = _head_id(root) if repository is not None else None
+    if repository is None or commit is None:
+        return None
+    branch = ask(root, "symbolic-ref", "--quiet", "--short", "HEAD")
+    names = [f"{_REMOTE}{branch.decode('utf-8', 'replace').strip()}"] if branch else []
+    upstream = ask(root, "rev-parse", "--symbolic-full-name", "--verify", "--quiet", "@{upstream}") if branch else None
+    named = upstream.decode("utf-8", "replace").strip() if upstream else ""
+    if named.startswith(_REMOTE):
+        names.insert(0, named)
+    for name in [*names, f"{_REMOTE}HEAD"]:
+        answer = ask(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        tip = answer.decode().strip() if answer else ""
+        if _ID.fullmatch(tip):
+            base = run(repository, root, "merge-base", commit, tip)
+            found = base.decode().split()[:1] if base else []
+            return PushedCommit(repository, found[0]) if found else None
+    return None
+
+
+_PATHS_AT_ONCE = 100
+
+
+def blobs_at(pushed: PushedCommit, paths: Sequence[str]) -> dict[str, str]:
+    """Return the blobs of regular files at ``paths``, relative to the folder, in the commit; missing ones are left out.
+
+    Returns nothing if git fails.
+    """
+    found: dict[str, str] = {}
+    top = pushed.repository.top
+    for start_at in range(0, len(paths), _PATHS_AT_ONCE):
+        some = [f"{pushed.prefix}{path}" for path in paths[start_at : start_at + _PATHS_AT_ONCE]]
+        options = ("--literal-pathspecs", "ls-tree", "-z", "--full-tree", pushed.id, "--")
+        answer = run(pushed.repository, top, *options, *some) or b""
+        for entry in answer.split(b"\0")[:-1]:
+            meta, _, name = entry.partition(b"\t")
+            mode, _, blob = meta.split()[:3]
+            if mode.startswith(b"100"):
+                found[os.fsdecode(name).removeprefix(pushed.prefix)] = blob.decode("ascii")
+    return found
 
 
 def changes_between(tree: WorkTree, base: str, commit: str, *, ignore_files: Collection[str]) -> ChangedPaths:
@@ -153,7 +217,6 @@ def _is_unicode(name: str) -> bool:
     return True
 
 
-_REMOTE, _HEADS = "refs/remotes/origin/", "refs/heads/"
 _REQUEST_NAME = re.compile(r"((?:heads/)*)pr/\d+")
 
 

@@ -23,7 +23,7 @@ from driftline.storage.lines.table import LINES_PER_BLOCK
 from driftline.storage.model import DocumentState, ManifestRow, SkipReason, content_hash
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
 from driftline.tasks.definitions.worker import definitions_in_worker
-from driftline.tasks.embedding.context import Stopwatch, TaskContext, Telling
+from driftline.tasks.embedding.context import CountReporter, Stopwatch, TaskContext
 from driftline.tasks.extraction.extractor import Reading, definitions_by_part, is_current, read_document
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
@@ -134,7 +134,7 @@ class BatchResult:
     ``skipped`` are ``(path, reason)``; ``shortened`` are ``(path, characters left out)`` of documents with lines that
     are too long; ``lines_reused`` were copied, ``lines`` embedded; ``seconds`` are by phase:
     ``read`` (with hashing), ``split`` (with decoding), ``embed`` and ``write`` (with forming the rows).
-    ``told`` are the documents and lines of these that the running task has told already.
+    ``reported`` are the documents and lines of these that the running task has reported already.
     """
 
     rows: pa.Table
@@ -149,16 +149,16 @@ class BatchResult:
     lines_reused: int
     bytes_read: int
     seconds: dict[str, float]
-    told: tuple[int, int] = (0, 0)
+    reported: tuple[int, int] = (0, 0)
 
 
 def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
     """Read the documents of ``spec``, embed those with new content, and write their lines as fragments."""
-    watch, telling = Stopwatch(), context.telling()
+    watch, reporter = Stopwatch(), context.count_reporter()
     drafts = _Drafts(context.model.fingerprint, {} if spec.dry_run else spec.donations)
     for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist())):
         drafts.add(change, read, watch)
-        telling.add(documents=1)
+        reporter.add(documents=1)
     copied = _copied(spec, context, drafts, watch) if drafts.reusable else []
     fragments: list[str] = []
     if copied:
@@ -174,7 +174,7 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
         counts += np.bincount(lines.doc_index.to_numpy(), minlength=len(counts))
         left_out.update(lines.left_out)
         if not spec.dry_run and len(lines):
-            fragments += _written(spec, context, drafts, piece, lines, watch, telling)
+            fragments += _written(spec, context, drafts, piece, lines, watch, reporter)
     embedded = drafts.embedded
     if not spec.dry_run:
         embedded = [replace(meta, lines=int(count)) for meta, count in zip(embedded, counts, strict=True)]
@@ -191,7 +191,7 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
         lines_reused=sum(map(len, copied)),
         bytes_read=drafts.bytes_read,
         seconds=watch.seconds,
-        told=(telling.documents, telling.lines),
+        reported=(reporter.documents, reporter.lines),
     )
 
 
@@ -264,7 +264,7 @@ def _written(
     piece: Piece,
     lines: SplitLines,
     watch: Stopwatch,
-    telling: Telling,
+    reporter: CountReporter,
 ) -> list[str]:
     """Embed the lines of a piece and write them as fragments. Nobody looks for definitions in a part of a text."""
     chosen = [drafts.readings[at] for at in piece.documents.tolist()] if piece.is_whole else []
@@ -272,7 +272,7 @@ def _written(
     outlined = definitions_in_worker(parts, allowed=context.has_cores_to_spare)
     with watch.phase("embed"):
         vectors = context.embedder.embed(lines.text, np.float16)
-    telling.add(lines=len(lines))
+    reporter.add(lines=len(lines))
     with watch.phase("outline"):
         definitions: list[list[Definition]] = [[] for _ in drafts.readings]
         for at, found in zip(piece.documents.tolist(), joined(outlined()), strict=False):

@@ -27,10 +27,13 @@ from numpy.typing import NDArray
 from driftline.storage.defaults import DEFAULT_MAX_DOCUMENT_BYTES
 from driftline.storage.deltas.manifest import SCHEMA
 from driftline.storage.entities import Entity
-from driftline.storage.model import SkipReason, content_hash
-from driftline.storage.sources.source import FileInfo, RepositorySource, Source
-from driftline.storage.workspace.records import IndexedCommit, SourceRecord
+from driftline.storage.errors import BadEntity, DriftlineError, ModelNotFound, UsageError
+from driftline.storage.model import DocumentState, SkipReason, content_hash
+from driftline.storage.sources.source import FileInfo, RepositorySource, Source, open_source
+from driftline.storage.workspace.records import IndexedCommit, SourceRecord, WorkspaceConfig
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import TaskContext
+from driftline.tasks.embedding.models import fingerprint, is_earlier_version, resolve_model
 from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT
 from driftline.tasks.git.commits import (
     MAX_CHANGED_PATHS,
@@ -42,7 +45,7 @@ from driftline.tasks.git.commits import (
     union,
 )
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, clean_blobs, find_work_tree
-from driftline.tasks.scanning.diff import SKIPPED_SCHEMA, Diff, diff
+from driftline.tasks.scanning.diff import SKIPPED_SCHEMA, Diff, classify, diff
 from driftline.tasks.scanning.ignore import IGNORE_FILES, NEVER_ENTERED, OUR_IGNORE_FILE, Matcher, OwnIgnoreFiles, Rules
 from driftline.tasks.scanning.walk import Listing, Subtree, Walk, above_and_self
 from driftline.tasks.text import MAX_TEXT_BYTES
@@ -198,8 +201,8 @@ class RepositoryAtCommit:
 
     def is_indexed(self, last: IndexedCommit | None, token: int) -> bool:
         """Whether the index is exactly at the commit: nobody has held the lease since ``last``, whose token it was."""
-        wanted = (self.commit_id, self.scanned_with, token)
-        return last is not None and (last.id, last.scanned_with, last.token) == wanted
+        expected = (self.commit_id, self.scanned_with, token)
+        return last is not None and (last.id, last.scanned_with, last.token) == expected
 
     def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
         """As ``WorkTreeAtCommit.changes_since``; fetches the commit."""
@@ -435,9 +438,9 @@ def _list_commit(spec: ScanSpec, source: RepositorySource, paths: Sequence[str] 
     contents = source.tree.blobs([entry.blob for entry in steering]) if steering else []
     ours = OwnIgnoreFiles((entry.path, data or b"") for entry, data in zip(steering, contents, strict=True))
     if paths is not None:
-        asked = set(paths)
-        files = [entry for entry in files if entry.path in asked]
-        entries = [entry for entry in entries if entry.path in asked]
+        selected = set(paths)
+        files = [entry for entry in files if entry.path in selected]
+        entries = [entry for entry in entries if entry.path in selected]
     for entry in entries:
         if entry.reason is not None:
             listing.skip(entry.reason, entry.path)
@@ -515,3 +518,75 @@ def _scan(spec: PartitionSpec, context: TaskContext) -> ScanResult:
     if spec.paths is not None:
         return scan_paths(spec.scan, spec.paths, manifest.get, now_ns=spec.now_ns)
     return scan(spec.scan, lambda prefixes: manifest.read(prefixes, columns=SCHEMA.names), now_ns=spec.now_ns)
+
+
+def analyze_document_states(
+    workspace: Workspace, entity_path: str, paths: Sequence[str]
+) -> list[tuple[str, DocumentState]]:
+    """Return ``(path, state)`` of documents of a source, in the order of ``paths``, which are relative to the source.
+
+    Paths that are neither documents nor files to be indexed are omitted. Raises BadEntity, UsageError before the first
+    run, SourceNotFound.
+    """
+    entity = Entity.parse(entity_path, workspace.config.hierarchy)
+    record = workspace.source(entity)
+    if record is None:
+        raise BadEntity("There is no such source", str(entity), "List the sources with: driftline sources")
+    if workspace.config.fingerprint is None:
+        raise UsageError("The workspace has no model yet", workspace.objects.uri, "Index a source first.")
+    source = open_source(record.uri, workspace.objects.storage_options, allow_empty=True)
+    rules = Rules(include=record.include, exclude=record.exclude)
+    claims = Neighbours(dict(workspace.sources(entity.tenant))).claims_on(entity, record)
+    spec = ScanSpec(source, _fingerprint(workspace.config), rules=rules, claims=claims)
+    documents = workspace.manifest(entity)
+    manifest = documents.get(paths)
+    differences = scan_paths(spec, paths, lambda prefixes: manifest, now_ns=time.time_ns()).diff
+    states = dict.fromkeys(manifest["path"].to_pylist(), DocumentState.UNCHANGED)
+    states |= dict.fromkeys(differences.deleted["path"].to_pylist(), DocumentState.DELETED)
+    states |= dict.fromkeys(differences.retouched["path"].to_pylist(), DocumentState.TOUCHED)
+    for change in pa.concat_tables([differences.new, differences.candidates]).to_pylist():
+        try:
+            digest = content_hash(source.read(change["path"]))
+        except DriftlineError:
+            states[change["path"]] = DocumentState.DELETED  # deleted after the scan
+            continue
+        states[change["path"]] = classify(change, digest)
+    return [(path, states[path]) for path in paths if path in states]
+
+
+def _fingerprint(config: WorkspaceConfig) -> str:
+    """Return the fingerprint of the next run, which embeds lines again if their text was prepared by an earlier
+    version.
+    """
+    bound = config.fingerprint or ""
+    try:
+        files = resolve_model(config.model) if config.model else None
+    except ModelNotFound:
+        return bound
+    return fingerprint(files) if files is not None and is_earlier_version(files, bound) else bound
+
+
+def states_of_files(workspace: Workspace, files: Sequence[str]) -> list[tuple[str, DocumentState]]:
+    """Return ``(path, state)`` of local files, in the order of ``files``: absolute, or relative to the current folder.
+
+    A file belongs to the source with the nearest folder. A file that no source indexes is NEW if it exists, else
+    MISSING. Raises UsageError before the first run, SourceNotFound.
+    """
+    local = [
+        (os.path.realpath(record.uri), entity) for entity, record in workspace.sources() if "://" not in record.uri
+    ]
+    by_source: dict[Entity, dict[str, str]] = {}
+    for file in files:
+        path = os.path.join(os.path.realpath(os.path.dirname(os.path.abspath(file))), os.path.basename(file))
+        holding = [(root, entity) for root, entity in local if path.startswith(f"{root.rstrip('/')}/")]
+        if holding:
+            root, entity = max(holding, key=lambda place: (len(place[0]), str(place[1])))
+            by_source.setdefault(entity, {})[file] = os.path.relpath(path, root)
+    states: dict[str, DocumentState] = {}
+    for entity, relative in by_source.items():
+        known = dict(analyze_document_states(workspace, str(entity), list(dict.fromkeys(relative.values()))))
+        states |= {file: known[path] for file, path in relative.items() if path in known}
+    return [
+        (file, states.get(file) or (DocumentState.NEW if os.path.exists(file) else DocumentState.MISSING))
+        for file in files
+    ]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
 from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
-from driftline.storage.lines.words import names_in, telling_words, terms, terms_asked
+from driftline.storage.lines.words import distinct_terms, keywords, names_in, terms
 from driftline.storage.model import Embedder
 from driftline.tasks.definitions.outlines import begins_definition
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
@@ -94,7 +94,7 @@ class Candidates:
 
 def lines_of(blocks: pa.Table, query: str) -> Candidates:
     """Return the lines of ``blocks`` (``storage.queries.matching_blocks``), and the words of ``query`` in them."""
-    words = terms_asked(telling_words(query))
+    words = distinct_terms(keywords(query))
     of_blocks = _documents(blocks)
     documents = sorted(set(of_blocks))
     block_documents = _positions(of_blocks, documents)

@@ -137,13 +137,13 @@ def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
     where = LineFilter(
         any_of=tuple(LineFilter(entities=(entity,), paths=tuple(paths)) for entity, paths in changed.items())
     )
-    wanted = request.top_k
+    count = request.top_k
     while True:
-        report = answer(workspace, replace(request, also=(*request.also, where), top_k=wanted))
+        report = answer(workspace, replace(request, also=(*request.also, where), top_k=count))
         new = [*_new(workspace, report.results)]
-        if len(new) >= request.top_k or len(report.results) < wanted or wanted >= MAX_FETCHED:
+        if len(new) >= request.top_k or len(report.results) < count or count >= MAX_FETCHED:
             return SearchReport(request.query, tuple(new[: request.top_k]), report.explanation)
-        wanted = min(4 * wanted, MAX_FETCHED)
+        count = min(4 * count, MAX_FETCHED)
 
 
 def _new(workspace: Workspace, hits: tuple[Hit, ...]) -> Iterator[Hit]:

@@ -28,7 +28,6 @@ from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.lines.patterns import Pattern
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.filters import LineKinds, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
     Hit,
@@ -42,11 +41,12 @@ from driftline.tasks.search.hits import (
     identity_of,
     is_unchanged,
     judge_read,
+    links_of,
     read_documents,
     symbol_of,
 )
 from driftline.tasks.search.query import ExactCounts, SearchReport, answer, nothing_indexed, table_places
-from driftline.tasks.search.request import SearchRequest, is_auxiliary, is_prose, is_test
+from driftline.tasks.search.request import Explanation, SearchRequest, is_auxiliary, is_prose, is_test
 from driftline.tasks.text import rows_of_line
 
 MAX_SECONDS = 30.0
@@ -386,7 +386,7 @@ class ExactSearch:
             lines, counts = self.first(None if request.count else request.top_k, files=request.files)
         found = () if request.count else self._hits(lines, request.n_lines)
         notes = () if counts.lines else ("No line matches the exact terms.",)
-        notes = (told,) if (told := what_is_missing(counts, len(found))) else notes
+        notes = (note,) if (note := what_is_missing(counts, len(found))) else notes
         return SearchReport("", found, notes=notes, exact=counts)
 
     def explained(self, request: SearchRequest) -> Explanation:
@@ -428,8 +428,8 @@ class ExactSearch:
         found = tuple(_scored(hit, scores.get(line)) for line, hit in hits)
         if counts.complete and len(shown) < len(ranked):
             counts = replace(counts, reason="limit")
-        told = what_is_missing(counts, len(shown))
-        return SearchReport("", found, notes=(told,) if told else (), exact=counts)
+        note = what_is_missing(counts, len(shown))
+        return SearchReport("", found, notes=(note,) if note else (), exact=counts)
 
     def _hits(self, lines: Sequence[Line], n_lines: int) -> tuple[Hit, ...]:
         with self.timers.timed("context"):
@@ -441,6 +441,7 @@ class ExactSearch:
         add_definitions(self.tables, windows)
         read = read_documents(self.workspace, windows, self.records, context=False)
         anchors = anchors_of(self.tables, windows, read)
+        links = links_of(self.workspace, windows, self.records, read)
         contexts = [*_contexts(self.tables, lines, n_lines)]
         own = [context[number - start] for (_, number), (start, context) in zip(lines, contexts, strict=True)]
         spans = self.terms.spans(own)
@@ -469,6 +470,7 @@ class ExactSearch:
                 line_now=judged.line if judged else None,
                 column=at + 1,
                 anchor=anchors.get((place.entity, place.path, number)),
+                url=links.url(place.entity, place.path, number + 1),
                 matches=tuple((begin + 1, end + 1) for begin, end in matches),
                 **symbol_of(window.definition),
             )
@@ -500,8 +502,8 @@ def _scored(hit: Hit, by_words: Hit | None) -> Hit:
     """Return ``hit`` with the scores of the window around it, which the words of a query found."""
     if by_words is None:
         return replace(hit, score=0.0, label="weak")
-    told = {name: getattr(by_words, name) for name in ("score", "label", "distance", "relevance")}
-    return replace(hit, **told)
+    values = {name: getattr(by_words, name) for name in ("score", "label", "distance", "relevance")}
+    return replace(hit, **values)
 
 
 def _these(workspace: Workspace, documents: Iterable[Document]) -> LineFilter:

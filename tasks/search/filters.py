@@ -182,11 +182,11 @@ class LineKinds:
     left_out: tuple[Callable[[str], bool], ...] = ()
 
     @classmethod
-    def of(cls, wanted: SearchFilter) -> Self:
+    def of(cls, search_filter: SearchFilter) -> Self:
         """Return what a filter demands of single lines."""
-        switches = ((row.leaves_out, getattr(wanted, name)) for name, row in FILTERS.items())
+        switches = ((row.leaves_out, getattr(search_filter, name)) for name, row in FILTERS.items())
         left_out = tuple(leaves_out for leaves_out, is_on in switches if leaves_out is not None and not is_on)
-        return cls(wanted.symbols, tuple(wanted.kinds or ()), left_out)
+        return cls(search_filter.symbols, tuple(search_filter.kinds or ()), left_out)
 
     @property
     def needs_definitions(self) -> bool:
@@ -205,7 +205,7 @@ class LineKinds:
 ALL_LINES = LineKinds()
 
 
-MAX_TOLD = 20
+MAX_REPORTED = 20
 """Maximum number of values of one filter that are reported one by one."""
 _LABELS = {
     "paths": "path",
@@ -217,47 +217,49 @@ _LABELS = {
 }
 
 
-def line_filter(wanted: SearchFilter, workspace: Workspace) -> LineFilter | None:
+def line_filter(search_filter: SearchFilter, workspace: Workspace) -> LineFilter | None:
     """Return the lines of ``workspace`` that every condition allows, None for all. Raises BadEntity, UsageError."""
     levels = workspace.config.hierarchy
-    entities = None if wanted.sources is None else tuple(parse_entity(each, levels) for each in wanted.sources)
+    entities = (
+        None if search_filter.sources is None else tuple(parse_entity(each, levels) for each in search_filter.sources)
+    )
     named: dict[str, Any] = {}
-    also = [LineFilter(entities=(wanted.within,))] if wanted.within is not None else []
-    if not wanted.on_this_machine:
-        named = {"paths": _tuple(wanted.paths), "dirs": _tuple(wanted.dirs)}
+    also = [LineFilter(entities=(search_filter.within,))] if search_filter.within is not None else []
+    if not search_filter.on_this_machine:
+        named = {"paths": _tuple(search_filter.paths), "dirs": _tuple(search_filter.dirs)}
     else:
-        also += [where_named(workspace, wanted.paths, "file")] if wanted.paths is not None else []
-        also += [where_named(workspace, wanted.dirs, "folder")] if wanted.dirs is not None else []
-    also += [LineFilter(exts=extensions_of(wanted.languages))] if wanted.languages is not None else []
-    also += [relative_to_sources(workspace, each) for each in further_conditions(wanted)]
-    globs, exts = _tuple(wanted.globs), _tuple(wanted.exts)
+        also += [where_named(workspace, search_filter.paths, "file")] if search_filter.paths is not None else []
+        also += [where_named(workspace, search_filter.dirs, "folder")] if search_filter.dirs is not None else []
+    also += [LineFilter(exts=extensions_of(search_filter.languages))] if search_filter.languages is not None else []
+    also += [relative_to_sources(workspace, each) for each in further_conditions(search_filter)]
+    globs, exts = _tuple(search_filter.globs), _tuple(search_filter.exts)
     where = LineFilter(entities=entities, globs=globs, exts=exts, all_of=tuple(also) or None, **named)
     if where == LineFilter(all_of=where.all_of):
         return also[0] if len(also) == 1 else where if also else None
     return relative_to_sources(workspace, where)
 
 
-def further_conditions(wanted: SearchFilter) -> tuple[LineFilter, ...]:
+def further_conditions(search_filter: SearchFilter) -> tuple[LineFilter, ...]:
     """Return the conditions that are already line filters."""
-    where = () if wanted.where is None or wanted.where == LineFilter() else (wanted.where,)
-    return (*wanted.also, *where)
+    where = () if search_filter.where is None or search_filter.where == LineFilter() else (search_filter.where,)
+    return (*search_filter.also, *where)
 
 
-def conditions(wanted: SearchFilter) -> Iterator[tuple[str, str, SearchFilter]]:
+def conditions(search_filter: SearchFilter) -> Iterator[tuple[str, str, SearchFilter]]:
     """Yield each value as a filter of its own: its name, "" for line filters, a message if it allows nothing, the
     filter.
     """
-    alone: dict[str, Any] = {"within": wanted.within, "on_this_machine": wanted.on_this_machine}
+    alone: dict[str, Any] = {"within": search_filter.within, "on_this_machine": search_filter.on_this_machine}
     for name in _LABELS:
-        for value in (getattr(wanted, name) or ())[:MAX_TOLD]:
-            yield *_told(name, value), SearchFilter(**alone | {name: (value,)})
-    for where in further_conditions(wanted):
+        for value in (getattr(search_filter, name) or ())[:MAX_REPORTED]:
+            yield *_note_on(name, value), SearchFilter(**alone | {name: (value,)})
+    for where in further_conditions(search_filter):
         for name, value, each_of in _values(where):
-            _, told = _told(name, value) if name else ("", "No indexed document is in what was named.")
-            yield "", told, SearchFilter(also=(each_of,), **alone)
+            _, note = _note_on(name, value) if name else ("", "No indexed document is in what was named.")
+            yield "", note, SearchFilter(also=(each_of,), **alone)
 
 
-def _told(name: str, value: str | tuple[str, str]) -> tuple[str, str]:
+def _note_on(name: str, value: str | tuple[str, str]) -> tuple[str, str]:
     text = value if isinstance(value, str) else ":".join(value)
     condition, advice = f"{_LABELS.get(name, 'entity')} {text!r}", ""
     if name in ("paths", "dirs") and WILDCARD.search(text):
@@ -277,7 +279,7 @@ def _values(where: LineFilter) -> Iterator[tuple[str, str, LineFilter]]:
     rest = where
     for name in ("entities", "paths", "dirs", "globs", "exts"):
         values = getattr(where, name)
-        if values and len(values) <= MAX_TOLD:
+        if values and len(values) <= MAX_REPORTED:
             rest = replace(rest, **{name: None})
             yield from ((name, str(value), LineFilter(**{name: (value,)})) for value in values)
     if rest != LineFilter():

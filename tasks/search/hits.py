@@ -27,12 +27,13 @@ from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.outline import Definition, anchor_at, innermost
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
-from driftline.storage.lines.words import Asked, telling_words
+from driftline.storage.lines.words import QueryForm, keywords
 from driftline.storage.model import content_hash, html_table
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
+from driftline.tasks.search.links import Links, find_links
 from driftline.tasks.search.ranking import WEIGHTS, Weights, count_words
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
@@ -102,11 +103,11 @@ class Window:
         self.first, self.last = min(self.first, other.first), max(self.last, other.last)
 
 
-def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, limit: int) -> list[Window]:
+def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int) -> list[Window]:
     """Merge hits, best first, into at most ``limit`` windows, in the order of their first hits.
 
     ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` unless
-    nearer is simply better. Hits up to ``reach`` lines apart become one window; if that would be too long, the later
+    nearer is simply better. Hits up to ``max_gap`` lines apart become one window; if that would be too long, the later
     hit is dropped. Hits are read until there are enough windows, so that no window grows by hits that are worse than
     all of them.
     """
@@ -115,7 +116,7 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, limit: int) -> 
     for row in rows:
         new = Window.around(row)
         known = of_document.setdefault((new.entity, new.path), [])
-        near = [window for window in known if window.first - reach <= new.first <= window.last + reach]
+        near = [window for window in known if window.first - max_gap <= new.first <= window.last + max_gap]
         if near:
             joined = (*near, new)
             if not all(window.may_take_in(new.first) for window in near):
@@ -138,16 +139,16 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, limit: int) -> 
 
 
 def arranged(
-    windows: Sequence[Window], words: Sequence[str], asked: Asked = "phrase", weights: Weights = WEIGHTS
+    windows: Sequence[Window], words: Sequence[str], form: QueryForm = "phrase", weights: Weights = WEIGHTS
 ) -> list[Window]:
     """Order ``windows`` by their scores and by their files: other hits in a file, and its name.
 
-    ``words`` are the distinct terms of the query, and ``asked`` its form. Each window gets the score that places it.
+    ``words`` are the distinct terms of the query, and ``form`` its form. Each window gets the score that places it.
     """
     windows = _without_copies(windows)
-    if not windows or not words or asked == "sentence":
+    if not windows or not words or form == "sentence":
         return list(windows)
-    limit = weights.question_words if asked == "question" else weights.phrase_words
+    limit = weights.question_words if form == "question" else weights.phrase_words
     least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
     of_file: dict[tuple[str, str], float] = defaultdict(float)
     for window in windows:
@@ -262,7 +263,7 @@ class Excerpt:
     """Lines of a document from ``start_line`` (1-based) on, as they were indexed.
 
     ``current`` is False if the document cannot be read or has changed. The lines then come from the index, which has no
-    lines without a letter or digit: those are empty.
+    lines without a letter or digit: those are empty. ``url`` is the permanent link of the requested line, as of a hit.
     """
 
     source: str
@@ -270,6 +271,7 @@ class Excerpt:
     start_line: int
     lines: tuple[str, ...]
     current: bool
+    url: str | None = None
 
 
 @without_panic()
@@ -291,13 +293,17 @@ def read_excerpt(
     if line < 1 or n_lines < 0:
         raise UsageError("Lines count from 1, and n_lines must not be negative", f"{line}, {n_lines}")
     entity, digest = _indexed_excerpt(workspace, path, source, within)
-    lines = _read_excerpt(workspace, entity, path, digest)
+    record = workspace.readable_source(entity)
+    data = _read_excerpt(workspace, record, path, digest)
+    lines = None if data is None else [] if is_extracted(path, data) else split_lines(decode(data)[0])
     first, last = max(0, line - 1 - n_lines), line - 1 + n_lines
     current = lines is not None
     part = lines[first : last + 1] if lines else _from_index(workspace, entity, path, first, last)
     if not part:
         raise NotIndexed(f"The document has no line {line}", path, "Take line numbers from search results.")
-    return Excerpt(str(entity), path, first + 1, tuple(part), current)
+    document = str(entity), path
+    links = find_links(workspace, lambda _: record, {document: digest}, {document: data})
+    return Excerpt(*document, first + 1, tuple(part), current, links.url(*document, line))
 
 
 def _indexed_excerpt(workspace: Workspace, path: str, source: str | None, within: Entity | None) -> tuple[Entity, str]:
@@ -320,18 +326,15 @@ def _indexed_excerpt(workspace: Workspace, path: str, source: str | None, within
     return found[0]
 
 
-def _read_excerpt(workspace: Workspace, entity: Entity, path: str, digest: str) -> list[str] | None:
-    """Return the lines of a document as it was indexed; None if it has changed, or if its text was extracted."""
-    record = workspace.readable_source(entity)
-    if record is None or not workspace.reach.allows(record.uri):
+def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, digest: str) -> bytes | None:
+    """Return a document as it was indexed; None if it has changed or cannot be read."""
+    if record is None or not workspace.access.allows(record.uri):
         return None
     try:
         data = known_source(record.uri, workspace.objects.storage_options).read(path)
     except DriftlineError:
         return None  # the index answers for it
-    if content_hash(data) != digest:
-        return None
-    return [] if is_extracted(path, data) else split_lines(decode(data)[0])
+    return data if content_hash(data) == digest else None
 
 
 def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, last: int) -> list[str]:
@@ -354,7 +357,7 @@ def clipped(line: str, at: int = 0) -> str:
 
 def match_in(line: str, query: str) -> int:
     """Return where ``line`` answers ``query``: the start of the window with most of its words; 0 without any."""
-    words = {*map(str.lower, _WORD.findall(query))} | {*telling_words(query)}
+    words = {*map(str.lower, _WORD.findall(query))} | {*keywords(query)}
     words = {word for word in words if len(word) > 1} or words
     if not words:
         return 0
@@ -390,13 +393,13 @@ class SourceRecords:
 
 def distinct_windows(find: Callable[[int], Sequence[Window]], limit: int, records: SourceRecords) -> list[Window]:
     """Return the first ``limit`` windows of ``find``, called with a number of windows, without files of two sources."""
-    wanted = limit
+    count = limit
     while True:
-        found = find(wanted)
+        found = find(count)
         kept = _distinct(found, records)
-        if len(kept) >= limit or len(found) < wanted:
+        if len(kept) >= limit or len(found) < count:
             return kept[:limit]
-        wanted *= 2
+        count *= 2
 
 
 def _distinct(windows: Sequence[Window], records: SourceRecords) -> list[Window]:
@@ -439,7 +442,8 @@ class Hit:
     were indexed, comments above it included; None outside of any, and if definitions are not indexed. ``anchor`` is the
     place of the best line in a file from which text was extracted (``cell 7``); line numbers are those of that text.
     ``matches`` are the places in the best line that match the patterns of an exact search: the columns of the first
-    character and after the last one, 1-based.
+    character and after the last one, 1-based. ``url`` is the permanent link of the best line at a commit on the host of
+    its repository; None if it is not known that the text there is the same.
     """
 
     path: str
@@ -465,6 +469,7 @@ class Hit:
     copies: tuple[str, ...] = ()
     matches: tuple[tuple[int, int], ...] = ()
     anchor: str | None = None
+    url: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``search --json`` prints; ``dataclasses.asdict`` takes ten times as long."""
@@ -511,7 +516,7 @@ def hits(
     unchanged_text = cache(_unchanged_text)  # several windows may belong to one document
     documents = [read.get((window.entity, window.path)) for window in windows]
     texts = [unchanged_text(window.path, each, window.hash) for each, window in zip(documents, windows, strict=True)]
-    anchors = anchors_of(tables, windows, read)
+    anchors, links = anchors_of(tables, windows, read), links_of(workspace, windows, records, read)
     lacking = [window for window, text in zip(windows, texts, strict=True) if n_lines and text is None]
     indexed = _indexed(tables, lacking, n_lines)
     score = math.inf
@@ -549,7 +554,18 @@ def hits(
             label=None if likely is None else label(score),
             copies=window.copies,
             anchor=anchors.get((window.entity, window.path, window.best)),
+            url=links.url(window.entity, window.path, window.best + 1),
         )
+
+
+def links_of(
+    workspace: Workspace,
+    windows: Sequence[Window],
+    records: SourceRecords,
+    read: Mapping[tuple[str, str], Read],
+) -> Links:
+    """Return the permanent links of the documents of ``windows``, which were ``read`` if possible."""
+    return find_links(workspace, records.get, {window.file: window.hash for window in windows}, read)
 
 
 def clipped_context(lines: Sequence[str], best: int, at: int) -> tuple[str, ...]:
@@ -612,12 +628,12 @@ def anchors_of(
     tables: Sequence[LineQuery], windows: Sequence[Window], read: Mapping[tuple[str, str], Read]
 ) -> dict[tuple[str, str, int], str]:
     """Return the anchors of the best lines of ``windows``, by entity, path and line."""
-    wanted: list[tuple[str, str, int]] = []
+    best_lines: list[tuple[str, str, int]] = []
     for window in windows:
         document = read.get((window.entity, window.path))
         if is_named_like_document(window.path) or (isinstance(document, bytes) and is_extracted(window.path, document)):
-            wanted.append((window.entity, window.path, window.best))
-    found = {place: outline for table in tables if wanted for place, outline in table.outlines(wanted).items()}
+            best_lines.append((window.entity, window.path, window.best))
+    found = {place: outline for table in tables if best_lines for place, outline in table.outlines(best_lines).items()}
     named = {place: anchor_at(outline, place[2]) for place, outline in found.items()}
     return {place: name for place, name in named.items() if name is not None}
 
@@ -632,7 +648,7 @@ def read_documents(
     found: dict[tuple[str, str], Read] = {}
     for entity in sorted({window.entity for window in windows}):
         record = records.get(entity)
-        if record is None or not workspace.reach.allows(record.uri):
+        if record is None or not workspace.access.allows(record.uri):
             continue
         paths = sorted({window.path for window in windows if window.entity == entity})
         try:

@@ -21,7 +21,7 @@ from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.queries import LineQuery
-from driftline.storage.lines.words import as_indexed, asked_as, names_in, telling_words
+from driftline.storage.lines.words import keywords, names_in, query_for_index, query_form
 from driftline.storage.model import Embedder, html_table
 from driftline.storage.options import from_keywords
 from driftline.storage.workspace.workspace import Workspace
@@ -38,7 +38,6 @@ from driftline.tasks.search.deep import (
     weight_in,
     windows_to_rerank,
 )
-from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
     HIT_TYPES,
@@ -52,7 +51,7 @@ from driftline.tasks.search.hits import (
     merge_windows,
 )
 from driftline.tasks.search.relevance import Calibration
-from driftline.tasks.search.request import Mode, SearchFilter, SearchRequest, without_empty
+from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest, without_empty
 
 log = logging.getLogger(__name__)
 
@@ -407,19 +406,19 @@ class _Finder:
 
     def vector(self, wanted: int, n_lines: int) -> list[Window]:
         """Return windows around the nearest lines."""
-        reach = 2 * n_lines + 1 if n_lines else 0
+        max_gap = 2 * n_lines + 1 if n_lines else 0
         fetch = wanted * FETCH_FACTOR
         while True:
             with self.explanation.timed("vector"):
                 found = self._nearest(fetch)
-            windows = merge_windows(self._allowed(found.sort_by("distance").to_pylist()), reach, wanted)
+            windows = merge_windows(self._allowed(found.sort_by("distance").to_pylist()), max_gap, wanted)
             if len(windows) == wanted or len(found) < fetch:
                 return windows
             fetch *= 2
 
     def hybrid(self, wanted: int, n_lines: int, *, meaning: bool) -> list[Window]:
         """Return windows around the best-ranked lines of the blocks with the best words and of the nearest lines."""
-        reach = 2 * max(n_lines, DEFAULT_N_LINES) + 1  # ranking already uses the neighbours
+        max_gap = 2 * max(n_lines, DEFAULT_N_LINES) + 1  # ranking already uses the neighbours
         n_blocks, n_nearest = CANDIDATE_BLOCKS, CANDIDATE_LINES if meaning else 0
         while True:
             blocks, nearest, lines = self._candidates(n_blocks, n_nearest)
@@ -428,8 +427,8 @@ class _Finder:
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 farthest = np.inf if self.max_distance is None else self.max_distance
                 near = (row for row in rows if row["distance"] <= farthest)
-                merged = merge_windows(near, reach, max(wanted, JUDGED_WINDOWS))
-                windows = arranged(merged, lines.words, asked_as(self.query))[:wanted]
+                merged = merge_windows(near, max_gap, max(wanted, JUDGED_WINDOWS))
+                windows = arranged(merged, lines.words, query_form(self.query))[:wanted]
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
@@ -458,7 +457,7 @@ class _Finder:
             lines = 0  # a definition with exactly the name says more than similar lines
         with ThreadPoolExecutor(1) as pool:
             nearest = pool.submit(timed, "vector", lambda: self._nearest(lines))
-            words = as_indexed(telling_words(self.query))
+            words = query_for_index(keywords(self.query))
             found = timed("text", lambda: _best([table.blocks(words, blocks) for table in self.tables], blocks))
             found = pa.concat_tables([found, _others(named, found)])
             read = lines_of(found, self.query)  # while the search of the nearest still runs

@@ -1,4 +1,6 @@
-"""The request of a search: one model that every interface builds, checked here (DESIGN, "Search").
+"""The request of a search, and the explanation of its answer (DESIGN, "Search").
+
+Every interface builds the one model, which is checked here.
 
 Each option is one line: its name, type and default, what it does, and where its names or limits differ between
 interfaces. The command line, the HTTP API and page, the MCP tool, the action, ``[search]`` of ``driftline.toml`` and
@@ -7,8 +9,9 @@ the Python functions take their parameters from the table ``OPTIONS``.
 
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from math import inf
 from types import MappingProxyType
@@ -30,6 +33,7 @@ from driftline.storage.options import INTERFACES, Option, option, options_of
 if TYPE_CHECKING:
     from driftline.storage.entities import Entity
     from driftline.storage.lines.filters import LineFilter
+
 
 Mode = Literal["hybrid", "vector", "text"]
 """By words and meaning, by meaning alone (the cosine of single lines), by words alone."""
@@ -115,7 +119,7 @@ class SearchFilter:
     """Conditions that a line must all satisfy, each by any of its values.
 
     None is no condition; an empty list allows nothing. Endings may have braces, as globs do. ``where`` and ``also`` are
-    further conditions, and nothing outside of ``within`` is allowed, or told. With ``on_this_machine``, ``paths``,
+    further conditions, and nothing outside of ``within`` is allowed, or reported. With ``on_this_machine``, ``paths``,
     ``dirs`` and globs that begin with ``~`` or ``..`` are those of the process: its files and folders, or their paths
     in a source.
 
@@ -374,3 +378,45 @@ def _endings(given: str) -> Iterator[str]:
         if "," in name and not name.endswith(",v"):
             raise UsageError("An ending has a comma", repr(given), f"Write {'{' + name + '}'!r}, or name each.")
         yield ext
+
+
+@dataclass(slots=True)
+class Explanation:
+    """The figures of a search.
+
+    ``lines`` is the number of lines, ``matches`` the number that its filter allows, ``examined`` the number of compared
+    vectors. ``index`` is the kind of the vector index, None if lines were compared one by one.
+    ``blocks_without_definitions`` were indexed without looking for any. ``seconds`` are by phase.
+    """
+
+    mode: str
+    strategy: str
+    lines: int = 0
+    matches: int = 0
+    examined: int = 0
+    index: str | None = None
+    blocks: int = 0
+    blocks_without_definitions: int = 0
+    candidates: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Like ``search --explain --json`` prints it."""
+        return {**asdict(self), "hit_rate": self.matches / self.lines if self.lines else 0.0}
+
+    def timed(self, phase: str) -> "_Timer":
+        """Add the time of a ``with`` block to ``seconds[phase]``."""
+        return _Timer(self.seconds, phase)
+
+
+@dataclass(slots=True)
+class _Timer:
+    seconds: dict[str, float]
+    phase: str
+    started: float = 0.0
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + time.perf_counter() - self.started

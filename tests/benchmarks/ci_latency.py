@@ -57,9 +57,9 @@ def plain(**options):
 
 if __name__ == "__main__":
     told = {"first_plain": plain(), "plain": [plain() for _ in range(rounds)]}
-    told["import"] = timed(lambda: __import__("driftline.flows.index"))
+    told["import"] = timed(lambda: __import__("driftline.flows.prefect_flows"))
     from driftline.flows.scheduling import flow_runs
-    from driftline.flows.index import index
+    from driftline.flows.prefect_flows import index
 
     def flow(**options):
         return timed(lambda: index([tree], workspace=workspace, entity="source:web", **options))

@@ -25,7 +25,7 @@ from quality_sets import Query, QuerySet, code_set, prose_set
 
 from driftline.storage.defaults import DEFAULT_N_LINES
 from driftline.storage.lines.queries import LineQuery
-from driftline.storage.lines.words import as_indexed, telling_words
+from driftline.storage.lines.words import keywords, query_for_index
 from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import ModelRef, load_embedder
@@ -117,7 +117,7 @@ def _look_up(queries: QuerySet, asked: Sequence[Query], folder: Path) -> tuple[E
     found = []
     for query in asked:
         vector = embedder.embed_query(query.text)
-        blocks = table.blocks(as_indexed(telling_words(query.text)), CANDIDATE_BLOCKS)
+        blocks = table.blocks(query_for_index(keywords(query.text)), CANDIDATE_BLOCKS)
         nearest = table.nearest(vector, CANDIDATE_LINES)
         found.append(Asked(query, vector, blocks, gather(lines_of(blocks, query.text), nearest)))
     return embedder, found

@@ -23,7 +23,7 @@ from tests.servers.prefect_server import PrefectServer
 STAGES = ("scan", "embed", "index")
 PROGRAM = """
 import json, sys
-from driftline.flows.index import index
+from driftline.flows.prefect_flows import index
 
 report = index(json.loads(sys.argv[1]), sys.argv[2], model=sys.argv[3])
 print("REPORT" + json.dumps(report))

@@ -213,7 +213,7 @@ def test_a_holder_that_proc_hides_keeps_its_lease_until_it_is_killed(
             patch.setattr(os, "kill", hidden)
             with pytest.raises(LeaseHeld, match="run-child"):
                 acquire(disk, PATH, "run-2")
-            rewrite(disk, sign="")  # the holder could not lock a file of its own
+            rewrite(disk, liveness_file="")  # the holder could not lock a file of its own
             with pytest.raises(LeaseHeld, match="run-child"):
                 acquire(disk, PATH, "run-2")
 
@@ -236,7 +236,7 @@ def hidden(pid: int, number: int) -> None:
 def test_a_holder_on_a_host_that_shares_the_boot_id_is_not_judged(disk: ObjectStore, change: dict[str, Any]) -> None:
     with Child(HOLDER, disk.uri, "60") as holder:
         assert holder.answer() == "1"
-    rewrite(disk, sign=f"{os.getuid()}-{'0' * 16}", **change)  # a file of that name is on the other host only
+    rewrite(disk, liveness_file=f"{os.getuid()}-{'0' * 16}", **change)  # a file of that name is on the other host only
     with pytest.raises(LeaseHeld, match="run-child"):
         acquire(disk, PATH, "run-2")
 
@@ -244,7 +244,7 @@ def test_a_holder_on_a_host_that_shares_the_boot_id_is_not_judged(disk: ObjectSt
 def test_without_a_life_sign_only_a_process_of_the_same_host_is_judged(disk: ObjectStore) -> None:
     with Child(HOLDER, disk.uri, "60") as holder:
         assert holder.answer() == "1"
-    rewrite(disk, sign="", host="far-away")
+    rewrite(disk, liveness_file="", host="far-away")
     with pytest.raises(LeaseHeld, match="far-away"):
         acquire(disk, PATH, "run-2")
     rewrite(disk, host=platform.node())
@@ -326,7 +326,7 @@ def test_where_nothing_is_writable_leases_work_and_prove_nothing(
     monkeypatch.setattr(tempfile, "gettempdir", fail)
     monkeypatch.setattr(liveness._process, "own", None)
     with acquire(disk, PATH, "run-1"):
-        assert lease_file(disk)["owner"]["sign"] == ""
+        assert lease_file(disk)["owner"]["liveness_file"] == ""
     assert liveness.read(f"{os.getuid()}-{'a' * 16}") is Liveness.UNKNOWN
 
 

@@ -21,8 +21,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 import driftline as dl
-from driftline.flows.config.access import boundary_in
-from driftline.flows.config.memory_settings import load_memory_configuration
+from driftline.flows.config.memory_settings import boundary_in, load_memory_configuration
 from driftline.flows.memory_stores import Memory
 from driftline.flows.web import authentication as authenticating
 from driftline.flows.web.authentication import Authentication, KnownTokens, TrustedProxy

@@ -304,7 +304,9 @@ def test_clients_that_never_read_lose_their_connection(monkeypatch: pytest.Monke
 
     listener = listen("127.0.0.1", 0, what="The server")
     place = f"127.0.0.1:{listener.getsockname()[1]}"
-    running = uvicorn.Server(uvicorn.Config(app, http=http_server.impatient(), lifespan="off", timeout_keep_alive=1))
+    running = uvicorn.Server(
+        uvicorn.Config(app, http=http_server.timeout_protocol(), lifespan="off", timeout_keep_alive=1)
+    )
     with serving(WebServer(f"http://{place}", running, listener)):
         held = [never_reading(place) for _ in range(3)]
         until(lambda: answered[0] == 3 and not running.server_state.connections)
@@ -361,7 +363,7 @@ def test_one_client_cannot_take_all_connections(workspace: Workspace, monkeypatc
     ],
 )
 def test_loopback_and_the_trusted_proxy_are_shared_by_many_clients(address: str, shares: bool) -> None:
-    protocol = http_server.impatient([ip_network("10.0.0.0/24")])
+    protocol = http_server.timeout_protocol([ip_network("10.0.0.0/24")])
     assert protocol._is_shared(protocol.__new__(protocol), address) is shares
 
 

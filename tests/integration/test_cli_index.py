@@ -84,8 +84,8 @@ class Followed(NullProgress):
 def test_the_progress_moves_while_the_only_batch_is_read_and_embedded(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, executor: str
 ) -> None:
-    monkeypatch.setattr("driftline.flows.runs.executors.TELL_SECONDS", 0.0)
-    monkeypatch.setattr("driftline.flows.runs.executors.MAX_TOLD_PER_SECOND", 1e9)
+    monkeypatch.setattr("driftline.flows.runs.executors.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("driftline.flows.runs.executors.MAX_COUNTS_PER_SECOND", 1e9)
     tree = write(tmp_path / "tree", {f"{number}.txt": "one\ntwo\n" for number in range(20)})
     followed = Followed()
     request = IndexRequest((str(tree),), str(tmp_path / "w"), model=str(tiny_model), executor=executor, workers=1)

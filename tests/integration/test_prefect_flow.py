@@ -18,7 +18,7 @@ from tests.servers.s3_server import S3Server
 
 PROGRAM = """
 import json, sys
-from driftline.flows.index import index
+from driftline.flows.prefect_flows import index
 from driftline.storage.errors import DriftlineError
 from prefect import tags
 from prefect.utilities.callables import parameter_schema
@@ -40,7 +40,7 @@ for name, arguments in {
     except Exception as error:
         told[name] = [isinstance(error, DriftlineError), type(error).__name__, str(error)]
 from driftline.flows.scheduling import flow_runs
-from driftline.flows import index as module
+from driftline.flows import prefect_flows as module
 from driftline.storage.errors import LeaseHeld, StorageError
 
 def failing(kind, real=module.index_sources):
@@ -56,9 +56,9 @@ module.index_sources = failing(StorageError)
 told["retried"] = index([tree], model=model, **there)
 module.index_sources = failing(LeaseHeld)
 told["not_retried"] = type(index([tree], model=model, return_state=True, **there).result(False)).__name__
-from driftline.flows.cleanup import cleanup
-from driftline.flows.compact import compact
-from driftline.flows.verify import verify
+from driftline.flows.prefect_flows import cleanup
+from driftline.flows.prefect_flows import compact
+from driftline.flows.prefect_flows import verify
 
 told["upkeep"] = [flow(**there) for flow in (compact, cleanup, verify)]
 from driftline.flows.runs.index import index_sources

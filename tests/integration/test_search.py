@@ -111,6 +111,7 @@ def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> No
         "matches": [],
         "copies": [],
         "anchor": None,
+        "url": None,
     }
     assert len(found["results"]) == 1
 
@@ -140,19 +141,19 @@ def row(line: int, distance: float, path: str = "a") -> dict[str, Any]:
 
 def test_hits_whose_contexts_touch_become_one_window() -> None:
     rows = [row(10, 0.1), row(40, 0.2), row(17, 0.3), row(25, 0.4), row(10, 0.5, "b")]
-    windows = merge_windows(rows, reach=7, limit=10)
+    windows = merge_windows(rows, max_gap=7, limit=10)
     assert [(w.path, w.first, w.last, w.best) for w in windows] == [
         ("a", 10, 17, 10),
         ("a", 40, 40, 40),
         ("a", 25, 25, 25),
         ("b", 10, 10, 10),
     ]
-    assert len(merge_windows(rows, reach=0, limit=10)) == 5
+    assert len(merge_windows(rows, max_gap=0, limit=10)) == 5
     assert [(w.first, w.last) for w in merge_windows([row(1, 0.1), row(2, 0.2)], 0, 10)] == [(1, 1), (2, 2)]
 
 
 def test_a_hit_between_two_windows_joins_them() -> None:
-    (window,) = merge_windows([row(0, 0.1), row(14, 0.2), row(7, 0.3)], reach=7, limit=10)
+    (window,) = merge_windows([row(0, 0.1), row(14, 0.2), row(7, 0.3)], max_gap=7, limit=10)
     assert (window.first, window.last, window.best, window.distance) == (0, 14, 0, 0.1)
 
 
@@ -166,7 +167,7 @@ def test_windows_grow_only_by_hits_that_are_nearer_than_the_last_window() -> Non
 
 
 def test_windows_do_not_grow_beyond_a_screen() -> None:
-    (window,) = merge_windows([row(line, 0.1) for line in range(100)], reach=7, limit=2)[:1]
+    (window,) = merge_windows([row(line, 0.1) for line in range(100)], max_gap=7, limit=2)[:1]
     assert (window.first, window.last) == (0, MAX_WINDOW_LINES - 1)
 
 

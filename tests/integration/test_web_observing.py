@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import driftline as dl
-from driftline.flows.config.access import boundary_in
+from driftline.flows.config.memory_settings import boundary_in
 from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.flows.web.authentication import Authentication, KnownTokens
 from driftline.flows.web.observability import tracer

@@ -23,6 +23,7 @@ from driftline.tasks.search.request import SearchRequest
 from tests.servers.axe import SCRIPT as AXE
 from tests.servers.axe import violations
 from tests.servers.browser import WAIT_MILLISECONDS, Browser, open_browser
+from tests.servers.git_server import git
 from tests.support.waiting import PATIENCE_SECONDS
 
 HOSTILE_NAME = "<img src=x onerror=alert(1)>\"'&#?%41.py"
@@ -80,8 +81,11 @@ def tree(tmp_path: Path) -> Path:
     (folder / HOSTILE_NAME).write_text("lease = '</code><script>alert(1)</script>'" + " # wide" * 100 + "\n")
     (folder / "notes.md").write_text("# Leases\n\nwho renews the lease of a run\n\nthe lease ends by itself\n")
     (folder / "photo.bin").write_bytes(bytes(range(256)) * 10)
-    for arguments in (["init", "-q"], ["remote", "add", "origin", "git@github.com:acme/tree.git"]):
-        subprocess.run(["git", "-C", str(folder), *arguments], check=True)
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    git(folder, "remote", "add", "origin", "git@github.com:acme/tree.git")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "-m", "pushed")
+    git(folder, "update-ref", "refs/remotes/origin/main", "HEAD")
     return folder
 
 
@@ -103,7 +107,7 @@ def site(tmp_path: Path, tree: Path, driftline: Callable[..., Any]) -> Iterator[
 
 
 def results(page: Page) -> Any:
-    return page.locator("article h3 a")
+    return page.locator("article h3 > a:first-child")
 
 
 def files(page: Page) -> Any:
@@ -207,12 +211,18 @@ def test_a_document_shows_its_lines_outline_neighbours_and_remote(site: Site) ->
     page.wait_for_url("**?line=7#L7")
     expect(page.locator("#similar h2")).to_have_text("More like line 7")
     remote = page.locator("#remote").get_attribute("href")
-    assert remote == "https://github.com/acme/tree/blob/HEAD/src/lease.py#L7"
+    commit = git(site.tree, "rev-parse", "HEAD")
+    assert remote == f"https://github.com/acme/tree/blob/{commit}/src/lease.py#L7"
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == remote
     page.get_by_text("Outline").click()
     page.get_by_role("link", name="Lease.release", exact=True).click()
     page.wait_for_url("**#L11")
     (site.tree / "src/lease.py").write_text(LEASE.replace("class Lease", "class Secret"))
     site.browser.open(f"{site.url}d/{SOURCE}/src/lease.py", "has changed since it was indexed")
+    expect(page.locator("#remote")).to_have_count(0)
     assert page.locator("#L4").inner_text().endswith("class Lease:")
     assert "Secret" not in page.content()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import driftline as dl
 from driftline.storage.defaults import CUT
-from driftline.storage.lines.words import telling_words
+from driftline.storage.lines.words import keywords
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.verify import verify
 from driftline.tasks.search.query import search
@@ -68,7 +68,7 @@ def test_every_word_of_every_document_is_found_on_its_line(
         found = search(workspace, word, mode="text", top_k=200, n_lines=0).results
         here = [hit for hit in found if (hit.path, hit.line) == (f"{at}.txt", number + 1)]
         assert here, (word, [(hit.path, hit.line) for hit in found])
-        assert any(word in hit.text for hit in here) or len(telling_words(word)) > 1
+        assert any(word in hit.text for hit in here) or len(keywords(word)) > 1
         assert all(hit.text.strip(CUT) in line and 1 <= hit.column <= len(line) for hit in here)
 
 

@@ -7,7 +7,7 @@ import re
 
 from pygments.lexers import find_lexer_class_for_filename, get_all_lexers
 
-from driftline.flows.web.highlight import _lexer_class, _telling_name, coloured
+from driftline.flows.web.highlight import _lexer_class, _significant_name, coloured
 
 
 def test_the_language_of_every_name_is_that_which_pygments_tells() -> None:
@@ -16,7 +16,7 @@ def test_the_language_of_every_name_is_that_which_pygments_tells() -> None:
     names |= {f"folder.py/{name}" for name in ("README", "x.", ".bashrc", "page.html.j2", "x.tar.gz", "x.PY", "x.py")}
     for name in names:
         told = find_lexer_class_for_filename(name)
-        assert told is None or _lexer_class(_telling_name(name)) is told, name
+        assert told is None or _lexer_class(_significant_name(name)) is told, name
 
 
 def test_each_line_is_complete_and_escaped_and_its_words_are_marked() -> None:

@@ -12,7 +12,7 @@ import pytest
 from driftline.flows.output.plain import print_json, print_search
 from driftline.flows.output.progress import EarlyProgress, NullProgress, QuietProgress
 from driftline.flows.output.terminal import print_index, print_sources, print_status
-from driftline.tasks.embedding.context import Telling
+from driftline.tasks.embedding.context import CountReporter
 
 
 def hit(**changes: Any) -> dict[str, Any]:
@@ -142,15 +142,15 @@ def test_a_phase_shows_no_more_documents_than_it_has_although_a_task_ran_twice()
 
 def test_a_running_task_tells_its_counts_at_intervals_and_knows_what_it_told() -> None:
     now, told = 0.0, list[tuple[int, int]]()
-    telling = Telling(lambda documents, lines: told.append((documents, lines)), 1.0, lambda: now)
+    reporter = CountReporter(lambda documents, lines: told.append((documents, lines)), 1.0, lambda: now)
     for tenth in range(1, 26):
         now = tenth / 10
-        telling.add(documents=1)
-    telling.add(lines=50)
+        reporter.add(documents=1)
+    reporter.add(lines=50)
     assert told == [(10, 0), (10, 0)]
-    assert (telling.documents, telling.lines) == (20, 0)
+    assert (reporter.documents, reporter.lines) == (20, 0)
     now = 3.5
-    telling.add(lines=50)
+    reporter.add(lines=50)
     assert told[-1] == (5, 100)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from driftline.storage.lines.words import Asked, asked_as, terms
+from driftline.storage.lines.words import QueryForm, query_form, terms
 from driftline.tasks.search import ranking
 from driftline.tasks.search.hits import Window, arranged
 from driftline.tasks.search.ranking import (
@@ -203,9 +203,9 @@ def test_the_score_of_a_window_is_the_one_that_orders_the_list() -> None:
 
 
 def test_long_queries_and_sentences_describe_one_place_and_let_files_decide_less() -> None:
-    def first(words: int, asked: Asked) -> str:
+    def first(words: int, form: QueryForm) -> str:
         windows = [window("a.py", 1, 10), *(window("b.py", at * 40, 9.4) for at in range(4)), window("c.py", 1, 0)]
-        return arranged(windows, [f"w{at}" for at in range(words)], asked)[0].path
+        return arranged(windows, [f"w{at}" for at in range(words)], form)[0].path
 
     assert [first(words, "phrase") for words in (3, 5, 8)] == ["b.py", "b.py", "a.py"]
     assert [first(words, "question") for words in (3, 8, 14)] == ["b.py", "b.py", "a.py"]
@@ -213,7 +213,7 @@ def test_long_queries_and_sentences_describe_one_place_and_let_files_decide_less
 
 
 @pytest.mark.parametrize(
-    ("query", "asked"),
+    ("query", "form"),
     [
         ("Session.get", "phrase"),
         ("request retry and backoff", "phrase"),
@@ -226,8 +226,8 @@ def test_long_queries_and_sentences_describe_one_place_and_let_files_decide_less
         ("", "phrase"),
     ],
 )
-def test_a_query_is_a_phrase_a_question_or_a_sentence(query: str, asked: Asked) -> None:
-    assert asked_as(query) == asked
+def test_a_query_is_a_phrase_a_question_or_a_sentence(query: str, form: QueryForm) -> None:
+    assert query_form(query) == form
 
 
 def test_without_windows_or_words_nothing_is_arranged() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from driftline.storage.lines.indexes import TEXT, TOKENIZER
 from driftline.storage.lines.table import TEXT_COLUMN
-from driftline.storage.lines.words import spelled_for_index, telling_words, terms, terms_asked
+from driftline.storage.lines.words import distinct_terms, keywords, spelled_for_index, terms
 
 TEXTS = (
     "getHTTPResponse",
@@ -97,9 +97,9 @@ def test_terms_are_among_the_tokens_of_what_is_indexed(text: str) -> None:
     ],
 )
 def test_the_words_of_a_query_in_any_script(query: str, words: list[str]) -> None:
-    assert telling_words(query) == words
+    assert keywords(query) == words
     indexed = {*terms(query)}
-    assert {*terms_asked(words)} <= indexed
+    assert {*distinct_terms(words)} <= indexed
 
 
 @pytest.mark.parametrize("text", ["plain ASCII", "naïve CAFÉ Việt", "Привет мой мир", "हिन्दी"])
@@ -138,10 +138,10 @@ def test_a_text_is_found_by_each_of_its_words_in_any_mixture_of_scripts(words: l
     indexed = " ".join([text, *spelled_for_index(text)])
     tokens = {token.text for token in lance.tokenize(indexed, **TOKENIZER)}
     word = data.draw(st.sampled_from(words))
-    asked = telling_words(word)
+    asked = keywords(word)
     found = {token.text for token in lance.tokenize(" ".join(asked), **TOKENIZER)}
     assert found <= tokens
-    assert {*terms_asked(asked)} <= {*terms(text)}
+    assert {*distinct_terms(asked)} <= {*terms(text)}
     assert bool(asked) == any(character.isalnum() for character in word)
 
 
@@ -151,14 +151,14 @@ def test_the_index_finds_every_text_by_each_of_its_words(tmp_path_factory: pytes
     dataset = lance.write_dataset(pa.table({TEXT_COLUMN: indexed, "row": range(len(TEXTS))}), uri)
     dataset.create_scalar_index(TEXT_COLUMN, "INVERTED", name=TEXT, with_position=False, **TOKENIZER)
     for row, text in enumerate(TEXTS):
-        for word in telling_words(text):
+        for word in keywords(text):
             query = lance.query.MatchQuery(word, TEXT_COLUMN)
             found = dataset.scanner(columns=["row", "_score"], full_text_query=query).to_table()
             assert row in found["row"].to_pylist(), (text, word)
 
 
 def test_stop_words_are_dropped_from_a_query() -> None:
-    assert telling_words("How do you parse a getHTTPResponse, and parse it?") == ["parse", "get", "http", "response"]
-    assert telling_words("to be or not") == ["not"]
-    assert telling_words("is it") == ["is", "it"]
-    assert telling_words("-> %") == []
+    assert keywords("How do you parse a getHTTPResponse, and parse it?") == ["parse", "get", "http", "response"]
+    assert keywords("to be or not") == ["not"]
+    assert keywords("is it") == ["is", "it"]
+    assert keywords("-> %") == []

@@ -1,0 +1,271 @@
+"""The Prefect flows of ``prefect.yaml``: index, compact, cleanup, prune and verify, as the commands do them.
+
+Prefect builds the form of its web page from the parameters, and shows progress and report as artifacts. An index run
+loads no other flow's libraries, such as those of the memory catalog.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Annotated, Any, Literal
+
+from prefect import flow
+from prefect.runtime import flow_run
+from pydantic import Field
+
+from driftline.flows.config.locate import workspace_named
+from driftline.flows.runs.branches import DEFAULT_PRUNED_AFTER_DAYS, prune_branches
+from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.scheduling.artifacts import show_cleanup, show_compaction, show_index, show_verification
+from driftline.flows.scheduling.events import ask_for_source
+from driftline.flows.scheduling.flow_runs import attempt, catalog_of, flow_progress, options_of, release_leases
+from driftline.storage.defaults import (
+    DEFAULT_EXECUTOR,
+    DEFAULT_MAX_AGE_SECONDS,
+    DEFAULT_MAX_DELETE_FRACTION,
+    DEFAULT_MAX_DELTAS,
+    DEFAULT_MAX_DOCUMENT_BYTES,
+    DEFAULT_MAX_FILE_BYTES,
+    DEFAULT_VERSION_RETENTION_SECONDS,
+)
+from driftline.storage.errors import StorageError
+from driftline.storage.workspace.workspace import Workspace
+
+
+@flow(
+    name="driftline-index",
+    flow_run_name=lambda: f"index {', '.join(flow_run.parameters['sources'])}",
+    on_crashed=[release_leases],
+    on_cancellation=[release_leases],
+)
+def index(
+    sources: Annotated[list[str], Field(min_length=1)],
+    workspace: str,
+    entity: str | None = None,
+    include: list[str] | None = None,
+    exclude: list[str] | None = None,
+    model: str | None = None,
+    executor: str = DEFAULT_EXECUTOR,
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None,
+    full: bool = False,
+    dry_run: bool = False,
+    max_delete_fraction: Annotated[float, Field(ge=0, le=1)] = DEFAULT_MAX_DELETE_FRACTION,
+    max_file_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_FILE_BYTES,
+    max_document_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DOCUMENT_BYTES,
+    rebind: bool = False,
+    reembed: bool = False,
+    wait_seconds: Annotated[float, Field(ge=0, le=86_400)] = 0.0,
+    indexes: Literal["all", "text", "none"] = "all",
+    max_deltas: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DELTAS,
+    storage_options: dict[str, str] | None = None,
+    branch: str | None = None,
+) -> dict[str, Any]:
+    """Update the index of the sources: embed new and changed documents, delete vanished ones.
+
+    Args:
+        sources: Folders, git work trees or bucket URIs, as the machine that runs the flow sees them.
+        workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
+        entity: The entity of a single source, such as org:acme/project:alpha/source:web; default: from its name.
+        include: Index only files that match one of these patterns.
+        exclude: Skip files that match one of these patterns.
+        model: A model2vec directory or name; default: the model that is installed with Driftline.
+        executor: inline, local (processes on the same machine), or tcp://host:port of a Dask scheduler.
+        workers: Number of processes of the local executor.
+        full: Reread and re-embed every document.
+        dry_run: Report what would change and write nothing.
+        max_delete_fraction: Refuse to delete a larger fraction of a source; 1 confirms a large deletion.
+        max_file_bytes: Skip larger files.
+        max_document_bytes: Skip larger documents, logs, CSV and JSON lines.
+        rebind: Allow the entity to move to another URI.
+        reembed: Allow the workspace to switch to another model.
+        wait_seconds: Seconds to wait for another run that holds the lease of a source.
+        indexes: Which search indexes to update.
+        max_deltas: Request a compaction when a source has more deltas than this.
+        storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        branch: Index this branch of the sources; the main index does not change.
+
+    Returns:
+        The report of the run, as ``driftline index --json`` prints it.
+    """
+    request = IndexRequest(tuple(sources), workspace_named(workspace), entity, model=model, branch=branch)
+    request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()), full=full, dry_run=dry_run)
+    request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
+    request = replace(request, rebind=rebind, reembed=reembed, storage_options=options_of(storage_options))
+    request = replace(request, max_file_bytes=max_file_bytes, max_document_bytes=max_document_bytes)
+    request = replace(request, max_delete_fraction=max_delete_fraction)
+    with flow_progress() as progress:
+        result = attempt.with_options(name="index")(lambda: index_sources(request, progress).to_dict())
+        _follow_up(result, request, workspace, max_deltas)
+        progress.finish(f"{sum(source['lines_embedded'] for source in result['sources']):,} lines embedded")
+    return result
+
+
+def _follow_up(result: dict[str, Any], request: IndexRequest, workspace: str, max_deltas: int) -> None:
+    for source in result["sources"]:
+        if source["deltas"] > max_deltas and not request.dry_run:
+            ask_for_source(workspace, source["entity"], source["deltas"])
+    show_index(result, request)
+
+
+@flow(
+    name="driftline-compact",
+    flow_run_name="compact {workspace}",
+    on_crashed=[release_leases],
+    on_cancellation=[release_leases],
+)
+def compact(
+    workspace: str,
+    entity: str | None = None,
+    max_deltas: Annotated[int, Field(ge=0)] | None = None,
+    retention_seconds: Annotated[float, Field(ge=0)] = DEFAULT_VERSION_RETENTION_SECONDS,
+    executor: str = DEFAULT_EXECUTOR,
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None,
+    wait_seconds: Annotated[float, Field(ge=0, le=86_400)] = 0.0,
+    storage_options: dict[str, str] | None = None,
+    compaction_threshold: Annotated[int, Field(ge=0)] | None = None,
+) -> dict[str, Any]:
+    """Keep a workspace small and fast to read: fold deltas, merge fragments, remove old versions.
+
+    Args:
+        workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
+        entity: Compact only this source, regardless of its number of deltas; default: all sources. Example:
+            org:acme/project:alpha/source:web.
+        max_deltas: Without an entity, fold the deltas of sources and memory that have more than this; default: 100 for
+            sources, compaction_threshold for memory.
+        retention_seconds: Remove table versions older than this many seconds.
+        executor: inline, local (processes on the same machine), or tcp://host:port of a Dask scheduler.
+        workers: Number of processes of the local executor.
+        wait_seconds: Seconds to wait for runs that hold a lease.
+        storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        compaction_threshold: Default of max_deltas for memory; default: from the worker's configuration.
+
+    Returns:
+        The report of the run, as ``driftline compact --json`` prints it.
+    """
+    from driftline.flows.runs.compact import CompactRequest, compact_workspace
+
+    options = options_of(storage_options)
+    place = workspace_named(workspace)
+    request = CompactRequest(
+        place, entity or None, max_deltas, retention_seconds, executor, workers, wait_seconds, options
+    )
+    request = replace(request, compaction_threshold=compaction_threshold)
+    with flow_progress() as progress:
+        work = attempt.with_options(name="compact")
+        result = work(lambda: compact_workspace(request, progress).to_dict())
+        show_compaction(result)
+        folded = sum(source["deltas"] for part in result["tenants"] for source in part["folded"])
+        progress.finish(f"{folded:,} deltas folded")
+    return result
+
+
+@flow(
+    name="driftline-cleanup",
+    flow_run_name="cleanup {workspace}",
+    on_crashed=[release_leases],
+    on_cancellation=[release_leases],
+)
+def cleanup(
+    workspace: str,
+    max_age_seconds: Annotated[float, Field(ge=0)] = DEFAULT_MAX_AGE_SECONDS,
+    dry_run: bool = True,
+    storage_options: dict[str, str] | None = None,
+    catalog_url: str | None = None,
+) -> dict[str, Any]:
+    """Find the orphans left by crashed and superseded runs, and delete them unless this is a dry run.
+
+    Args:
+        workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
+        max_age_seconds: Keep objects younger than this many seconds, by the store's clock.
+        dry_run: Report orphans and delete nothing.
+        storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        catalog_url: URL of the memory catalog, any password as a reference; default: from the worker's configuration.
+
+    Returns:
+        The report of the run, as ``driftline cleanup --json`` prints it.
+    """
+    from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
+
+    options, catalog = options_of(storage_options), catalog_of(catalog_url)
+    place = workspace_named(workspace)
+    request = CleanupRequest(place, max_age_seconds, dry_run, storage_options=options, catalog_url=catalog)
+    with flow_progress() as progress:
+        work = attempt.with_options(name="cleanup")
+        result = work(lambda: clean_workspace(request, progress).to_dict())
+        show_cleanup(result)
+        progress.finish(f"{result['orphan_count']:,} orphans, {result['deleted_count']:,} deleted")
+    return result
+
+
+@flow(
+    name="driftline-prune",
+    flow_run_name="prune {workspace}",
+    on_crashed=[release_leases],
+    on_cancellation=[release_leases],
+)
+def prune(
+    workspace: str,
+    older_than_days: Annotated[float, Field(ge=0)] = DEFAULT_PRUNED_AFTER_DAYS,
+    dry_run: bool = False,
+    storage_options: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Delete branches that are merged, gone from the remote, or not indexed for a while.
+
+    Args:
+        workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
+        older_than_days: Delete branches not indexed for this many days.
+        dry_run: Report the branches and delete nothing.
+        storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+
+    Returns:
+        The report, as ``driftline branches prune --json`` prints it.
+    """
+    options, place = options_of(storage_options), workspace_named(workspace)
+    with flow_progress() as progress:
+
+        def work() -> dict[str, Any]:
+            opened = Workspace.open(place, options)
+            pruned = prune_branches(opened, older_than_days=older_than_days, dry_run=dry_run, skip=progress.message)
+            return {"workspace": place, "dry_run": dry_run, "pruned": [asdict(branch) for branch in pruned]}
+
+        result = attempt.with_options(name="prune")(work)
+        progress.finish(f"{len(result['pruned']):,} branches pruned")
+    return result
+
+
+@flow(
+    name="driftline-verify",
+    flow_run_name="verify {workspace}",
+    on_crashed=[release_leases],
+    on_cancellation=[release_leases],
+)
+def verify(
+    workspace: str,
+    repair: bool = False,
+    storage_options: dict[str, str] | None = None,
+    catalog_url: str | None = None,
+) -> dict[str, Any]:
+    """Check the consistency of a workspace; the flow run fails if findings remain.
+
+    Args:
+        workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
+        repair: Remove inconsistent documents from the index and reindex them.
+        storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        catalog_url: URL of the memory catalog, any password as a reference; default: from the worker's configuration.
+
+    Returns:
+        The report of the run, as ``driftline verify --json`` prints it.
+    """
+    from driftline.flows.runs.verify import VerifyRequest, verify_workspace
+
+    options = options_of(storage_options)
+    request = VerifyRequest(workspace_named(workspace), repair, options, catalog_of(catalog_url))
+    with flow_progress() as progress:
+        work = attempt.with_options(name="verify")
+        result = work(lambda: verify_workspace(request, progress).to_dict())
+        show_verification(result)
+        findings = len(result["findings"])
+        progress.finish(f"{result['lines']:,} lines, {findings:,} findings")
+    if findings:
+        raise StorageError(f"{findings:,} findings", result["workspace"], "See: driftline verify --repair")
+    return result

@@ -1,0 +1,354 @@
+"""Link documents to their text at a commit on the host of their repository: GitHub, GitLab, Gitea, Bitbucket, others.
+
+A link must never lead to another text, so a document has one only if its content at a commit is known to be the indexed
+one: because a run has recorded the commit that the index reached, and no later run has written the document; or because
+the work tree is at hand, and git names the same blob at a commit that has been pushed. A commit never changes, so what
+is known of one remains true and is cached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+from cachetools import LRUCache, TTLCache
+
+from driftline.storage.deltas.manifest import token_of
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError
+from driftline.storage.model import content_hash
+from driftline.storage.workspace.copies import read_copy_record
+from driftline.storage.workspace.records import SourceRecord
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.extraction.extractor import is_extracted
+from driftline.tasks.git.commits import PushedCommit, blobs_at, pushed_commit
+
+log = logging.getLogger(__name__)
+
+DocumentKey = tuple[str, str]
+"""The entity and the path of a document."""
+
+KNOWN_DOCUMENTS = 50_000
+"""Documents whose content at a commit is remembered; each takes some 400 bytes."""
+PUSHED_SECONDS = 30.0
+"""How long the pushed commit of a work tree is remembered. A newer one would only give newer links."""
+
+TEMPLATES: Mapping[str, str] = {
+    "github": "{root}/blob/{commit}/{path}#L{line}",
+    "gitlab": "{root}/-/blob/{commit}/{path}#L{line}",
+    "gitea": "{root}/src/commit/{commit}/{path}#L{line}",
+    "bitbucket": "{root}/src/{commit}/{path}#lines-{line}",
+    "bitbucket-server": "{root}/browse/{path}?at={commit}#{line}",
+}
+"""How each kind of host links to a line."""
+_AS_SOURCE = {"github": "plain=1", "gitlab": "plain=1", "gitea": "display=source"}
+"""What makes a host show the lines of a file that it would render."""
+_RENDERED = frozenset({"adoc", "asciidoc", "ipynb", "markdown", "md", "mdx", "mkd", "org", "rst", "textile"})
+_HOSTS = {"codeberg": "gitea", "forgejo": "gitea", "gitea": "gitea", "github": "github", "gitlab": "gitlab"}
+"""The kind of a host, by a part of its name."""
+_SSH_HOSTS = {
+    "ssh.github.com": "github.com",
+    "altssh.gitlab.com": "gitlab.com",
+    "altssh.bitbucket.org": "bitbucket.org",
+}
+"""Hosts that serve ssh for others."""
+_WEB_PORTS = {"http": 80, "https": 443}
+_PLACEHOLDERS = frozenset({"host", "repository", "commit", "path", "line"})
+_FIELD = re.compile(r"\{(\w*)\}")
+_TEMPLATE = re.compile(r"https?://[^/@\\\"<>^`|\s]+/[!-~]*")
+_HOST = re.compile(r"(?:[a-z0-9_-]+\.)+[a-z0-9-]+|localhost|\[[0-9a-f:.]+\]")
+_SCP = re.compile(r"(?:[^@/:]+@)?(?P<host>[^@/:\[\]]+|\[[^]]+\]):(?P<path>[^:].*)")
+
+
+# -- addresses ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A repository on a host: ``path`` is ``owner/name``, with all groups, and ``port`` that of its web pages."""
+
+    host: str
+    path: str
+    scheme: str = "https"
+    port: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What all spellings of the remote have in common; hosts ignore case."""
+        return self.host, self.path.lower().removeprefix("scm/")
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of the host, by its name, or None."""
+        if self.host == "bitbucket.org":
+            return "bitbucket"
+        if "bitbucket" in self.host:
+            return "bitbucket-server"
+        return next((kind for part, kind in _HOSTS.items() if part in self.host), None)
+
+    def root(self, kind: str) -> str:
+        """The URL of the repository's pages on a host of this kind."""
+        site = f"{self.scheme}://{self.host}" + (f":{self.port}" if self.port is not None else "")
+        if kind != "bitbucket-server":
+            return f"{site}/{quote(self.path)}"
+        before, _, inside = f"/{self.path}".rpartition("/scm/")
+        project, _, name = inside.strip("/").rpartition("/")
+        owner = f"users/{project[1:]}" if project.startswith("~") else f"projects/{project}"
+        return f"{site}{quote(before)}/{quote(owner)}/repos/{quote(name)}"
+
+
+def address_of(remote: str) -> Address | None:
+    """Return the repository that a remote names, however it is spelled; None for a folder and anything doubtful.
+
+    User, password and port of ssh are dropped.
+
+    Examples:
+        >>> address_of("https://user:secret@gitlab.example.com:8443/group/sub/name.git")
+        Address(host='gitlab.example.com', path='group/sub/name', scheme='https', port=8443)
+        >>> address_of("git@github.com:acme/tree.git").key == address_of("ssh://git@github.com:22/Acme/tree").key
+        True
+    """
+    text, scheme, port = remote.strip().removeprefix("git+"), "https", None
+    try:
+        parts = urlsplit(text) if "://" in text else None
+        if parts is None:
+            host, path = _scp(text)
+        else:
+            host, path, port = parts.hostname or "", parts.path, parts.port
+            if parts.scheme in _WEB_PORTS:
+                scheme, path = parts.scheme, unquote(path, errors="strict")
+                port = port if port != _WEB_PORTS[scheme] else None
+            else:
+                port = None
+                host = host if parts.scheme in ("git", "ssh") else ""
+    except ValueError:  # the "port" of ssh://git@host:owner/name is a folder
+        host, path = _scp(text.partition("://")[2]) if text.startswith("ssh://") else ("", "")
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    host, path = _SSH_HOSTS.get(host.lower(), host.lower()), path.strip("/").removesuffix(".git")
+    whole = not {"", ".", ".."}.intersection(path.split("/"))
+    return Address(host, path, scheme, port) if _HOST.fullmatch(host) and whole and path.isprintable() else None
+
+
+def _scp(text: str) -> tuple[str, str]:
+    match = _SCP.fullmatch(text) if "://" not in text else None
+    return (match["host"], match["path"]) if match else ("", "")
+
+
+# -- templates ---------------------------------------------------------------------------------
+
+
+def wrong_link(link: str) -> str | None:
+    """Return what is wrong with the ``link`` of a source: a kind of host, or a template; None if nothing is.
+
+    Examples:
+        >>> wrong_link("gitlab"), wrong_link("https://git.example.com/view/{repository}/{path}?id={commit}#n{line}")
+        (None, None)
+    """
+    if link in TEMPLATES:
+        return None
+    names = set(_FIELD.findall(link))
+    if not names:
+        return f"write {', '.join(TEMPLATES)}, or a template with {{commit}} and {{path}}"
+    if unknown := sorted(names - _PLACEHOLDERS):
+        return f"{{{unknown[0]}}} is unknown; use {', '.join(f'{{{name}}}' for name in sorted(_PLACEHOLDERS))}"
+    if not {"commit", "path"} <= names:
+        return "a permanent link needs {commit} and {path}"
+    plain = _FIELD.sub("x", link)
+    if not _TEMPLATE.fullmatch(plain) or {"{", "}"} & {*plain}:
+        return "begin with https://, and write neither credentials nor blanks"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTemplate:
+    """How the host of a source links to the lines of its documents."""
+
+    text: str
+    kind: str | None = None
+    known: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, record: SourceRecord) -> LinkTemplate | None:
+        """Return that of a source by its remote and its setting; None without a remote on a known kind of host.
+
+        Others may have written the record, so a setting that is not valid counts as none.
+        """
+        address, setting = address_of(record.origin or ""), record.link
+        if setting is not None and wrong_link(setting) is not None:
+            setting = None
+        if setting is not None and setting not in TEMPLATES:
+            known = {"host": address.host, "repository": quote(address.path)} if address is not None else {}
+            needed = {"host", "repository"}.intersection(_FIELD.findall(setting))
+            return cls(setting, known=known) if needed <= known.keys() else None
+        kind = setting or (address.kind if address is not None else None)
+        return cls(TEMPLATES[kind], kind, {"root": address.root(kind)}) if address is not None and kind else None
+
+    def url(self, commit: str, path: str, line: int | None) -> str:
+        """Return the link of a line of ``path``, in the repository at a commit; of the whole file without a line."""
+        text = self.text
+        if line is None:
+            before, _, after = text.partition("#")
+            text = before if "{line}" in after else text
+        elif self.kind in _AS_SOURCE and path.rpartition(".")[2].lower() in _RENDERED:
+            text = text.replace("#", f"?{_AS_SOURCE[self.kind]}#")
+        values = {**self.known, "commit": commit, "line": str(line or 1), "path": quote(path, errors="surrogatepass")}
+        return _FIELD.sub(lambda match: values[match[1]], text)
+
+
+# -- links -------------------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """A document at a ``commit``: its path in the repository, and whether its lines are those of an extracted text."""
+
+    commit: str
+    path: str
+    extracted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The permanent links of some documents."""
+
+    _found: Mapping[DocumentKey, tuple[LinkTemplate, _Place]] = field(default_factory=dict)
+
+    def url(self, entity: str, path: str, line: int) -> str | None:
+        """Return the link of a line (1-based); None if the document has none."""
+        found = self._found.get((entity, path))
+        if found is None:
+            return None
+        template, place = found
+        return template.url(place.commit, place.path, None if place.extracted else line)
+
+
+def find_links(
+    workspace: Workspace,
+    record_of: Callable[[str], SourceRecord | None],
+    documents: Mapping[DocumentKey, str],
+    contents: Mapping[DocumentKey, object],
+) -> Links:
+    """Return the links of ``documents``, by the hashes of their indexed content.
+
+    ``record_of`` returns the record of a source, read before this call, and ``contents`` has what was read of the
+    documents, as bytes. A source whose index or repository cannot be read has no links.
+    """
+    found: dict[DocumentKey, tuple[LinkTemplate, _Place]] = {}
+    for entity in sorted({entity for entity, _ in documents}):
+        record = record_of(entity)
+        template = LinkTemplate.of(record) if record is not None else None
+        if record is None or template is None:
+            continue
+        wanted = {path: digest for (of, path), digest in documents.items() if of == entity}
+        read = {path: contents.get((entity, path)) for path in wanted}
+        try:
+            places = _recorded(workspace, entity, record, wanted)
+            places |= _in_work_tree(workspace, record, {p: h for p, h in wanted.items() if p not in places}, read)
+        except DriftlineError as error:
+            log.warning("The links of %s are left out: %s", entity, error)
+            continue
+        found |= {(entity, path): (template, place) for path, place in places.items()}
+    return Links(found)
+
+
+_Fact = tuple[str, str, str, str, str]
+_KNOWN: LRUCache[_Fact, _Place] = LRUCache(KNOWN_DOCUMENTS)
+"""The places of documents by workspace, source, commit, path and hash."""
+_KNOWN_LOCK = threading.Lock()
+
+
+def _recorded(workspace: Workspace, entity: str, record: SourceRecord, wanted: Mapping[str, str]) -> dict[str, _Place]:
+    """Return the places of documents at the commit that the index has reached.
+
+    At the end of that run, each document was as in the commit. It still is if its row in the manifest, read after the
+    record, is of that run or an earlier one. A copy may have a record that is newer than its manifest.
+    """
+    at = record.reached or record.commit
+    if at is None:
+        return {}
+    keys: dict[str, _Fact] = {p: (workspace.objects.uri, entity, at.id, p, digest) for p, digest in wanted.items()}
+    with _KNOWN_LOCK:
+        places = {path: _KNOWN[key] for path, key in keys.items() if key in _KNOWN}
+    missing = [path for path in wanted if path not in places]
+    if not missing:
+        return places
+    manifest = workspace.manifest(Entity.parse(entity, workspace.config.hierarchy))
+    rows = manifest.get(missing, columns=["path", "rev", "hash", "reason", "extractor"])
+    if read_copy_record(workspace.objects) is not None and not 0 < at.revision <= manifest.recent_rev():
+        return places
+    new: dict[str, _Place] = {}
+    for row in rows.to_pylist():
+        path = row["path"]
+        if row["reason"] is None and row["hash"] == wanted[path] and token_of(row["rev"]) <= at.token:
+            new[path] = _Place(at.id, f"{record.subpath}{path}", bool(row["extractor"]))
+    with _KNOWN_LOCK:
+        _KNOWN.update({keys[path]: place for path, place in new.items()})
+    return places | new
+
+
+_PUSHED: TTLCache[str, PushedCommit | None] = TTLCache(64, PUSHED_SECONDS)
+_PUSHED_LOCK = threading.Lock()
+
+
+def _in_work_tree(
+    workspace: Workspace, record: SourceRecord, wanted: Mapping[str, str], read: Mapping[str, object]
+) -> dict[str, _Place]:
+    """Return the places of documents at the newest pushed commit of their work tree, whose files were ``read``."""
+    is_readable = "://" not in record.uri and "::" not in record.uri and workspace.access.allows(record.uri)
+    as_indexed = {
+        path: data
+        for path, digest in wanted.items()
+        if isinstance(data := read.get(path), bytes) and content_hash(data) == digest
+    }
+    if not is_readable or not as_indexed:
+        return {}
+    pushed = _pushed(record.uri)
+    if pushed is None:
+        return {}
+    ids = {path: _blob_id(data, pushed.object_format) for path, data in as_indexed.items()}
+    known = _known_blobs(pushed, record.uri, ids)
+    return {
+        path: _Place(pushed.id, f"{pushed.prefix}{path}", is_extracted(path, as_indexed[path]))
+        for path in ids
+        if path in known
+    }
+
+
+def _pushed(root: str) -> PushedCommit | None:
+    with _PUSHED_LOCK:
+        if root in _PUSHED:
+            return _PUSHED[root]
+    found = pushed_commit(root)
+    with _PUSHED_LOCK:
+        _PUSHED[root] = found
+    return found
+
+
+_SAME_BLOBS: LRUCache[tuple[str, str, str, str], bool] = LRUCache(KNOWN_DOCUMENTS)
+"""Whether a path of a work tree has a blob at a commit."""
+
+
+def _known_blobs(pushed: PushedCommit, root: str, ids: Mapping[str, str]) -> set[str]:
+    """Return the paths whose blobs at the commit have these ``ids``."""
+    keys = {path: (root, pushed.id, path, blob) for path, blob in ids.items()}
+    with _PUSHED_LOCK:
+        known = {path: _SAME_BLOBS[key] for path, key in keys.items() if key in _SAME_BLOBS}
+    asked = [path for path in ids if path not in known]
+    if asked:
+        blobs = blobs_at(pushed, asked)
+        known |= {path: blobs.get(path) == ids[path] for path in asked}
+        with _PUSHED_LOCK:
+            _SAME_BLOBS.update({keys[path]: known[path] for path in asked})
+    return {path for path, same in known.items() if same}
+
+
+def _blob_id(data: bytes, object_format: str) -> str:
+    """Return the id that git gives to these bytes."""
+    digest = hashlib.new(object_format, b"blob %d\0" % len(data), usedforsecurity=False)
+    digest.update(data)
+    return digest.hexdigest()
