@@ -30,6 +30,7 @@ TIE = 1e-3
 """Smaller differences of distances count as ties: above the error of float16, below any relevant difference."""
 ROWS_AT_ONCE = 8192
 """Vectors compared at once with all queries; few enough for the cache of a processor."""
+IO_BUFFER_BYTES = 64 * 2**20
 ALWAYS_MEASURED_ROWS = 1 << 18
 """Tables with at most as many rows are measured by every compaction, which takes about a second."""
 REBUILT_SHARE = 0.05
@@ -85,7 +86,14 @@ def _sample(table: LineTable, version: int, count: int) -> NDArray[np.float32]:
 def _nearest(table: LineTable, version: int, queries: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the distances of the TOP_K lines nearest to each query, ``(TOP_K, n)``, sorted, from one pass over all."""
     best = np.full((0, len(queries)), np.inf, np.float32)
-    for batch in table.open(version).to_batches(columns=["vector"], batch_size=ROWS_AT_ONCE, batch_readahead=2):
+    scanner = table.open(version).scanner(
+        columns=["vector"],
+        batch_size=ROWS_AT_ONCE,
+        batch_readahead=2,
+        fragment_readahead=1,
+        io_buffer_size=IO_BUFFER_BYTES,
+    )
+    for batch in scanner.to_batches():
         distances = _distances(_matrix(batch.column("vector").drop_null()), queries)
         if len(best) == TOP_K:
             distances = distances[np.any(distances < best[-1], axis=1)]

@@ -1,4 +1,4 @@
-"""What a compaction costs after a first run and after a small change, of the run that it follows.
+"""The cost of a compaction after a first run and after a small change, and searches before and after it.
 
     .venv/bin/python tests/benchmarks/compaction.py
     .venv/bin/python tests/benchmarks/compaction.py --lines 16000000
@@ -23,6 +23,7 @@ import measure
 import driftline
 
 STEP = 4
+MASKED = "searches mask the deleted rows of fragments that compaction leaves, because few of their rows are deleted"
 CHANGED_FILES = 20
 QUERIES = (
     "open a file for reading", "parse a json response", "retry on network failure", "cosine similarity",
@@ -70,7 +71,10 @@ def main() -> int:
     verdict.at_most("peak memory of that compaction", last.first_peak / 1e9, 1.0, "GB")
     verdict.at_most("bytes that it writes, of the workspace's", last.rewritten, 0.1)
     verdict.at_most("CPU of a compaction after 20 changed files", last.changed_seconds, 2.0, "s")
-    verdict.at_most("search p50 after compactions, of that before", last.p50_after_ms / last.p50_before_ms, 1.03)
+    slower = last.p50_after_ms / last.p50_before_ms
+    verdict.at_most(
+        "search p50 after the change and a compaction, of that after the first run", slower, 1.03, "x", MASKED
+    )
     return verdict.exit_code
 
 
