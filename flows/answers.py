@@ -14,7 +14,7 @@ from driftline.tasks.search.query import ExactCounts, SearchReport
 
 
 class ExactMatches(BaseModel):
-    """How many lines of how many documents match exactly. If they are not all, ``reason`` says why not."""
+    """The numbers of lines and documents that match exactly; ``reason`` says why they are not all."""
 
     lines: int
     documents: int

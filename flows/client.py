@@ -153,7 +153,16 @@ class Client:
     def search(self, request: SearchRequest) -> SearchReport:
         """Find the windows of lines that answer a query, best first, as ``driftline.search`` does.
 
-        The server bounds ``top_k`` and ``n_lines``. Paths, directories and globs are relative to their source.
+        Args:
+            request: the fields of ``SearchRequest``, one by one. The server bounds ``top_k`` and ``n_lines``. Paths,
+                directories and globs are relative to their source.
+
+        Returns:
+            A report that iterates over its hits.
+
+        Raises:
+            DriftlineError: UsageError for an option that servers lack, AccessDenied for a token without permission,
+                StorageError if the server cannot be reached, and what ``driftline.search`` raises.
         """
         if any(value == () for value in request.given().values()):
             return SearchReport(request.query, (), None, ("A filter without any value allows nothing.",))
@@ -161,7 +170,21 @@ class Client:
         return report
 
     def excerpt(self, source: str, path: str, line: int, *, n_lines: int = 20, branch: str | None = None) -> Excerpt:
-        """Return lines of an indexed document: ``line`` (1-based), and ``n_lines`` on each side."""
+        """Return lines of an indexed document, with ``n_lines`` on each side of one.
+
+        Args:
+            source: the entity of its source.
+            path: its path in the source.
+            line: the number of the line, counted from 1.
+            n_lines: how many lines to add before and after.
+            branch: read the document as this branch has it.
+
+        Returns:
+            The lines, and the place of the first one.
+
+        Raises:
+            DriftlineError: NotIndexed for an unknown document, AccessDenied, UsageError, StorageError.
+        """
         parameters = {"source": source, "path": path, "line": line, "n_lines": n_lines, "branch": branch}
         excerpt: Excerpt = self._read("excerpt", parameters)
         return excerpt
@@ -169,7 +192,19 @@ class Client:
     def documents(
         self, *, sources: Sequence[str] = (), dirs: Sequence[str] = (), exts: Sequence[str] = ()
     ) -> Iterator[Document]:
-        """Yield the indexed documents by source and path."""
+        """Yield the indexed documents by source and path.
+
+        Args:
+            sources: only those of these sources, projects or organisations.
+            dirs: only those below these directories.
+            exts: only those with these endings.
+
+        Yields:
+            Documents; the server is asked for a page of them at a time.
+
+        Raises:
+            DriftlineError: BadEntity, UsageError, AccessDenied, StorageError.
+        """
         parameters = {"limit": DOCUMENTS_AT_ONCE, "source": sources, "dir": dirs, "ext": exts}
         for page in self.connection.pages("documents", parameters):
             yield from (Document(**document) for document in page["documents"])
@@ -177,21 +212,55 @@ class Client:
     def search_memory(
         self, query: str, top_k: int = 5, entity: str | None = None, *, mode: Mode = "hybrid"
     ) -> list[dict[str, Any]]:
-        """Return the memory entries that answer ``query``, best first: ``{record, score, rank}`` each."""
+        """Find the memory entries that answer a query, best first.
+
+        Args:
+            query: what to look for.
+            top_k: the maximum number of entries.
+            entity: only entries at or below this entity.
+            mode: rank by words and meaning (``hybrid``), by meaning (``vector``) or by words (``text``).
+
+        Returns:
+            ``{record, score, rank}`` each.
+
+        Raises:
+            DriftlineError: NotIndexed if there is no memory, BadEntity, UsageError, AccessDenied, StorageError.
+        """
         found = self.connection.get("memory/search", {"q": query, "top_k": top_k, "entity": entity, "mode": mode})
         return list(found["results"])
 
     def status(self) -> WorkspaceStats:
-        """Return what the workspace holds."""
+        """Return the figures of the workspace: documents, lines, model, sources, the last run.
+
+        Returns:
+            The figures.
+
+        Raises:
+            DriftlineError: AccessDenied, CorruptFile, StorageError.
+        """
         status: WorkspaceStats = self._read("status")
         return status
 
     def sources(self) -> list[dict[str, Any]]:
-        """Return the sources, as ``driftline sources --json`` prints them."""
+        """Return the sources.
+
+        Returns:
+            The sources, as ``driftline sources --json`` prints them.
+
+        Raises:
+            DriftlineError: AccessDenied, CorruptFile, StorageError.
+        """
         return list(self.connection.get("sources")["sources"])
 
     def branches(self) -> list[dict[str, Any]]:
-        """Return the branches of the sources, as ``driftline branches --json`` prints them."""
+        """Return the branches of the sources.
+
+        Returns:
+            The branches, as ``driftline branches --json`` prints them.
+
+        Raises:
+            DriftlineError: AccessDenied, CorruptFile, StorageError.
+        """
         return list(self.connection.get("branches")["branches"])
 
     def _read(self, route: str, parameters: Mapping[str, Any] | None = None) -> Any:

@@ -70,7 +70,7 @@ def hits_to_dict(hits: MemoryHits[MemoryEntry]) -> Result:
     return {"results": results, **({"explanation": hits.explanation.to_dict()} if hits.explanation else {})}
 
 
-def _told(
+def _as_result(
     method: Callable[Concatenate[HierarchicalLTMBackend, _P], _Answer],
 ) -> Callable[Concatenate[HierarchicalLTMBackend, _P], _Answer]:
     """Decorate ``method`` so that its arguments are checked by name, and its results and errors become dictionaries."""
@@ -309,7 +309,7 @@ class HierarchicalLTMBackend:
 
     # -- entries -----------------------------------------------------------------------------
 
-    @_told
+    @_as_result
     def store(
         self,
         key: str,
@@ -323,7 +323,7 @@ class HierarchicalLTMBackend:
         self.core.store(key, value, owner, metadata, _given(expires_at))
         return {"key": key, "entity": owner.directory}
 
-    @_told
+    @_as_result
     def store_many(self, items: Sequence[Mapping[str, Any]]) -> Result:
         """Return ``{stored}``; items have the arguments of ``store`` as keys."""
         drafts = []
@@ -337,21 +337,21 @@ class HierarchicalLTMBackend:
             drafts.append(draft)
         return {"stored": self.core.store_many(drafts)}
 
-    @_told
+    @_as_result
     def retrieve(self, key: str, entity: EntityName | None = None) -> Result:
         """Return ``{found, entry, value}``; ``value`` is also None if nothing was found."""
         entry = self.core.retrieve(key, entity)
         found = entry_to_dict(entry) if entry is not None else None
         return {"found": entry is not None, "entry": found, "value": entry.value if entry else None}
 
-    @_told
+    @_as_result
     def retrieve_batch(self, keys: Sequence[str], entity: EntityName | None = None) -> Result:
         """Return ``{entries: {key: entry}, missing}``."""
         found = self.core.retrieve_batch(keys, entity)
         entries = {key: entry_to_dict(entry) for key, entry in found.items()}
         return {"entries": entries, "missing": [key for key in keys if key not in found]}
 
-    @_told
+    @_as_result
     def retrieve_by_entity(
         self,
         entity_type: str,
@@ -382,12 +382,12 @@ class HierarchicalLTMBackend:
             "cursor": page.cursor,
         }
 
-    @_told
+    @_as_result
     def delete(self, key: str, entity: EntityName | None = None) -> Result:
         """Return ``{deleted}``: whether the entry existed."""
         return {"deleted": self.core.delete(key, entity)}
 
-    @_told
+    @_as_result
     def search(
         self,
         query: str = "",
@@ -400,7 +400,7 @@ class HierarchicalLTMBackend:
         found = self.core.search(query, metadata_filter, entity, allowed_ancestors=allowed_ancestors, limit=limit)
         return {"entries": [entry_to_dict(entry) for entry in found]}
 
-    @_told
+    @_as_result
     def search_memory(
         self,
         query: str,
@@ -430,7 +430,7 @@ class HierarchicalLTMBackend:
         )
         return hits_to_dict(hits)
 
-    @_told
+    @_as_result
     def query_index(
         self,
         range: KeyRange | None = None,
@@ -449,7 +449,7 @@ class HierarchicalLTMBackend:
 
     # -- entities ----------------------------------------------------------------------------
 
-    @_told
+    @_as_result
     def register_entity(
         self, entity: EntityName, entity_id: str | None = None, parent: EntityName | None = None
     ) -> Result:
@@ -465,7 +465,7 @@ class HierarchicalLTMBackend:
             name = Entity((*above.parts, (str(entity), entity_id or "")))
         return {"entity": self.core.register_entity(name).entity.directory}
 
-    @_told
+    @_as_result
     def register_entity_with_defaults(
         self, entity_type: str, entity_id: str, parents: Mapping[str, str] | None = None
     ) -> str | Result:
@@ -476,7 +476,7 @@ class HierarchicalLTMBackend:
         """Return the URI of the folder with the data that ``entity`` owns. Raises BadEntity."""
         return f"{self.core.workspace.objects.uri}/{self.core.names.find(entity).directory}/"
 
-    @_told
+    @_as_result
     def list_entities(
         self, within: EntityName | None = None, entity_type: str | None = None, limit: int = 1_000
     ) -> Result:
@@ -484,19 +484,19 @@ class HierarchicalLTMBackend:
         found = self.core.list_entities(within, entity_type, limit=limit)
         return {"entities": [record.entity.directory for record in found]}
 
-    @_told
+    @_as_result
     def move_entity(self, entity: EntityName, parent: EntityName) -> Result:
         """Return ``{entity}``: its new path."""
         return {"entity": self.core.move_entity(entity, parent).directory}
 
-    @_told
+    @_as_result
     def delete_entity(self, entity: EntityName, cascade: bool = False) -> Result:
         """Return ``{entries_deleted}``."""
         return {"entries_deleted": self.core.delete_entity(entity, cascade=cascade)}
 
     # -- upkeep ------------------------------------------------------------------------------
 
-    @_told
+    @_as_result
     def compact_indexes(self, entity_path: EntityName | None = None, max_deltas: int | None = None) -> Result:
         """Return ``{compacted_paths, entries_processed}`` of the index of an entity, or of all with more than
         ``max_deltas``.
@@ -515,7 +515,7 @@ class HierarchicalLTMBackend:
                 folded |= compact_indexes(workspace, top, threshold, encoding)
         return {"compacted_paths": sorted(folded), "entries_processed": entries_of(folded)}
 
-    @_told
+    @_as_result
     def cleanup_orphans(self, max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS, dry_run: bool = False) -> Result:
         """Return what ``driftline cleanup --json`` prints.
 

@@ -18,7 +18,14 @@ from driftline.flows.runs.branches import DEFAULT_PRUNED_AFTER_DAYS, prune_branc
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.flows.scheduling.artifacts import show_cleanup, show_compaction, show_index, show_verification
 from driftline.flows.scheduling.events import ask_for_source
-from driftline.flows.scheduling.flow_runs import attempt, catalog_of, flow_progress, options_of, release_leases
+from driftline.flows.scheduling.flow_runs import (
+    PrefectProgress,
+    attempt,
+    catalog_of,
+    flow_progress,
+    options_of,
+    release_leases,
+)
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_AGE_SECONDS,
@@ -27,6 +34,7 @@ from driftline.storage.defaults import (
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_MAX_FILE_BYTES,
     DEFAULT_VERSION_RETENTION_SECONDS,
+    Redaction,
 )
 from driftline.storage.errors import StorageError
 from driftline.storage.workspace.workspace import Workspace
@@ -59,6 +67,7 @@ def index(
     max_deltas: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DELTAS,
     storage_options: dict[str, str] | None = None,
     branch: str | None = None,
+    redact: Redaction | None = None,
 ) -> dict[str, Any]:
     """Update the index of the sources: embed new and changed documents, delete vanished ones.
 
@@ -81,30 +90,34 @@ def index(
         wait_seconds: Seconds to wait for another run that holds the lease of a source.
         indexes: Which search indexes to update.
         max_deltas: Request a compaction when a source has more deltas than this.
+        redact: Which credentials inside text are replaced; default: as before, else known.
         storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
         branch: Index this branch of the sources; the main index does not change.
 
     Returns:
         The report of the run, as ``driftline index --json`` prints it.
     """
-    request = IndexRequest(tuple(sources), workspace_named(workspace), entity, model=model, branch=branch)
-    request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()), full=full, dry_run=dry_run)
+    how: dict[str, Any] = {"redact": redact, "rebind": rebind, "reembed": reembed, "full": full, "dry_run": dry_run}
+    request = IndexRequest(tuple(sources), workspace_named(workspace), entity, model=model, branch=branch, **how)
+    request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()))
     request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
-    request = replace(request, rebind=rebind, reembed=reembed, storage_options=options_of(storage_options))
     request = replace(request, max_file_bytes=max_file_bytes, max_document_bytes=max_document_bytes)
-    request = replace(request, max_delete_fraction=max_delete_fraction)
+    request = replace(request, max_delete_fraction=max_delete_fraction, storage_options=options_of(storage_options))
     with flow_progress() as progress:
         result = attempt.with_options(name="index")(lambda: index_sources(request, progress).to_dict())
-        _follow_up(result, request, workspace, max_deltas)
-        progress.finish(f"{sum(source['lines_embedded'] for source in result['sources']):,} lines embedded")
-    return result
+        return _finish(result, request, workspace, max_deltas, progress)
 
 
-def _follow_up(result: dict[str, Any], request: IndexRequest, workspace: str, max_deltas: int) -> None:
+def _finish(
+    result: dict[str, Any], request: IndexRequest, workspace: str, max_deltas: int, progress: PrefectProgress
+) -> dict[str, Any]:
+    """Ask for compactions, show the report, and return it."""
     for source in result["sources"]:
         if source["deltas"] > max_deltas and not request.dry_run:
             ask_for_source(workspace, source["entity"], source["deltas"])
     show_index(result, request)
+    progress.finish(f"{sum(source['lines_embedded'] for source in result['sources']):,} lines embedded")
+    return result
 
 
 @flow(

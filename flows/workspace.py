@@ -14,6 +14,7 @@ from driftline.storage.defaults import (
     DEFAULT_MAX_FILE_BYTES,
     DEFAULT_N_LINES,
     DEFAULT_TOP_K,
+    Redaction,
 )
 from driftline.storage.options import from_keywords
 from driftline.tasks.search.request import SearchRequest
@@ -64,7 +65,8 @@ class Workspace:
     def search(self, request: SearchRequest) -> SearchReport:
         """Find the windows of lines that answer a query, best first.
 
-        Takes the options of ``driftline.search``.
+        Args:
+            request: the fields of ``SearchRequest``, one by one, as for ``driftline.search``.
 
         Returns:
             A report that iterates over its hits.
@@ -103,7 +105,10 @@ class Workspace:
         return report
 
     def status(self) -> WorkspaceStats:
-        """Return the figures of the workspace: documents, lines, model, sources, the last run.
+        """Return the figures of the workspace.
+
+        Returns:
+            Documents, lines, model, sources, the last run.
 
         Raises:
             DriftlineError: CorruptFile, StorageError.
@@ -117,6 +122,12 @@ class Workspace:
     def stats(self) -> WorkspaceStats:
         """Return what ``status`` returns.
 
+        Returns:
+            The figures of the workspace.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
         Examples:
             >>> ws.stats() == ws.status()
             True
@@ -124,7 +135,10 @@ class Workspace:
         return self.status()
 
     def sources(self) -> list[dict[str, Any]]:
-        """Return the sources, as ``driftline sources --json`` prints them.
+        """Return the sources.
+
+        Returns:
+            The sources, as ``driftline sources --json`` prints them.
 
         Raises:
             DriftlineError: CorruptFile, StorageError.
@@ -136,7 +150,10 @@ class Workspace:
         return list(self.status().sources)
 
     def branches(self) -> list[dict[str, Any]]:
-        """Return the branches of the sources, as ``driftline branches --json`` prints them.
+        """Return the branches of the sources.
+
+        Returns:
+            The branches, as ``driftline branches --json`` prints them.
 
         Raises:
             DriftlineError: CorruptFile, StorageError.
@@ -225,6 +242,9 @@ class Workspace:
             dirs: only those below these directories.
             exts: only those with these endings.
 
+        Yields:
+            Documents.
+
         Raises:
             DriftlineError: BadEntity, UsageError, StorageError.
 
@@ -300,6 +320,12 @@ class Workspace:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures of ``status`` as a dictionary.
+
+        Returns:
+            What ``driftline status --json`` prints.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
 
         Examples:
             >>> ws.to_dict()["total_documents"]
@@ -380,18 +406,50 @@ def index(
     branch: str | None = None,
     build: int | None = None,
     deep: bool | str | None = None,
+    redact: Redaction | None = None,
 ) -> IndexReport:
-    """Bring the index in step with ``sources``: folders, git work trees and bucket URIs.
+    """Update the index to the current state of sources.
 
-    The workspace is created if it does not exist. The keywords are the options of ``driftline index``:
-    ``wait_seconds`` is ``--wait``, ``by_commit`` is ``--ci``. With ``keep_going`` the report holds the failures of
-    single sources instead of raising the first one. ``entity``, ``include`` and ``exclude`` apply to sources that are
-    plain strings; a SourceRequest has its own. With ``branch`` the run brings this branch of each source in step, and
-    the main index stays as it is; a run with a lower number of its CI ``build`` than the last one is refused.
+    The workspace is created if it does not exist.
 
-    Raises UsageError, AccessDenied, CorruptFile, StaleBuild before anything is written; DeletionRefused, LeaseHeld,
-    LeaseLost, StorageError, ExecutorError later. What was committed until then stays, and the next run continues from
-    there.
+    Args:
+        sources: folders, git work trees, bucket URIs, or requests for them.
+        workspace: a path, a URI or ``@name``.
+        entity: the entity of a single source that is plain text; a ``SourceRequest`` has its own.
+        include: index only files that match one of these patterns.
+        exclude: skip files that match one of these patterns.
+        model: a model2vec directory or name, by default the model that is installed with Driftline.
+        executor: ``inline``, ``local`` (processes on this machine), or ``tcp://host:port`` of a Dask scheduler.
+        workers: the number of processes of the local executor.
+        full: reread and re-embed every document.
+        dry_run: report what would change and write nothing.
+        max_delete_fraction: refuse to delete a larger fraction of a source; 1 confirms a large deletion.
+        max_file_bytes: skip larger files.
+        max_document_bytes: skip larger documents, logs, CSV and JSON lines.
+        rebind: allow the entity to move to another URI.
+        reembed: allow the workspace to switch to another model.
+        wait_seconds: how long to wait for another run that holds the lease of a source.
+        indexes: which search indexes to update: ``all``, ``text`` or ``none``.
+        storage_options: options of the stores.
+        keep_going: report the failures of single sources instead of raising the first one.
+        by_commit: read only what git reports as changed since the last indexed commit, as ``--ci`` does.
+        branch: index this branch of each source; the main index does not change.
+        build: the number of the CI build; a run with a lower number than the last one of the branch is refused.
+        deep: embed definitions with a transformer, or with the one that this names; False ends it.
+        redact: what to do with secrets: ``off``, ``known`` or ``strict``; None keeps what the source has.
+
+    Returns:
+        What the run did, by source.
+
+    Raises:
+        DriftlineError: UsageError, AccessDenied, CorruptFile, StaleBuild before anything is written; DeletionRefused,
+            LeaseHeld, LeaseLost, StorageError, ExecutorError later. Committed batches are kept, and the next run
+            continues from there.
+
+    Examples:
+        >>> report = driftline.index(tree, workspace=place)
+        >>> [(source.entity, source.lines_embedded) for source in report.sources]
+        [('org:default/project:default/source:tree', 0)]
     """
     given = dict(locals())  # the keywords are the fields of the request
     from driftline.flows.config.locate import workspace_named
@@ -458,11 +516,25 @@ def sql(
 ) -> pa.Table:
     """Return the rows of one SELECT over the views of a workspace, as an Arrow table.
 
-    ``SHOW TABLES`` lists the views. ``parameters`` are the values of the ``?`` in ``query``. ``within`` shows only what
-    is at or below an entity, such as ``org:acme``. The query only reads, sees nothing but the workspace, and is
-    interrupted after ``timeout_seconds``; it needs DuckDB, which is installed with Driftline.
+    The query only reads and sees nothing but the workspace. It needs DuckDB, which is installed with Driftline.
 
-    Raises UsageError, WorkspaceNotFound, OutOfMemory, CorruptFile, AccessDenied, StorageError.
+    Args:
+        workspace: what ``driftline.open`` returns, or a path, a URI or ``@name``.
+        query: a SELECT, or ``SHOW TABLES``, which lists the views.
+        parameters: the values of the ``?`` in it.
+        within: show only what is at or below this entity, such as ``org:acme``.
+        branch: show the documents and lines as this branch has them.
+        timeout_seconds: when to interrupt the query.
+
+    Returns:
+        The rows.
+
+    Raises:
+        DriftlineError: UsageError, WorkspaceNotFound, OutOfMemory, CorruptFile, AccessDenied, StorageError.
+
+    Examples:
+        >>> driftline.sql(place, "SELECT path, lines FROM documents").to_pylist()
+        [{'path': 'notes.md', 'lines': 1}]
     """
     from driftline.flows.config.locate import on_named_branch
     from driftline.flows.output.run_series import searches_table
@@ -510,7 +582,15 @@ def grep(
 ) -> SearchReport:
     """Search files, folders and globs by meaning without a workspace, best window first.
 
-    ``model`` is a model2vec directory or name, by default the one that is installed with Driftline.
+    Args:
+        query: what to look for.
+        files: files, folders or globs.
+        model: a model2vec directory or name, by default the model that is installed with Driftline.
+        top_k: the maximum number of results.
+        max_distance: drop lines that are farther (1 - cosine, 0 to 2).
+        min_relevance: drop lines that are less relevant, 0 to 1.
+        n_lines: lines of context on each side.
+        ignore_case: compare without case.
 
     Returns:
         A report that iterates over its hits.
@@ -546,11 +626,22 @@ def analyze_document_states(
     workspace: Any = None,
     documents: Sequence[str] | None = None,
 ) -> list[tuple[str, DocumentState]]:
-    """The ``(path, state)`` of local files compared with what was indexed, in the order given.
+    """Return the states of local files, compared with what was indexed, in the order given.
 
-    ``workspace`` defaults to the one that a command in the current folder would use. With three arguments, workspace,
-    source and paths, the paths are relative to the source, and those that are neither documents nor files that would
-    become documents are left out. Raises WorkspaceNotFound, BadEntity, UsageError, SourceNotFound.
+    Args:
+        paths: the files; with ``documents``, the workspace.
+        workspace: by default the one that a command in the current folder would use; with ``documents``, the source.
+        documents: paths relative to the source. Those that are neither documents nor files to be indexed are omitted.
+
+    Returns:
+        ``(path, state)`` pairs.
+
+    Raises:
+        DriftlineError: WorkspaceNotFound, BadEntity, UsageError, SourceNotFound.
+
+    Examples:
+        >>> driftline.analyze_document_states(place, "source:tree", ["notes.md"])
+        [('notes.md', <DocumentState.UNCHANGED: 'unchanged'>)]
     """
     from driftline.tasks.scanning.scan import analyze_document_states as analyze
     from driftline.tasks.scanning.scan import states_of_files

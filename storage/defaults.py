@@ -23,6 +23,12 @@ DEFAULT_CI_TIMEOUT_SECONDS = 3_600.0
 DEFAULT_EXECUTOR = "inline"
 """Run tasks in threads of the process itself."""
 
+Redaction = Literal["off", "known", "strict"]
+"""Which credentials inside text are replaced before it is stored.
+
+``known`` replaces those with a checkable form, and ``strict`` also random values behind a word such as ``password``."""
+DEFAULT_REDACTION: Redaction = "known"
+"""How the text of a new source is redacted."""
 
 FALLBACK_THRESHOLD = 0.5
 """The strategy ``hybrid`` filters after the search if at least this share of the lines matches."""

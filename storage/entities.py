@@ -56,8 +56,19 @@ class Entity:
     def parse(cls, text: str, levels: tuple[str, ...] = INDEX_LEVELS) -> Entity:
         """Parse ``type:id/type:id/...``, with the levels in order.
 
-        Missing leading levels get their defaults, so that ``source:web`` means
-        ``org:default/project:default/source:web``. Raises BadEntity.
+        Args:
+            text: the path. Missing leading levels get their defaults.
+            levels: the levels of the hierarchy.
+
+        Returns:
+            The entity.
+
+        Raises:
+            BadEntity: If the form is wrong, or a level is unknown, repeated, out of order or lacks a default.
+
+        Examples:
+            >>> str(Entity.parse("source:web"))
+            'org:default/project:default/source:web'
         """
         pairs: list[tuple[str, str]] = []
         for segment in text.strip("/").split("/"):
@@ -88,7 +99,18 @@ class Entity:
 
     @classmethod
     def of_directory(cls, directory: str) -> Entity:
-        """Return the entity that ``directory`` belongs to."""
+        """Return the entity that a directory of a workspace belongs to.
+
+        Args:
+            directory: its path, relative to the workspace.
+
+        Returns:
+            The entity.
+
+        Examples:
+            >>> Entity.of_directory("org:acme/project:a~20b").id
+            'a b'
+        """
         pairs = (segment.partition(":") for segment in directory.split("/"))
         return cls(tuple((kind, decode_id(name)) for kind, _, name in pairs))
 

@@ -189,7 +189,15 @@ class DriftlineError(Exception):
         return f"{text}. {self.fix}" if self.fix else text
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object that ``--json`` prints for an error."""
+        """Return the error as a dictionary.
+
+        Returns:
+            The JSON object that ``--json`` prints for an error.
+
+        Examples:
+            >>> driftline.UsageError("No such option", "--topk").to_dict()["error"]
+            'usage'
+        """
         return {"error": self.kind, "message": str(self), "where": self.where, "fix": self.fix}
 
 
@@ -372,7 +380,15 @@ class CatalogError(DriftlineError):
         return type(self), (self.what, self.where, self.fix, self.blob_paths)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object, with ``blob_path`` and ``blob_paths`` if there are any."""
+        """Return the error as a dictionary, with ``blob_path`` and ``blob_paths`` if there are any.
+
+        Returns:
+            The JSON object that ``--json`` prints for an error.
+
+        Examples:
+            >>> "blob_path" in driftline.CatalogError("The catalog failed").to_dict()
+            False
+        """
         blobs = {"blob_path": self.blob_path, "blob_paths": list(self.blob_paths)} if self.blob_paths else {}
         return {**super().to_dict(), **blobs}
 

@@ -137,7 +137,15 @@ class WorkspaceStats:
     last_run: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``status --json`` prints."""
+        """Return the figures as a dictionary.
+
+        Returns:
+            The object that ``status --json`` prints.
+
+        Examples:
+            >>> ws.status().to_dict()["total_documents"]
+            1
+        """
         return asdict(self)
 
     def _repr_html_(self) -> str:
@@ -157,14 +165,26 @@ class Embedder(Protocol):
         ...
 
     def embed(self, lines: Any, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
-        """Return ``(n, dim)`` unit rows of ``dtype``, float32 or float16, for a sequence or Arrow array of strings.
+        """Embed lines as unit vectors. The row of a line without known tokens is zero.
 
-        The row of a line without known tokens is zero.
+        Args:
+            lines: a sequence or an Arrow array of strings.
+            dtype: float32 or float16.
+
+        Returns:
+            ``(n, dim)`` rows of ``dtype``.
         """
         ...
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """Embed a query as a unit vector, ``(dim,) float32``."""
+        """Embed a query as a unit vector.
+
+        Args:
+            text: the query.
+
+        Returns:
+            ``(dim,) float32``.
+        """
         ...
 
 

@@ -371,7 +371,7 @@ def _utc(moment: datetime | None) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What a workspace holds at or below an entity, as the views read it."""
+    """The content of a workspace at or below an entity, as the views read it."""
 
     workspace: Workspace
     within: Entity | None

@@ -124,7 +124,7 @@ def _unmarked(data: bytes) -> str | None:
 
 
 def is_lfs_pointer(text: str) -> bool:
-    """Whether a file is what Git LFS keeps in the place of a large one: its size and hash, but none of its text."""
+    """Return whether a file is a pointer of Git LFS, which holds the size and hash of a large file."""
     return text.startswith(_LFS_POINTER) and len(text) < _LFS_CHARACTERS
 
 

@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.servers.git_server import GitServer, running_git_server
 from tests.servers.proxies import Proxy
 from tests.servers.s3_server import S3Server, running_s3
 from tests.support.waiting import PATIENCE_SECONDS
+
+hypothesis.settings.register_profile("patient", parent=hypothesis.settings.default, deadline=None)
+hypothesis.settings.load_profile("patient")
 
 pytest_plugins = ("tests.servers.emulators", "tests.servers.postgres_server", "tests.servers.prefect_server")
 

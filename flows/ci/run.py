@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from httpx import HTTPError
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
@@ -26,10 +27,10 @@ from driftline.flows.config.toml_file import Configuration
 from driftline.flows.output.progress import Progress
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.flows.runs.plan import SourceRequest, requests_of
-from driftline.flows.scheduling.deployments import connected, server_url
+from driftline.flows.scheduling.deployments import connected, deployment_name, server_url
 from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.entities import Entity
-from driftline.storage.errors import DeploymentFailed, DriftlineError, StaleBuild, StaleIndex, UsageError
+from driftline.storage.errors import DeploymentFailed, DriftlineError, StaleBuild, StaleIndex, StorageError, UsageError
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.git.commits import commit_time, is_ancestor
@@ -67,11 +68,31 @@ def run_deployments(
     return [_report(name, run) for name, run in runs.items()]
 
 
-def _start(client: SyncPrefectClient, name: str, deployment: Any, commit: str) -> FlowRun:
+def start_index_run(source: SourceRequest, commit: str, branch: str | None = None) -> None:
+    """Start the deployment of a source for a commit of its main index or of a branch, once for each commit.
+
+    Does not wait for the run. Raises UsageError without a server or deployment, DeploymentFailed, StorageError.
+    """
+    server_url()
+    name = _full_name(deployment_name(Entity.parse(str(source.entity))))
+    parameters = {"sources": [source.uri], "branch": branch} if branch is not None else None
+    try:
+        with connected() as client:
+            _start(client, name, _deployment_id(client, name), commit, parameters)
+    except HTTPError as error:
+        raise StorageError("The Prefect server has not taken the run", name, str(error)) from error
+
+
+def _start(
+    client: SyncPrefectClient, name: str, deployment: Any, commit: str, parameters: dict[str, Any] | None = None
+) -> FlowRun:
+    of = f"{name}@{parameters['branch']}" if parameters else name
     for attempt in range(1, MAX_ATTEMPTS + 1):
         # Prefect scopes these keys to a flow, which all index deployments share.
-        key = f"{commit}:{name}" if attempt == 1 else f"{commit}:{name}:{attempt}"
-        run = client.create_flow_run_from_deployment(deployment, idempotency_key=key, tags=["ci", f"commit:{commit}"])
+        key = f"{commit}:{of}" if attempt == 1 else f"{commit}:{of}:{attempt}"
+        run = client.create_flow_run_from_deployment(
+            deployment, parameters=parameters, idempotency_key=key, tags=["ci", f"commit:{commit}"]
+        )
         if not _has_ended(run) or _has_completed(run):
             return run
     raise DeploymentFailed(f"The runs of commit {commit[:12]} fail repeatedly", name, "Read their logs.")
@@ -124,7 +145,7 @@ class SourceAge:
     seconds: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``ci --json`` prints it; ``indexed`` is the commit that was indexed last."""
+        """Return the object that ``ci --json`` prints; ``indexed`` is the commit that was indexed last."""
         return {
             "uri": self.uri,
             "entity": self.entity,
@@ -235,11 +256,11 @@ class CiReport:
 
     @property
     def failed(self) -> bool:
-        """Whether a source failed while others were indexed."""
+        """Return whether a source failed while others were indexed."""
         return bool(self.run and self.run["failed"])
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``ci --json`` prints it."""
+        """Return the object that ``ci --json`` prints."""
         return {
             "action": self.action,
             "commit": self.build.commit,

@@ -72,7 +72,7 @@ def list_agents(as_json: JsonOption = False) -> int:
 
 
 def _state(name: str, scope: Scope, place: Path) -> bool | None:
-    """Whether an agent has Driftline; None, with a warning, if its configuration cannot be read."""
+    """Return whether an agent has Driftline; None, with a warning, if its configuration cannot be read."""
     from driftline.flows.config.agents import is_installed
 
     try:
@@ -119,7 +119,7 @@ def _change(
 
 
 def _command(user: bool, workspace: str | None) -> list[str]:
-    """How an agent starts the server: by name in a project, which others share, and by its place for a user."""
+    """Return the command that starts the server: by name in a shared project, by its path for a user."""
     found = shutil.which("driftline", path=str(Path(sys.executable).parent)) or shutil.which("driftline")
     program = found if user and found else "driftline"
     if workspace is None:

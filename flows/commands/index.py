@@ -33,6 +33,7 @@ from driftline.storage.defaults import (
     DEFAULT_MAX_DELETE_FRACTION,
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_MAX_FILE_BYTES,
+    Redaction,
 )
 from driftline.storage.errors import UsageError
 
@@ -52,6 +53,10 @@ FullOption = Annotated[bool, typer.Option("--full", help="Read and embed everyth
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change, write nothing.")]
 MaxFileBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger files.")]
 MaxDocumentBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger documents, logs, CSV and JSON lines.")]
+RedactOption = Annotated[
+    Redaction | None,
+    typer.Option(help="Which credentials inside text to replace.", show_default="as before, else known"),
+]
 RebindOption = Annotated[bool, typer.Option("--rebind", help="Allow the entity to change its URI.")]
 ReembedOption = Annotated[bool, typer.Option("--reembed", help="Allow the workspace to change its model.")]
 IndexesOption = Annotated[Literal["all", "text", "none"], typer.Option(help="Which search indexes to update.")]
@@ -89,6 +94,7 @@ def index(
     max_delete_fraction: MaxDeleteFractionOption = DEFAULT_MAX_DELETE_FRACTION,
     max_file_bytes: MaxFileBytesOption = DEFAULT_MAX_FILE_BYTES,
     max_document_bytes: MaxDocumentBytesOption = DEFAULT_MAX_DOCUMENT_BYTES,
+    redact: RedactOption = None,
     rebind: RebindOption = False,
     reembed: ReembedOption = False,
     wait: WaitOption = 0.0,
@@ -112,7 +118,7 @@ def index(
 
     how: dict[str, Any] = {"executor": executor, "workers": workers, "full": full, "dry_run": dry_run}
     how |= {"max_delete_fraction": max_delete_fraction, "max_file_bytes": max_file_bytes, "rebind": rebind}
-    how |= {"max_document_bytes": max_document_bytes}
+    how |= {"max_document_bytes": max_document_bytes, "redact": redact or (configuration and configuration.redact)}
     how |= {"reembed": reembed, "wait_seconds": wait, "indexes": indexes, "by_commit": by_commit}
     how |= {"deep": deep_model if deep is not False and deep_model else deep}
     request = IndexRequest(

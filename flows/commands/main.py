@@ -225,7 +225,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
 
 
 def _of_wrong_use(error: Any, command: str | None) -> tuple[str, str]:
-    """What to say of wrong use, without a full stop, and what to do: typer's words name too much that is like it."""
+    """Return the message for wrong use, without a full stop, and its fix; typer suggests too many similar names."""
     of = f"{command} " if command in COMMANDS else ""
     message, fix = error.format_message().rstrip("."), f"Try 'driftline {of}--help'."
     if (option := getattr(error, "option_name", None)) and getattr(error, "possibilities", None):

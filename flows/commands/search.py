@@ -119,7 +119,7 @@ EXACT_LINES = 100
 
 
 def _exact_defaults(query: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What exact terms change of the defaults: more lines, and none around them."""
+    """Return the defaults that exact terms change: more results, without context."""
     from driftline.tasks.search.language import parse
 
     if not given.get("fixed") and not given.get("regex") and not parse(query).terms:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import cache as once
 from importlib.util import find_spec
 from ipaddress import ip_network
@@ -19,6 +19,7 @@ from driftline.flows.output.plain import warn
 from driftline.storage.errors import DriftlineError, UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
+    from driftline.flows.ci.hooks import Hooks
     from driftline.flows.memory_stores import Memory
     from driftline.flows.web.authentication import Authentication, TrustedProxy
     from driftline.flows.web.guard import RateLimit
@@ -115,14 +116,37 @@ def web(
         closing(_searching(newest().objects.is_local, processes)) as searching,
     ):
         reader = Reader(newest, _memory(target, opened), searching.run)
-        server = web_server(reader, host, port, exposure, _tools(reader))
+        server = web_server(reader, host, port, exposure, _tools(reader), hooks := _hooks(target))
         searching.start(newest())
         searches.append(searching)
         warn(f"serving {server.url}")
         _prepare_beside(reader)
-        with watching_sources(opened) if watch else nullcontext(), suppress(KeyboardInterrupt):
+        with _indexing(hooks, opened if watch else None), suppress(KeyboardInterrupt):
             server.run()  # until a signal
     return DONE
+
+
+@contextmanager
+def _indexing(hooks: Hooks | None, watched: Workspace | None) -> Iterator[None]:
+    """Run what webhooks ask for, and index changes of the sources of ``watched``, until the end of the block."""
+    with ExitStack() as stack:
+        if hooks is not None:
+            stack.enter_context(hooks.running())
+        if watched is not None:
+            stack.enter_context(watching_sources(watched))
+        yield
+
+
+def _hooks(target: str) -> Hooks | None:
+    """Return the webhooks of the ``driftline.toml`` that names the workspace, if it has any."""
+    from driftline.flows.config.toml_file import locate_config
+
+    config = locate_config(None)
+    if config is None or config.workspace != target or config.hooks is None:
+        return None
+    from driftline.flows.ci.hooks import hooks_of
+
+    return hooks_of(config)
 
 
 def _searching(is_local: bool, processes: int | None) -> SearchProcesses:

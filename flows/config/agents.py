@@ -200,7 +200,7 @@ def is_installed(name: str, scope: Scope, place: Path) -> bool:
 
 
 def _has_other_users(file: str, scope: Scope, place: Path, names: Sequence[str]) -> bool:
-    """Whether an agent that is not in ``names`` reads the instructions in ``file`` and has Driftline."""
+    """Return whether an agent that is not in ``names`` reads the instructions in ``file`` and has Driftline."""
     others = [name for name, agent in AGENTS.items() if name not in names and file in agent.files(scope)[1:]]
     return any(is_installed(name, scope, place) for name in others)
 

@@ -21,7 +21,7 @@ from pydantic import (
     field_validator,
 )
 
-from driftline.storage.defaults import MAX_RERANKED, Strategy
+from driftline.storage.defaults import MAX_RERANKED, Redaction, Strategy
 from driftline.storage.errors import UsageError
 
 SHORTEST_INTERVAL_SECONDS = 1.0
@@ -115,16 +115,36 @@ class SearchTable(Table):
         return _STRATEGIES.get(value, value) if isinstance(value, str) else value
 
 
+class HooksTable(Table):
+    """``[web.hooks]``: the webhooks that ``driftline web`` takes, with references to their secrets."""
+
+    github: Text | None = None
+    gitlab: Text | None = None
+    gitea: Text | None = None
+    bitbucket: Text | None = None
+    branches: list[Text] = []
+    pull_requests: bool = False
+    prefect: bool = False
+
+
+class WebTable(Table):
+    """``[web]``."""
+
+    hooks: HooksTable | None = None
+
+
 class File(Table):
     """The whole file."""
 
     workspace: Text | None = None
     model: Text | None = None
+    redact: Redaction | None = None
     sources: list[SourceTable] = []
     workspaces: dict[Text, WorkspaceTable] = {}
     storage_options: dict[Text, str | int | float | bool] = {}
     prices: PriceTable = PriceTable()
     search: SearchTable = SearchTable()
+    web: WebTable = WebTable()
     memory: dict[Text, Any] = {}
 
 
@@ -154,6 +174,8 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
         where = place(path, "sources", location[1])
     elif location[0] in ("workspaces", "storage_options", "prices", "search") and len(location) > 1:
         where = place(path, f"[{location[0]}.{location[1]}]" if table is WorkspaceTable else f"[{location[0]}]")
+    elif table is HooksTable:
+        where = place(path, "[web.hooks]")
     if kind == "extra_forbidden":
         known = sorted(table.model_fields)
         close = difflib.get_close_matches(key, known, n=1)
@@ -174,6 +196,8 @@ def _table_of(location: tuple[int | str, ...]) -> tuple[type[Table], str]:
         return PriceTable, str(rest[0])
     if head == "search" and rest:
         return SearchTable, str(rest[0])
+    if head == "web" and rest:
+        return (HooksTable, str(rest[1])) if len(rest) > 1 else (WebTable, str(rest[0]))
     if head == "sources" and len(rest) > 1:
         return SourceTable, str(rest[1])
     if head == "workspaces" and len(rest) > 1:

@@ -33,6 +33,17 @@ def check_options(options: Mapping[str, str], where: str) -> None:
             raise UsageError(f"The storage option {key!r} may hold a secret in plain text", where, _FIX)
 
 
+def check_secret(name: str, value: str, where: str) -> None:
+    """Check that a secret is a reference. Raises UsageError, which does not quote ``value``."""
+    if not _VARIABLE.fullmatch(value) and not _BLOCK.fullmatch(value):
+        raise UsageError(f"{name!r} holds a secret in plain text", where, _FIX)
+
+
+def resolve_secret(name: str, value: str, environ: Mapping[str, str], where: str) -> str:
+    """Return the current value of a secret. Raises UsageError if it has none."""
+    return _resolve(f"The webhook {name!r}", value, environ, where)
+
+
 def check_uri(uri: str, where: str) -> None:
     """Check that a URI contains neither a password nor a signature. Raises UsageError, which does not quote ``uri``."""
     if _SECRET_VALUE.search(uri) or may_hold_secret(uri):

@@ -20,14 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from driftline.flows.config.environment import WORKSPACE_FOLDER, Environment, absolute_uri, local_path, nearest
-from driftline.flows.config.schema import File, SourceTable, WorkspaceTable, parse, place
+from driftline.flows.config.schema import File, HooksTable, SourceTable, WorkspaceTable, parse, place
 from driftline.flows.config.secret_references import (
     check_catalog,
     check_options,
+    check_secret,
     check_uri,
     resolve_options,
+    resolve_secret,
     without_reference,
 )
+from driftline.storage.defaults import Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.sources.mirror import parse_remote
@@ -69,6 +72,7 @@ log = logging.getLogger(__name__)
 
 CONFIG_FILE = "driftline.toml"
 CONFIG_VARIABLE = "DRIFTLINE_CONFIG"
+HOOK_HOSTS = ("github", "gitlab", "gitea", "bitbucket")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,19 @@ class WorkspacePart:
 
 
 @dataclass(frozen=True, slots=True)
+class HookSettings:
+    """``[web.hooks]``: references to the secrets of the kinds of hosts that may deliver.
+
+    Pushes to the main branch always count, those to others if they match one of the patterns ``branches``.
+    """
+
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    branches: tuple[str, ...] = ()
+    pull_requests: bool = False
+    prefect: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
     """A validated configuration file.
 
@@ -124,10 +141,18 @@ class Configuration:
     search: Mapping[str, Any] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
     is_withheld: bool = False
+    hooks: HookSettings | None = None
+    redact: Redaction | None = None
 
     def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the storage options with their references resolved. Raises UsageError."""
         return resolve_options(self.storage_options, os.environ if environ is None else environ, str(self.path))
+
+    def hook_secrets(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the secrets of the webhooks, by the kind of host. Raises UsageError."""
+        where, values = place(self.path, "[web.hooks]"), os.environ if environ is None else environ
+        known = self.hooks.secrets if self.hooks is not None else {}
+        return {name: resolve_secret(name, reference, values, where) for name, reference in known.items()}
 
 
 def find_config(given: str | os.PathLike[str] | None, environment: Environment | None = None) -> Path | None:
@@ -182,11 +207,11 @@ def locate_config(given: str | os.PathLike[str] | None, environment: Environment
     config = _resolve(_parse(content, path), path)
     is_named = bool(given or environment.environ.get(CONFIG_VARIABLE))
     plain = tuple(replace(source, uri=without_reference(source.uri)) for source in config.sources)
-    holds_some = config.storage_options or config.memory or plain != config.sources
+    holds_some = config.storage_options or config.memory or config.hooks or plain != config.sources
     if is_named or not holds_some or is_trusted(path, content, environment.environ):
         return config
     _warn_of(path)
-    return replace(config, sources=plain, storage_options={}, memory={}, is_withheld=True)
+    return replace(config, sources=plain, storage_options={}, memory={}, hooks=None, is_withheld=True)
 
 
 @cache
@@ -329,7 +354,20 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         parsed.prices.known,
         parsed.search.model_dump(exclude_none=True),
         _memory(parsed.memory, place(file, "[memory]")),
+        hooks=_hooks(parsed.web.hooks, place(file, "[web.hooks]")),
+        redact=parsed.redact,
     )
+
+
+def _hooks(table: HooksTable | None, where: str) -> HookSettings | None:
+    if table is None:
+        return None
+    secrets = {name: each for name in HOOK_HOSTS if (each := getattr(table, name)) is not None}
+    if not secrets:
+        raise UsageError("No secret of a host is named", where, 'Write, for example: github = "${GITHUB_HOOK_SECRET}"')
+    for name, value in secrets.items():
+        check_secret(name, value, where)
+    return HookSettings(secrets, tuple(table.branches), table.pull_requests, table.prefect)
 
 
 def _memory(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -26,7 +26,8 @@ MAX_ANSWER_BYTES = 64 * 1024
 class LinesFound(BaseModel):
     """A window of lines; ``file`` can be opened. Numbers are 1-based; ``line`` and ``text`` are its best line,
     ``column`` is where that matches, ``symbol`` is the definition around it, and ``anchor`` the place in a document:
-    a page, a cell. ``url`` is the permanent link to share. Results are sorted by ``score``."""
+    a page, a cell; ``fragment`` opens it behind ``#``. ``url`` is the permanent link to share. Results are sorted by
+    ``score``."""
 
     path: str
     file: str | None
@@ -48,6 +49,7 @@ class LinesFound(BaseModel):
     label: Literal["strong", "likely", "weak"] | None = None
     copies: list[str] = []
     anchor: str | None = None
+    fragment: str | None = None
     url: str | None = None
 
 

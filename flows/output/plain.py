@@ -112,7 +112,10 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
     column = f":{hit['column']}" if is_clipped(hit["text"]) else ""
     header = _styled(f"{printable(hit['path'])}:{line}{column}", "place", styled)
     url, is_here = hit.get("url"), folder is not None and hit["path"] != "-"
-    header = _linked(header, Path(folder, hit["path"]).as_uri() if folder is not None and is_here else url, styled)
+    opened = Path(folder, hit["path"]).as_uri() if folder is not None and is_here else url
+    if is_here and hit.get("fragment") is not None:
+        opened = f"{opened}#{hit['fragment']}"
+    header = _linked(header, opened, styled)
     if hit.get("anchor") is not None:
         header += part(printable(hit["anchor"]), "place")
     if hit["score"] is not None:

@@ -21,7 +21,8 @@ class SourceReport:
 
     ``skipped`` lists every file that is not indexed as ``(path, reason)``, including those skipped by earlier runs;
     ``shortened`` those of this run whose lines are too long, as ``(path, characters left out)``; ``too_large`` has
-    sizes by path; ``needing_extra`` counts documents whose extractor is not installed. ``revision`` is the ``rev``
+    sizes by path; ``needing_extra`` counts documents whose extractor is not installed; ``redacted`` counts the
+    credentials that this run replaced, by rule. ``revision`` is the ``rev``
     of the run's last commit; the manifest as of it is the state that the run left. ``commit`` is the commit that
     git had checked out. If ``base`` is set, the run scanned only the differences between the two; if a full scan
     replaced such a run, ``full_scan_reason`` says why. ``lines_reused`` were copied from other branches, or from
@@ -37,6 +38,7 @@ class SourceReport:
     shortened: list[tuple[str, int]] = field(default_factory=list)
     too_large: dict[str, int] = field(default_factory=dict)
     needing_extra: int = 0
+    redacted: dict[str, int] = field(default_factory=dict)
     lines_embedded: int = 0
     lines_reused: int = 0
     documents_total: int = 0
@@ -58,7 +60,15 @@ class SourceReport:
         return sorted(self.too_large.items(), key=lambda file: (-file[1], file[0]))[:MAX_TOO_LARGE]
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``index --json`` prints it."""
+        """Return the report as a dictionary.
+
+        Returns:
+            The object that ``index --json`` prints for a source.
+
+        Examples:
+            >>> SourceReport("source:a", "/a").to_dict()["entity"]
+            'source:a'
+        """
         return {
             "entity": self.entity,
             "uri": self.uri,
@@ -67,6 +77,7 @@ class SourceReport:
             "shortened": [{"path": path, "characters": count} for path, count in sorted(self.shortened)],
             "too_large": [{"path": path, "bytes": size} for path, size in self._largest()],
             "needing_extra": self.needing_extra,
+            "redacted": dict(sorted(self.redacted.items())),
             "lines_embedded": self.lines_embedded,
             "lines_reused": self.lines_reused,
             "documents_total": self.documents_total,
@@ -107,8 +118,12 @@ class IndexReport:
     def kept(self) -> str:
         """Return what the run has committed so far, as a sentence.
 
-        >>> IndexReport("01J", "/w", [SourceReport("source:a", "/a", documents_committed=1_200)]).kept()
-        'This run has committed 1,200 documents with 0 lines, which stay'
+        Returns:
+            The sentence, without a full stop.
+
+        Examples:
+            >>> IndexReport("01J", "/w", [SourceReport("source:a", "/a", documents_committed=1_200)]).kept()
+            'This run has committed 1,200 documents with 0 lines, which stay'
         """
         documents = sum(source.documents_committed for source in self.sources)
         lines = sum(source.lines_committed for source in self.sources)
@@ -117,7 +132,15 @@ class IndexReport:
         return f"This run has committed {documents:,} documents with {lines:,} lines, which stay"
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``index --json`` prints it; ``phases`` and ``worker_phases`` are summed over the run and its sources."""
+        """Return the report as a dictionary; ``phases`` and ``worker_phases`` are summed over the run and its sources.
+
+        Returns:
+            The object that ``index --json`` prints.
+
+        Examples:
+            >>> IndexReport("01J", "/w", []).to_dict()["sources"]
+            []
+        """
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,
@@ -155,7 +178,7 @@ class RemoveReport:
     lines: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``remove --json`` prints it."""
+        """Return the object that ``remove --json`` prints."""
         return {"run_id": self.run_id, "entity": self.entity, "documents": self.documents, "lines": self.lines}
 
 
@@ -176,7 +199,7 @@ class TenantCompaction:
     measured: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``compact --json`` prints it."""
+        """Return the object that ``compact --json`` prints."""
         return {
             "tenant": self.tenant,
             "folded": [{"entity": entity, "deltas": deltas} for entity, deltas in sorted(self.folded.items())],
@@ -199,7 +222,7 @@ class CompactReport:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``compact --json`` prints it."""
+        """Return the object that ``compact --json`` prints."""
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,

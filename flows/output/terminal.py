@@ -58,7 +58,7 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
 
 
 def _about_documents(source: Result) -> Iterator[Text]:
-    """What is not indexed, or not as well as it could be, and what would change that."""
+    """Return hints about files that are skipped or indexed incompletely, and the fix for each."""
     large = source.get("too_large", ())
     if large:
         from driftline.tasks.scanning.scan import has_own_limit
@@ -69,6 +69,9 @@ def _about_documents(source: Result) -> Iterator[Text]:
                 named = ", ".join(f"{printable(file['path'])} ({file['bytes'] / 2**20:,.1f} MiB)" for file in files)
                 most = max(file["bytes"] for file in files)
                 yield Text(f"  too large: {named}; {option} {most} takes them", style="yellow")
+    if source.get("redacted"):
+        counts = ", ".join(f"{count:,} {rule}" for rule, count in source["redacted"].items())
+        yield Text(f"  credentials replaced: {counts}", style="yellow")
     if source.get("needing_extra"):
         from driftline.tasks.extraction.extractor import EXTRA
 
@@ -86,9 +89,12 @@ def requests_text(requests: Mapping[str, int], prices: Mapping[str, float]) -> s
 def print_explanation(figures: Result) -> None:
     """Print how a search was executed; comes before its hits."""
     matching = f"{figures['matches']:,} of {figures['lines']:,} lines match the filter ({figures['hit_rate']:.1%})"
-    index = figures["index"] or "no vector index"
-    compared = f"{figures['examined']:,} vectors compared ({index}, {figures['strategy']})"
-    chosen = f"{figures['blocks']:,} blocks by words, {figures['candidates']:,} lines ranked"
+    if figures["mode"] == "hybrid":
+        compared = f"{figures['examined']:,} lines compared by block ({figures['strategy']})"
+    else:
+        index = figures["index"] or "no vector index"
+        compared = f"{figures['examined']:,} vectors compared ({index}, {figures['strategy']})"
+    chosen = f"{figures['blocks']:,} blocks, {figures['candidates']:,} lines ranked"
     if figures["blocks_without_definitions"]:
         chosen += f" ({figures['blocks_without_definitions']:,} blocks without definitions: index --full adds them)"
     times = ", ".join(f"{phase} {seconds * 1000:.1f} ms" for phase, seconds in figures["seconds"].items())

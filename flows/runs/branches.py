@@ -229,7 +229,7 @@ MAINTENANCE_WAIT_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """Whether to cut or recut a branch, and why."""
+    """The decision to cut or recut a branch, and its reason."""
 
     cuts: bool
     why: str
@@ -349,6 +349,7 @@ def _differences(plan: IndexPlan, part: SourcePlan, workspace: Workspace, known:
         rules=part.rules,
         max_file_bytes=request.max_file_bytes,
         max_document_bytes=request.max_document_bytes,
+        redaction=part.record.redact,
     )
     scan = scan_partition(
         PartitionSpec(replace(spec, claims=claims), part.entity, time.time_ns()), TaskContext(workspace, plan.model)

@@ -77,7 +77,7 @@ class CleanupReport:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``cleanup --json`` prints it."""
+        """Return the object that ``cleanup --json`` prints."""
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,

@@ -220,10 +220,10 @@ def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[Sourc
         for entity in neighbours.at_or_below(part.record.uri):
             if entity in found or not _holds_files_of(entity, known[entity], part, plan):
                 continue
-            record = known[entity]
+            record, own = known[entity], replace(plan.request, redact=None)
             named = SourceRequest(record.uri, str(entity), record.include, record.exclude)
             try:
-                found[entity] = replace(plan_source(named, plan.request, plan.workspace, set()), joined=True)
+                found[entity] = replace(plan_source(named, own, plan.workspace, set()), joined=True)
             except DriftlineError as error:
                 log.warning("%s is not brought in step: %s", entity, error)
     return [found[entity] for entity in sorted(found)]

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from driftline.flows.config.toml_file import ConfiguredSource
 from driftline.storage.defaults import (
@@ -16,6 +16,8 @@ from driftline.storage.defaults import (
     DEFAULT_MAX_DELETE_FRACTION,
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_MAX_FILE_BYTES,
+    DEFAULT_REDACTION,
+    Redaction,
 )
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
@@ -70,7 +72,8 @@ class IndexRequest:
     ``paths`` restricts it to these files of the only source, for a caller that knows that nothing else has changed.
     With ``branch``, the run updates this branch of each source; ``build`` is the number of its CI build. ``deep``
     embeds definitions by a transformer: True uses that of the workspace or the default one, and a name that one. None
-    keeps the transformer of the workspace, if any, and False removes it.
+    keeps the transformer of the workspace, if any, and False removes it. ``redact`` says which credentials inside text
+    are replaced; None keeps what the source has, by default ``known``.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -97,6 +100,7 @@ class IndexRequest:
     branch: str | None = None
     build: int | None = None
     deep: bool | str | None = None
+    redact: Redaction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,10 @@ def make_plan(request: IndexRequest) -> IndexPlan:
         check_name(request.branch)
         if request.reembed or request.rebind:
             raise UsageError("--branch excludes --reembed and --rebind", fix="Do that with the main index.")
+    if request.redact not in (None, *get_args(Redaction)):
+        raise UsageError(
+            f"No redaction is called {request.redact!r}", fix=f"There are {', '.join(get_args(Redaction))}."
+        )
     Rules(include=request.include, exclude=request.exclude).check()
     for source in sources:
         Rules(include=source.include, exclude=source.exclude).check()
@@ -246,8 +254,9 @@ def plan_source(
         workspace.manifest(entity).check()
     if known is not None and keeps_filters:
         record = record.model_copy(update={"include": known.include, "exclude": known.exclude})
+    redact = request.redact or (known.redact if known is not None else DEFAULT_REDACTION)
     link = named.link if named.link is not None else known.link if known is not None else None
-    record = record.model_copy(update={"entity": str(entity), "link": link or None})
+    record = record.model_copy(update={"entity": str(entity), "redact": redact, "link": link or None})
     commit = source.commit if isinstance(source, RepositorySource) else origin.commit if origin else None
     return SourcePlan(source, entity, record, commit)
 

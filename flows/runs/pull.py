@@ -67,7 +67,7 @@ class PullReport:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``pull --json`` prints it."""
+        """Return the object that ``pull --json`` prints."""
         return {**asdict(self), "seconds": round(self.seconds, 3)}
 
 

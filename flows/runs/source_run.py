@@ -35,6 +35,7 @@ from driftline.storage.objects import request_counts
 from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit
 from driftline.storage.workspace.workspace import acquire_source
+from driftline.tasks.credentials import RULES_VERSION
 from driftline.tasks.embedding.context import Stopwatch
 from driftline.tasks.extraction.extractor import MISSING_MARK, current_marks
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
@@ -207,7 +208,7 @@ class SourceRun:
         source, request = self._source, self._plan.request
         if request.full or self._plan.replaces is not None:
             return None
-        limits = request.max_file_bytes, request.max_document_bytes
+        limits = request.max_file_bytes, request.max_document_bytes, source.record.redact, RULES_VERSION
         settings = (source.record.include, source.record.exclude, *limits, self._plan.model.fingerprint)
         rules = (*settings, sorted(current_marks()), *source.claims)
         if isinstance(source.source, RepositorySource):
@@ -233,7 +234,7 @@ class SourceRun:
         return at.model_copy(update={"revision": revision(token, batch) if batch else known})
 
     def _is_unchanged(self) -> bool:
-        """Whether the index is at the commit of the repository, so that there is nothing to do, not even to lease."""
+        """Return whether the index is at the commit of the repository, so that the run needs no lease."""
         at = self._inspect_commit()
         known = self._plan.workspace.readable_source(self.entity)
         if not isinstance(at, RepositoryAtCommit) or known is None or known.uri != self._source.record.uri:
@@ -306,6 +307,7 @@ class SourceRun:
             request.max_document_bytes,
             request.full,
             self._source.claims,
+            self._source.record.redact,
         )
 
     # -- embed and commit --------------------------------------------------------------------
@@ -366,7 +368,7 @@ class SourceRun:
         # Copy, because pickling a slice sends the whole table that it was cut from.
         rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
         donations = only(self._donations, rows["path"].to_pylist()) if self._donations else {}
-        return BatchSpec(self._source.source, self._source.entity, rows, dry_run, donations)
+        return BatchSpec(self._source.source, self._source.entity, rows, dry_run, donations, self._source.record.redact)
 
     def _find_donations(self, changes: pa.Table) -> Donations:
         """Find lines that a branch or the main index has already embedded."""
@@ -459,6 +461,8 @@ class SourceRun:
         self.report.lines_embedded += result.lines
         self.report.lines_reused += result.lines_reused
         self.report.bytes_read += result.bytes_read
+        for rule, count in result.redacted.items():
+            self.report.redacted[rule] = self.report.redacted.get(rule, 0) + count
         self._count_seconds(result.seconds)
         self._new_hashes.update(result.new_hashes)
 

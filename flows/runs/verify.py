@@ -70,7 +70,7 @@ class VerifyReport:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``verify --json`` prints it."""
+        """Return the object that ``verify --json`` prints."""
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,

@@ -113,6 +113,7 @@ def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[
         "include": list(source.include),
         "exclude": list(source.exclude),
         "model": configuration.model,
+        "redact": configuration.redact,
     }
     return {name: value for name, value in given.items() if value}
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from anyio.to_thread import run_sync
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 
 from driftline.flows.web import openapi, pages
 from driftline.flows.web.authentication import COOKIE, Authentication, granted
-from driftline.flows.web.guard import MCP, SIGN_IN, Guard, RateLimit, in_thread, is_page
+from driftline.flows.web.guard import HOOKS, MCP, SIGN_IN, UNAUTHORIZED, Guard, RateLimit, in_thread, is_page
 from driftline.flows.web.observability import INTERNAL_ERROR, UNEXPECTED, IndexMetrics, Metrics, Observed, Tracer
 from driftline.flows.web.pages import outline, split_address
 from driftline.flows.web.problems import (
@@ -204,6 +204,7 @@ def make_app(
     mcp: Tools | None = None,
     tracer: Tracer | None = None,
     cors_origins: Collection[str] = (),
+    hooks: Hooks | None = None,
 ) -> ASGIApp:
     """Return the application, which answers requests that name one of ``places`` (host:port), and serves ``mcp``.
 
@@ -249,10 +250,36 @@ def make_app(
     api.get(SIGN_IN, **hidden)(sign_in.form)
     api.post(SIGN_IN, **hidden)(sign_in.submit)
     api.post(f"{SIGN_IN}/out", **hidden)(sign_in.sign_out)
+    _take(api, hooks, metrics)
     if mcp is not None:
         api.router.routes.append(Route(MCP, mcp, methods=["POST"]))
-    guarded = Guard(api, places, origins, cors_origins, authentication, rate_limit)
-    return Observed(guarded, metrics, tracer)
+    return Observed(Guard(api, places, origins, cors_origins, authentication, rate_limit), metrics, tracer)
+
+
+class Hooks(Protocol):
+    """Takes the webhooks of git hosts."""
+
+    def receive(self, host: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
+        """Return the status of the answer to a delivery and its reason; ``headers`` are in lower case."""
+
+    def observe(self, registry: CollectorRegistry) -> None:
+        """Add metrics to ``registry``."""
+
+
+def _take(api: FastAPI, hooks: Hooks | None, metrics: Metrics) -> None:
+    """Add the route and the metrics of ``hooks``, if there are any."""
+    if hooks is None:
+        return
+
+    async def answer(host: str, request: Request) -> Response:
+        body = await request.body()
+        status, reason = await run_sync(hooks.receive, host, {**request.headers}, body)
+        if status >= BAD_REQUEST:
+            return problem(status, "access_denied" if status == UNAUTHORIZED else "usage", reason)
+        return JsonAnswer({"status": reason}, status)
+
+    hooks.observe(metrics.registry)
+    api.post(f"{HOOKS}{{host}}", response_model=None, include_in_schema=False)(answer)
 
 
 def _lifespan_of(mcp: Tools) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:

@@ -87,9 +87,11 @@ def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Call
 NO_CONTENT = 204
 UNAUTHORIZED, FORBIDDEN, TOO_LARGE, MISDIRECTED, TOO_MANY = 401, 403, 413, 421, 429
 MAX_BODY_BYTES = 1 << 20
-SIGN_IN, MCP, API = "/sign-in", "/mcp", "/api/v1/"
-_FOR_ALL = ("/healthz", "/readyz", SIGN_IN, "/static/")
-"""Routes without a token: they show nothing of the workspace."""
+MAX_HOOK_BYTES = 8 << 20
+"""Maximum size of the body of a webhook; a push of thousands of commits lists all of their files."""
+SIGN_IN, MCP, API, HOOKS = "/sign-in", "/mcp", "/api/v1/", "/hooks/"
+_FOR_ALL = ("/healthz", "/readyz", SIGN_IN, "/static/", HOOKS)
+"""Routes without a token: they show nothing of the workspace. Webhooks have signatures."""
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -131,7 +133,7 @@ class Guard:
             return
         number = secrets.token_hex(8)
         scope.setdefault("state", {})["request_id"] = number
-        body = _Body(receive)
+        body = _Body(receive, _limit(scope))
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -156,7 +158,7 @@ class Guard:
             if "route" in inner:
                 scope["route"] = inner["route"]
         if body.is_too_large and not body.is_answered:
-            await _too_large()(scope, receive, send_guarded)
+            await _too_large(scope)(scope, receive, send_guarded)
 
     async def _refused(self, scope: Scope) -> Response | None:
         headers, path = Headers(scope=scope), scope["path"]
@@ -168,8 +170,8 @@ class Guard:
                 return Response(status_code=NO_CONTENT, headers=_MAY_BE_SENT)
         elif any(origin not in own for origin in headers.getlist("origin")):
             return problem(FORBIDDEN, "usage", "The request comes from the page of another server")
-        if _announced_bytes(headers) > MAX_BODY_BYTES:
-            return _too_large()
+        if _announced_bytes(headers) > _limit(scope):
+            return _too_large(scope)
         if path.startswith(_FOR_ALL):
             return None
         if self.authentication.tokens is not None and self.authentication.tokens.is_old:
@@ -210,8 +212,12 @@ def _announced_bytes(headers: Headers) -> int:
     return int(announced) if announced.isascii() and announced.isdigit() else 0
 
 
-def _too_large() -> Response:
-    return problem(TOO_LARGE, "usage", f"The body has more than {MAX_BODY_BYTES:,} bytes")
+def _limit(scope: Scope) -> int:
+    return MAX_HOOK_BYTES if scope["path"].startswith(HOOKS) else MAX_BODY_BYTES
+
+
+def _too_large(scope: Scope) -> Response:
+    return problem(TOO_LARGE, "usage", f"The body has more than {_limit(scope):,} bytes")
 
 
 @dataclass(slots=True)
@@ -219,12 +225,13 @@ class _Body:
     """The body of a request, which ends the request once it is too large; chunked bodies announce no length."""
 
     source: Receive
+    max_bytes: int
     received_bytes: int = 0
     is_answered: bool = False
 
     @property
     def is_too_large(self) -> bool:
-        return self.received_bytes > MAX_BODY_BYTES
+        return self.received_bytes > self.max_bytes
 
     async def receive(self) -> Message:
         message = await self.source()

@@ -30,6 +30,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
                 "line_now": 1,
                 "column": 5,
                 "anchor": None,
+                "fragment": None,
                 "symbol": "renew",
                 "kind": "function",
                 "symbol_start": 1,

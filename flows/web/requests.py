@@ -82,7 +82,7 @@ def index_view(workspace: Workspace, within: Entity | None = None) -> IndexView:
 
 @dataclass(frozen=True, slots=True)
 class HomeView:
-    """How much is indexed at or below an entity, and when the last complete run that indexed it began."""
+    """The numbers of documents and lines at or below an entity, and the start of its last complete run."""
 
     documents: int
     lines: int
@@ -282,17 +282,17 @@ class Reader:
         return {**found, "lines": list(found["lines"])}
 
     def status(self) -> dict[str, Any]:
-        """Like ``driftline status --json`` prints it."""
+        """Return the object that ``driftline status --json`` prints."""
         within = granted("search").within
         return asdict(self.run(Workspace.stats, self.newest(), within))
 
     def sources(self) -> dict[str, Any]:
-        """Like ``driftline sources --json`` prints it."""
+        """Return the object that ``driftline sources --json`` prints."""
         stats = self.run(Workspace.stats, self.newest(), granted("search").within)
         return {"workspace": stats.workspace, "sources": list(stats.sources)}
 
     def branches(self) -> dict[str, Any]:
-        """Like ``driftline branches --json`` prints it."""
+        """Return the object that ``driftline branches --json`` prints."""
         within, workspace = granted("search").within, self.newest()
         found = [branch.to_dict() for branch in self.run(list_branches, workspace, within)]
         return {"workspace": workspace.objects.uri, "branches": found}

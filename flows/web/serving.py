@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import uvicorn
 
 from driftline.flows.http_server import is_loopback, listen, own_addresses, timeout_protocol
-from driftline.flows.web.app import make_app
+from driftline.flows.web.app import Hooks, make_app
 from driftline.flows.web.authentication import Authentication
 from driftline.flows.web.guard import RateLimit
 from driftline.flows.web.observability import tracer
@@ -56,7 +56,12 @@ class WebServer:
 
 
 def web_server(
-    reader: Reader, host: str, port: int, exposure: Exposure | None = None, mcp: Tools | None = None
+    reader: Reader,
+    host: str,
+    port: int,
+    exposure: Exposure | None = None,
+    mcp: Tools | None = None,
+    hooks: Hooks | None = None,
 ) -> WebServer:
     """Listen; port 0 chooses a free port.
 
@@ -81,6 +86,7 @@ def web_server(
             mcp=mcp,
             tracer=tracer(),
             cors_origins=exposed.cors_origins,
+            hooks=hooks,
         )
         server = uvicorn.Server(_config(app, exposed))
     except BaseException:

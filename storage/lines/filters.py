@@ -34,7 +34,18 @@ class LineFilter:
     none_of: tuple[LineFilter, ...] | None = None
 
     def to_sql(self) -> str | None:
-        """Return the filter as a Lance expression with every value quoted, or None for no filter. Raises UsageError."""
+        """Return the filter as a Lance expression.
+
+        Returns:
+            The expression with every value quoted, or None for no filter.
+
+        Raises:
+            UsageError: If a path leads outside its source, or a glob is not valid.
+
+        Examples:
+            >>> LineFilter(exts=(".py", "pyi")).to_sql()
+            "(ext IN ('py', 'pyi'))"
+        """
         return " AND ".join(f"({part})" for part in self._parts()) or None
 
     def _parts(self) -> Iterator[str]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
+from urllib.parse import quote
 
 Kind = Literal[
     "class", "enum", "function", "impl", "interface", "key", "macro", "method", "module", "namespace", "property",
@@ -22,6 +23,8 @@ OF_TEXT = frozenset(("key", "section"))
 OUTLINE_COLUMN = "outline"
 _ANCHOR = "@"
 """Marks an anchor, in the position of a kind."""
+_UNREACHED = (".bz2", ".gz", ".lz4", ".xz", ".zst", ".zstd")
+"""A viewer opens none of these at a place inside."""
 _SEPARATORS = re.compile(r"<[^<>]*>|::|->|\s*>\s*|[.\\#/:]")
 """Separators of the names in a qualified name, in outlines and in queries of any language."""
 
@@ -42,7 +45,7 @@ class Definition:
 
     @property
     def is_code(self) -> bool:
-        """Whether it is code, and not prose or configuration."""
+        """Return whether it is code, and not prose or configuration."""
         return self.kind not in OF_TEXT
 
     def is_named(self, name: str) -> bool:
@@ -81,6 +84,33 @@ def anchor_at(outline: str, line: int) -> str | None:
     """Return the name of the anchor that contains ``line``, from the outline of its block; None without one."""
     anchors = (each.split("\t", 4) for each in outline.split("\n") if each.startswith(_ANCHOR))
     return next((name for _, _, first, last, name in anchors if int(first) <= line <= int(last)), None)
+
+
+_PAGE = re.compile(r"p\. (\d+)")
+_SLIDE = re.compile(r"slide (\d+)")
+_CELL = re.compile(r"[^!#]+![A-Z]{1,3}\d+")
+
+
+def fragment_of(path: str, anchor: str | None) -> str | None:
+    """Return what opens the place ``anchor`` of a document, behind ``#``; None if no viewer understands one.
+
+    Browsers and readers of PDF understand pages, browsers the ids of HTML, and office programs cells and slides.
+
+    Examples:
+        >>> fragment_of("handbook.pdf", "p. 12"), fragment_of("guide/index.html", "#install")
+        ('page=12', 'install')
+        >>> fragment_of("birds.xlsx", "Sheet 1!B7"), fragment_of("talk.pptx", "slide 4")
+        ('Sheet%201!B7', '4')
+    """
+    if anchor is None or path.lower().endswith(_UNREACHED):
+        return None
+    if found := _PAGE.fullmatch(anchor) or _SLIDE.fullmatch(anchor):
+        return f"page={found[1]}" if anchor.startswith("p") else found[1]
+    if anchor.startswith("#"):
+        return quote(anchor[1:])
+    if not _CELL.fullmatch(anchor):
+        return None
+    return quote(anchor.replace("!", ".") if path.lower().endswith(".ods") else anchor, safe="/!")
 
 
 @lru_cache(65_536)  # a class is in the outline of each of its blocks

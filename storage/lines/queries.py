@@ -1,6 +1,6 @@
 """Search one version of a table of lines, with filter pushdown (DESIGN, "Search").
 
-``LineQuery`` finds nearest vectors, blocks that match words, definitions by name, and passages. On a bucket,
+``LineQuery`` finds nearest lines, blocks by words and by meaning, definitions by name, and passages. On a bucket,
 ``read_ahead`` prefetches index data in a few large parallel reads instead of many small sequential ones. If an index is
 unusable, the table is scanned.
 """
@@ -28,13 +28,14 @@ from driftline.storage.errors import UsageError
 from driftline.storage.lance.errors import with_indexes
 from driftline.storage.lance.table import is_one_of
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
+from driftline.storage.lines.block_codes import BlockCodes, codes_of
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.indexes import TEXT
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
-from driftline.storage.lines.table import LINES_PER_BLOCK, TEXT_COLUMN, LineTable, no_lines, schema
+from driftline.storage.lines.table import CODE_COLUMN, LINES_PER_BLOCK, TEXT_COLUMN, LineTable, no_lines, schema
 
 if TYPE_CHECKING:
-    from lance import LanceDataset
+    from lance import LanceDataset, LanceFragment
 
 MAX_TEXT_BYTES = 64 * 2**20
 """Above this size of the text index, only the postings of the words of a query are read."""
@@ -126,10 +127,11 @@ class LineQuery:
     def dataset(self) -> LanceDataset:
         return self.table.open(self.version, cached=True)
 
-    def open(self, *, words: bool = False, meaning: bool = False) -> None:
+    def open(self, *, words: bool = False, lines: bool = False, blocks: bool = False) -> None:
         """Open the table now rather than on first use.
 
-        For a table in a bucket, read ahead what searches for ``words`` and by ``meaning`` need, in parallel.
+        For a table in a bucket, read ahead what searches for ``words``, nearest ``lines`` and near ``blocks`` need, in
+        parallel.
         """
         dataset = self.dataset
         if self.table.is_local:
@@ -138,8 +140,10 @@ class LineQuery:
             reads: list[Future[Any]] = [pool.submit(lambda: self._sources)]
             if words:
                 reads.append(pool.submit(read_ahead, dataset, (TEXT,), self.table.TITLE))
-            if meaning:
+            if lines:
                 reads.append(pool.submit(self._read_vectors_ahead))
+            if blocks:
+                reads.append(pool.submit(lambda: self._codes))
             for read in reads:
                 read.result()
 
@@ -324,11 +328,47 @@ class LineQuery:
         ones.
         """
         rows = sorted({row for name in names for row in self._definition_rows(name, limit)})
+        return self._blocks_at(rows).drop_columns(["_rowid"])
+
+    def _blocks_at(self, rows: Sequence[int]) -> pa.Table:
+        """Return the blocks at ``rows`` that the filter allows, unordered, with a ``bm25`` of 0 and ``_rowid``."""
         if not rows:
-            return self.blocks("", 0)
+            return self.blocks("", 0).append_column("_rowid", pa.array([], pa.uint64()))
         where = f"_rowid IN ({', '.join(map(str, rows))})" + (f" AND ({self.sql})" if self.sql else "")
-        found = self._read(BLOCK_COLUMNS, where=where, with_row_id=True)
-        return found.append_column("bm25", pa.array(np.zeros(len(found), np.float32)))
+        found = self._read([*BLOCK_COLUMNS, "_rowid"], where=where, with_row_id=True)
+        return found.add_column(len(BLOCK_COLUMNS), "bm25", pa.array(np.zeros(len(found), np.float32)))
+
+    def near_blocks(self, vector: NDArray[np.float32], limit: int) -> pa.Table:
+        """Return the ``limit`` blocks whose meaning is nearest to ``vector``, ``(dim,)``, that the filter allows.
+
+        The result is like that of ``blocks``, nearest first, with a ``bm25`` of 0 and the estimated ``cosine``
+        (float32).
+        """
+        codes = self._codes
+        if limit == 0 or not vector.any() or not len(codes):
+            return self.blocks("", 0).append_column("cosine", pa.array([], pa.float32()))
+        if self.sql is not None and self.index is None:  # few match
+            allowed = self._scanned([], filter=f"{CODE_COLUMN} IS NOT NULL AND ({self.sql})", with_row_id=True)
+            codes = codes.among(allowed["_rowid"].to_numpy())
+        fetch = limit if self.sql is None else 2 * limit * max(self.lines, 1) // max(self.matches, 1)
+        while True:
+            rows, cosines = codes.nearest(vector, fetch)
+            found = self._blocks_at(rows.tolist())
+            if len(found) >= limit or fetch >= len(codes):
+                break
+            fetch *= 4
+        order = pc.index_in(found["_rowid"], value_set=pa.array(rows))
+        found = found.append_column("cosine", pa.array(cosines).take(order)).append_column("order", order)
+        return found.sort_by("order").slice(0, limit).drop_columns(["_rowid", "order"])
+
+    @cached_property
+    def _codes(self) -> BlockCodes:
+        def read(fragments: Sequence[LanceFragment] | None) -> pa.Table:
+            where = f"{CODE_COLUMN} IS NOT NULL"
+            some: dict[str, Any] = {"fragments": fragments, "with_row_id": True, "with_row_address": True}
+            return self._scanned([CODE_COLUMN], filter=where, use_scalar_index=False, **some)
+
+        return codes_of(self.dataset, read)
 
     def _definition_rows(self, name: str, limit: int) -> list[int]:
         """Return the row ids of the blocks of the best definitions of one name."""

@@ -53,6 +53,7 @@ TEXT_COLUMN = "block"
 LINES_PER_BLOCK = 16
 """Lines per block of the full-text index. Blocks need fewer postings than lines, and words of neighbouring lines add
 up. A block has at most as many rows."""
+CODE_COLUMN = "block_code"
 PACK_COLUMN, PACK_LINE_COLUMN, GRAMS_COLUMN = "pack", "pack_line", "grams"
 SPELLED, CONTINUED = "\x1f", "\r"
 _COMPRESSED = {"lance-encoding:compression": "zstd"}
@@ -63,11 +64,12 @@ def schema(dim: int) -> pa.Schema:
 
     A long line has several rows; ``column_number`` is the column at which a row begins.
 
-    Only the first row of each block has ``block`` and ``outline``. ``block`` is the path; a tab and the name of the
-    definition that the block begins in, if any; SPELLED and the words that the tokenizer of the index would miss
-    (words.py), if any; a line feed; and the lines of the block from the first to the last line with a row, joined by
-    line feeds, and by CONTINUED if a row continues a line (decision 0007). ``outline`` has the definitions in the block
-    (outline.py); it is null if they were not determined.
+    Only the first row of each block has ``block``, ``outline`` and ``block_code``. ``block`` is the path; a tab and
+    the name of the definition that the block begins in, if any; SPELLED and the words that the tokenizer of the index
+    would miss (words.py), if any; a line feed; and the lines of the block from the first to the last line with a row,
+    joined by line feeds, and by CONTINUED if a row continues a line (decision 0007). ``outline`` has the definitions
+    in the block (outline.py), or null if they were not determined. ``block_code`` is the meaning of the block
+    (block_codes.py), or null if the model knows none of its words.
 
     Some rows have a ``pack``: the text of their document from line ``pack_line`` to the next pack, exactly as it was
     decoded, with ``grams``, the filter of its trigrams (exact.py).
@@ -86,6 +88,7 @@ def schema(dim: int) -> pa.Schema:
             pa.field("hash", pa.string()),
             pa.field(TEXT_COLUMN, pa.string(), metadata=_COMPRESSED),
             pa.field(OUTLINE_COLUMN, pa.string(), metadata=_COMPRESSED),
+            pa.field(CODE_COLUMN, pa.binary()),
             pa.field(PACK_COLUMN, pa.string(), metadata=_COMPRESSED),
             pa.field(PACK_LINE_COLUMN, pa.int32()),
             pa.field(GRAMS_COLUMN, pa.binary(), metadata=_COMPRESSED),

@@ -68,7 +68,7 @@ class MemoryExplanation:
         self.entries, self.unindexed_words = self.matches, 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``memory search --explain --json`` prints it."""
+        """Return the object that ``memory search --explain --json`` prints."""
         return asdict(self)
 
     @contextmanager

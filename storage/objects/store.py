@@ -128,7 +128,7 @@ class ObjectStore:
 
     @property
     def is_private(self) -> bool:
-        """Whether only its owner can read the folder of this store."""
+        """Return whether only its owner can read the folder of this store."""
         return isinstance(self._backend, LocalDisk) and self._backend.is_private
 
     @property

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import CorruptFile, ObjectNotFound, UsageError, WorkspaceTooNew, upgrade_command
 from driftline.storage.layout import run_directory, run_id_of
@@ -71,7 +72,7 @@ class IndexedCommit(BaseModel):
 class SourceRecord(BaseModel):
     """The content of ``_source.json``: the settings of a source.
 
-    ``origin`` and ``subpath``, not the URI, identify a git tree.
+    ``origin`` and ``subpath``, not the URI, identify a git tree. Text is stored and shown as ``redact`` leaves it.
 
     ``workspace`` is the former path of a workspace on a local disk, as seen from the same machine as ``uri``. Runs over
     changed paths set ``commit``; it becomes void as soon as the lease has another holder. ``reached`` is the last one
@@ -89,22 +90,44 @@ class SourceRecord(BaseModel):
     subpath: str = ""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    redact: Redaction = DEFAULT_REDACTION
     commit: IndexedCommit | None = None
     reached: IndexedCommit | None = None
     link: str | None = None
 
     def same_place(self, other: SourceRecord) -> bool:
-        """Return whether both scan the same files: the same URI, or the same path of the same git origin."""
+        """Return whether two records scan the same files.
+
+        Args:
+            other: the other record.
+
+        Returns:
+            True for the same URI, or for the same path of the same git origin.
+
+        Examples:
+            >>> a, b = (driftline.SourceRecord(entity="source:a", uri=uri) for uri in ("/a", "/b"))
+            >>> a.same_place(a), a.same_place(b)
+            (True, False)
+        """
         if self.origin and other.origin:
             return (self.origin, self.subpath) == (other.origin, other.subpath)
         return self.uri == other.uri
 
     def seen_from(self, workspace: str) -> SourceRecord:
-        """Return the record with the current place of the source, inferred from how the workspace moved to
-        ``workspace``.
+        """Return the record with the current place of the source, inferred from how the workspace moved.
 
         A source that contains the workspace still contains it, under the same name. A source next to or below the
         workspace has moved with it if it is found there. Any other source has not moved.
+
+        Args:
+            workspace: the current place of the workspace.
+
+        Returns:
+            The record.
+
+        Examples:
+            >>> driftline.SourceRecord(entity="source:a", uri="s3://b/a").seen_from("/ws").uri
+            's3://b/a'
         """
         if self.workspace in (None, workspace) or "://" in self.uri:
             return self

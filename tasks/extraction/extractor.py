@@ -24,8 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from driftline.storage.defaults import Redaction
 from driftline.storage.lines.outline import Anchor, Definition
 from driftline.storage.model import SkipReason
+from driftline.tasks.credentials import split_mark
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.text import decode, has_replaced_bytes
 
@@ -39,7 +41,9 @@ MAX_UNPACKED_BYTES = 64 * 2**20
 MAX_MEMBERS = 100_000
 """No compressed file has more members; more of them than that are refused, however little they hold."""
 _SLICE_BYTES = 16 * 1024
-"""What is unpacked at once; after the end of each member, the rest of it is copied."""
+"""Bytes to unpack at once; after the end of each member, the rest of it is copied."""
+_STREAMED_BYTES = 2**20
+_ZSTD, _LZ4 = b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
 _SNIFFED_BYTES = 1_024
 _JUDGED_BYTES = 8_192
 _LZMA_MEMORY_BYTES = 256 * 2**20
@@ -69,13 +73,13 @@ class Extracted:
     parts: tuple[Part, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can say of it."""
+        """Return the text as an object for JSON."""
         anchors = [(each.name, each.first, each.last) for each in self.anchors]
         return {"text": self.text, "anchors": anchors, "parts": [(p.suffix, p.first, p.last) for p in self.parts]}
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Self:
-        """What a process that may have been taken over says, as it should be. Raises Refused."""
+        """Validate the answer of a process, which a hostile document may have taken over. Raises Refused."""
         try:
             text = _encodable(str(said["text"]))
             lines = text.count("\n")
@@ -173,7 +177,7 @@ class Extractor:
 
     @property
     def is_there(self) -> bool:
-        """Whether its library is installed."""
+        """Return whether its library is installed."""
         return not self.needs or _is_installed(self.needs)
 
     @property
@@ -363,16 +367,36 @@ def _xz(data: bytes) -> bytes:
     return _unpack(data, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _LZMA_MEMORY_BYTES), lzma.LZMAError)
 
 
+def _streamed(codec: str, magic: bytes, data: bytes) -> bytes:
+    """Return the content of one or more frames, by the codecs of Arrow. Raises Refused."""
+    if data.count(magic) > MAX_MEMBERS:
+        raise Refused(SkipReason.BOMB)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        with pa.input_stream(pa.py_buffer(data), compression=codec) as stream:
+            while part := stream.read(_STREAMED_BYTES):
+                parts.append(part)
+                size += len(part)
+                if size > MAX_UNPACKED_BYTES:
+                    raise Refused(SkipReason.BOMB)
+    except OSError:
+        raise Refused(SkipReason.DAMAGED) from None
+    return b"".join(parts)
+
+
 COMPRESSIONS: tuple[Compression, ...] = (
     Compression("gzip", 1, ("gz",), b"\x1f\x8b\x08", _gzip),
     Compression("bzip2", 1, ("bz2",), b"BZh", _bzip2),
     Compression("xz", 1, ("xz",), b"\xfd7zXZ\0", _xz),
+    Compression("zstd", 1, ("zst", "zstd"), _ZSTD, partial(_streamed, "zstd", _ZSTD)),
+    Compression("lz4", 1, ("lz4",), _LZ4, partial(_streamed, "lz4", _LZ4)),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a file is read: the ``data`` under a ``path``, decompressed if necessary, and the ``extractor``.
+    """The way to read a file: the ``data`` under a ``path``, decompressed if necessary, and the ``extractor``.
 
     ``mark`` is recorded in the manifest. Without an extractor, the file is text, unless a ``reason`` says why it cannot
     be read.
@@ -411,7 +435,7 @@ def choose(path: str, data: bytes) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The result of reading a file: its text, or the ``reason`` why it has none.
+    """The result of reading a file: its text, or the ``reason`` for which it has none.
 
     ``path`` determines the language of the text, ``mark`` is for the manifest, and ``replaced`` is set if bytes were
     replaced that are not text in the encoding of the file.
@@ -461,21 +485,28 @@ def is_named_like_document(path: str) -> bool:
     return _suffix(path) in BY_SUFFIX
 
 
-def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Return ``(n,) bool``: files that the present extractors would read differently from the last run.
+def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, redaction: Redaction) -> NDArray[np.bool_]:
+    """Return ``(n,) bool``: files that a run with this ``redaction`` would read differently from the last run.
 
-    ``marks`` are those of the manifest; without a mark, null or "", a file was read as text.
+    ``marks`` are those of the manifest; without the mark of an extractor, a file was read as text.
     """
-    distinct = pc.unique(marks).to_pylist()
-    old = pa.array([mark for mark in distinct if mark and not _is_current(mark)], pa.string())
-    unmarked = pc.equal(pc.fill_null(marks, ""), "")
-    unread = pc.and_(unmarked, pc.match_substring_regex(paths, NAMED_LIKE_DOCUMENT))
-    return np.asarray(pc.or_(unread, pc.is_in(marks, value_set=old)).to_numpy(), dtype=bool)
+    known = pc.fill_null(marks, "")
+    old, plain = list[str](), list[str]()
+    for mark in pc.unique(known).to_pylist():
+        of_extractor, is_redacted = split_mark(mark, redaction)
+        if not is_redacted or (of_extractor and not _is_current(of_extractor)):
+            old.append(mark)
+        elif not of_extractor:
+            plain.append(mark)
+    named = pc.match_substring_regex(paths, NAMED_LIKE_DOCUMENT)
+    unread = pc.and_(pc.is_in(known, value_set=pa.array(plain, pa.string())), named)
+    return np.asarray(pc.or_(unread, pc.is_in(known, value_set=pa.array(old, pa.string()))).to_numpy(), dtype=bool)
 
 
-def is_current(path: str, mark: str) -> bool:
-    """Return whether a document with this ``mark`` would be read in the same way today."""
-    return _is_current(mark) if mark else not is_named_like_document(path)
+def is_current(path: str, mark: str, redaction: Redaction) -> bool:
+    """Return whether a run with this ``redaction`` would read a document with this ``mark`` in the same way."""
+    of_extractor, is_redacted = split_mark(mark, redaction)
+    return is_redacted and (_is_current(of_extractor) if of_extractor else not is_named_like_document(path))
 
 
 def _is_current(mark: str) -> bool:

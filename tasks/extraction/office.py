@@ -66,7 +66,7 @@ class _Archive:
         parser.Parse(b"", True)
 
     def relations(self, name: str) -> dict[str, str]:
-        """What a part of OOXML refers to within the document, by id."""
+        """Return the targets of the relations of a part of OOXML, by id."""
         folder, base = posixpath.split(name)
         of_part = f"{folder}/_rels/{base}.rels"
         found = _Relations()
@@ -96,7 +96,7 @@ def _opened(data: bytes) -> Iterator[_Archive]:
 
 
 class _Handler:
-    """Reads elements by their local names."""
+    """A handler of elements by their local names."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -232,7 +232,7 @@ class _Ids(_Handler):
 
 
 def pptx(data: bytes) -> Extracted:
-    """Return the paragraphs of each slide in the order of the show, tables by row, and its notes.
+    """Return the paragraphs of each slide in the order of the slide show, tables by row, and its notes.
 
     The anchor is the slide.
     """

@@ -127,7 +127,7 @@ def html(data: bytes) -> Extracted:
 
 
 def add_html(draft: Draft, data: bytes, file: str = "") -> None:
-    """Add the text of a page; ``file`` stands before its anchors. Raises Refused."""
+    """Add the text of a page; ``file`` prefixes its anchors. Raises Refused."""
     from lxml import etree
 
     parser = etree.HTMLParser(target=_HtmlLines(draft, file), encoding="utf-8", huge_tree=False, remove_pis=True)
@@ -242,7 +242,7 @@ def _joined(page: str) -> list[str]:
 
 
 def _running_heads(pages: Sequence[Sequence[str]]) -> frozenset[str]:
-    """What stands at the edge of many pages, without its numbers."""
+    """Return the lines at the top or bottom of many pages, without numbers."""
     counts: Counter[str] = Counter()
     for lines in pages:
         counts.update({_without_numbers(line) for at, line in enumerate(lines) if _is_edge(at, lines)})

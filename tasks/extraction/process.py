@@ -60,7 +60,7 @@ class Refused(Exception):
 
 
 def extract_apart(place: str, data: bytes) -> dict[str, Any]:
-    """What the function at ``place``, ``module:name``, makes of ``data``, as its ``to_dict``. Raises Refused."""
+    """Return the ``to_dict`` of what the function ``module:name`` at ``place`` returns for ``data``. Raises Refused."""
     answer = _pool().ask(place, data)
     if "reason" in answer:
         known = answer["reason"] in [*SkipReason]
@@ -76,7 +76,7 @@ def _pool() -> _Pool:
 
 
 class _Pool:
-    """The processes that wait for a document; a thread that finds none starts one."""
+    """The idle processes; a thread that finds none starts one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class _Pool:
         return answer
 
     def _take(self) -> _Reader:
-        """Return a process that waits and is alive, or a new one."""
+        """Return an idle process that is alive, or a new one."""
         while True:
             with self._lock:
                 process = self._idle.pop() if self._idle else None
@@ -109,7 +109,7 @@ class _Pool:
             process.end()
 
     def end(self) -> None:
-        """End the processes that wait."""
+        """End the idle processes."""
         with self._lock:
             idle, self._idle = self._idle, []
         for process in idle:
@@ -184,7 +184,7 @@ class _Reader:
         return answer
 
     def end(self) -> None:
-        """End it at once, whatever it does."""
+        """Kill the process."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(0 if self._process.poll() is None else None)
         if self._process.poll() is None:
@@ -258,7 +258,7 @@ def _answer(function: Any, data: bytes) -> bytes:
 
 
 def _leave_network() -> None:
-    """Move to a network namespace without interfaces, where the kernel lets a process do so."""
+    """Move to a network namespace without interfaces, if the kernel permits it."""
     unshare = getattr(ctypes.CDLL(None), "unshare", None)
     if unshare is not None:
         unshare(_NEW_USER_AND_NETWORK)
@@ -286,7 +286,7 @@ def _writes(arguments: tuple[Any, ...]) -> bool:
 
 
 def _limit_time(cpu_seconds: int) -> None:
-    """Let this process compute for so many seconds more; the kernel ends it then."""
+    """Limit the CPU seconds of this process, which the kernel then ends."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + cpu_seconds, hard))

@@ -45,7 +45,7 @@ def notebook(data: bytes) -> Extracted:
 
 
 def _cells(read: Any) -> list[tuple[str, str]]:
-    """Kind and source of each cell, of version 4 or 3 of the format."""
+    """Yield the kind and source of each cell; formats 4 and 3."""
     sheets = [read] if "cells" in read else read["worksheets"]
     found = [cell for sheet in sheets for cell in sheet["cells"]]
     return [(str(cell["cell_type"]), _joined(cell.get("source", cell.get("input", "")))) for cell in found]
@@ -74,7 +74,7 @@ _QUOTED_FROM = re.compile(r"^>(>*From )", re.MULTILINE)
 
 
 def mail(data: bytes) -> Extracted:
-    """One message: the headers that people search, its text, and the names of its attachments."""
+    """Return the text of one message: the headers that people search, its body, and the names of its attachments."""
     draft = Draft()
     _add_message(draft, data)
     return draft.done()
@@ -141,7 +141,7 @@ _TAGS = re.compile(r"<[^<>\n]{1,100}>|\{\\[^{}\n]{1,100}\}")
 
 
 def subtitles(data: bytes) -> Extracted:
-    """What is said in srt or vtt, without times and styles; the anchor is the time at which it is said."""
+    """Return the spoken text of srt or vtt, without times and styles; the anchor is its time."""
     text, reason = decode(data)
     if reason is not None:
         raise Refused(reason)

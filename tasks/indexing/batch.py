@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
@@ -22,12 +23,12 @@ from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.table import LINES_PER_BLOCK
 from driftline.storage.model import DocumentState, ManifestRow, SkipReason, content_hash
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
+from driftline.tasks.credentials import holds_key, redact, with_mark
 from driftline.tasks.definitions.worker import definitions_in_worker
 from driftline.tasks.embedding.context import CountReporter, Stopwatch, TaskContext
 from driftline.tasks.extraction.extractor import Reading, definitions_by_part, is_current, read_document
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
-from driftline.tasks.scanning.ignore import holds_key
 from driftline.tasks.text import MAX_TEXT_BYTES, SplitLines, is_lfs_pointer, split_documents
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ def _as_listed(change: dict[str, Any], data: bytes) -> ReadFile:
 class BatchSpec:
     """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; with ``dry_run``, they are only read and classified.
 
-    The lines of ``donations`` are copied if the content is the same.
+    The lines of ``donations`` are copied if the content is the same. Credentials are replaced as ``redaction`` says.
     """
 
     source: Source
@@ -123,6 +124,7 @@ class BatchSpec:
     changes: pa.Table
     dry_run: bool = False
     donations: Donations = field(default_factory=dict)
+    redaction: Redaction = DEFAULT_REDACTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,9 @@ class BatchResult:
     removed; ``fragments`` are references to the written fragments; ``new_hashes`` are those of new documents;
     ``skipped`` are ``(path, reason)``; ``shortened`` are ``(path, characters left out)`` of documents with lines that
     are too long; ``lines_reused`` were copied, ``lines`` embedded; ``seconds`` are by phase:
-    ``read`` (with hashing), ``split`` (with decoding), ``embed`` and ``write`` (with forming the rows).
-    ``reported`` are the documents and lines of these that the running task has reported already.
+    ``read`` (with hashing), ``split`` (with decoding), ``redact``, ``embed`` and ``write`` (with forming the rows).
+    ``reported`` are the documents and lines of these that the running task has reported already. ``redacted`` counts
+    the credentials that were replaced, by rule.
     """
 
     rows: pa.Table
@@ -150,12 +153,13 @@ class BatchResult:
     bytes_read: int
     seconds: dict[str, float]
     reported: tuple[int, int] = (0, 0)
+    redacted: Mapping[str, int] = field(default_factory=dict)
 
 
 def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
     """Read the documents of ``spec``, embed those with new content, and write their lines as fragments."""
     watch, reporter = Stopwatch(), context.count_reporter()
-    drafts = _Drafts(context.model.fingerprint, {} if spec.dry_run else spec.donations)
+    drafts = _Drafts(context.model.fingerprint, spec.redaction, {} if spec.dry_run else spec.donations)
     for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist())):
         drafts.add(change, read, watch)
         reporter.add(documents=1)
@@ -166,6 +170,8 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
             fragments += context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(
                 pa.concat_tables(copied)
             )
+    with watch.phase("redact"):
+        redacted = drafts.redact()
     counts = np.zeros(len(drafts.readings), np.int64)
     left_out: Counter[int] = Counter()
     for piece in pieces([reading.extracted.text for reading in drafts.readings]):
@@ -192,6 +198,7 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
         bytes_read=drafts.bytes_read,
         seconds=watch.seconds,
         reported=(reporter.documents, reporter.lines),
+        redacted=redacted,
     )
 
 
@@ -320,6 +327,7 @@ class _Drafts:
     """
 
     fingerprint: str
+    redaction: Redaction
     donations: Donations = field(default_factory=dict)
     reusable: list[tuple[_Document, Donated]] = field(default_factory=list)
     copied: list[ManifestRow] = field(default_factory=list)
@@ -369,7 +377,7 @@ class _Drafts:
         path = document.meta.path
         with watch.phase("split"):
             reading = read_document(path, document.data)
-        reason, meta = reading.reason, replace(document.meta, extractor=reading.mark)
+        reason, meta = reading.reason, replace(document.meta, extractor=with_mark(reading.mark, self.redaction))
         if reason is None and holds_key(path, reading.extracted.text):
             reason = SkipReason.SECRET
         elif reason is None and is_lfs_pointer(reading.extracted.text):
@@ -385,13 +393,31 @@ class _Drafts:
         self.readings.append(reading)
         self.embedded.append(replace(meta, lines=0, reason=None))
 
+    def redact(self) -> Counter[str]:
+        """Replace the credentials in the text and the anchors of the readings, and count them by rule."""
+        texts, counts = redact([reading.extracted.text for reading in self.readings], self.redaction)
+        for at, (reading, text) in enumerate(zip(self.readings, texts, strict=True)):
+            extracted = reading.extracted
+            if extracted.anchors:
+                names, found = redact([anchor.name for anchor in extracted.anchors], self.redaction)
+                named = zip(extracted.anchors, names, strict=True) if found else ()
+                extracted = (
+                    replace(extracted, anchors=tuple(replace(a, name=name) for a, name in named))
+                    if found
+                    else extracted
+                )
+                counts += found
+            if text is not reading.extracted.text or extracted is not reading.extracted:
+                self.readings[at] = replace(reading, extracted=replace(extracted, text=text))
+        return counts
+
     def _donated(self, change: dict[str, Any], read: ReadFile) -> Donated | None:
         """Return a donor's document with this content, unless it must be embedded again."""
         if change["must_embed"] and change["hash"] is not None:
             return None
         path = change["path"]
         same = (each for each in self.donations.get(path, ()) if each.hash == read.content_hash)
-        return next((each for each in same if is_current(path, each.extractor)), None)
+        return next((each for each in same if is_current(path, each.extractor, self.redaction)), None)
 
     def _count(self, document: _Document) -> None:
         if document.was_indexed:

@@ -44,9 +44,21 @@ class LineStore:
 
     @classmethod
     def open(cls, workspace_path: str, entity: str | None = None) -> LineStore:
-        """Open the workspace at ``workspace_path``, or create it for the default model.
+        """Open a workspace, or create it for the default model.
 
-        Raises UsageError, ModelNotFound, UnsafeStore, AccessDenied, StorageError.
+        Args:
+            workspace_path: its path or URI.
+            entity: the source to write to; by default ``source:lines``, and searches cover all sources.
+
+        Returns:
+            The store.
+
+        Raises:
+            DriftlineError: UsageError, ModelNotFound, UnsafeStore, AccessDenied, StorageError.
+
+        Examples:
+            >>> LineStore.open(place).delete_documents(["unknown.md"])
+            0
         """
         workspace = Workspace.open_for_writing(workspace_path)
         if workspace.config.fingerprint is None:
@@ -57,11 +69,26 @@ class LineStore:
     def upsert_line_embeddings(
         self, lines: Sequence[LineEmbedding], documents: Sequence[DocMeta] = (), *, wait_seconds: float = 0.0
     ) -> int:
-        """Replace all lines of the documents that ``lines`` belong to, and return the number of lines written.
+        """Replace all lines of the documents that ``lines`` belong to.
 
-        ``documents`` hold their metadata. A document without metadata is recorded without size and time, so that the
-        next index run compares it with its file. Vectors must have the dimension of the workspace. Raises UsageError,
-        LeaseHeld.
+        Args:
+            lines: lines with vectors of the dimension of the workspace.
+            documents: their metadata. The next index run compares a document without metadata with its file.
+            wait_seconds: how long to wait for a run that holds the lease.
+
+        Returns:
+            The number of lines written.
+
+        Raises:
+            DriftlineError: UsageError, LeaseHeld, StorageError.
+
+        Examples:
+            >>> store = LineStore.open(f"{place}-own")
+            >>> vector = [1.0] + [0.0] * (store.workspace.config.dim - 1)
+            >>> store.upsert_line_embeddings([driftline.LineEmbedding("own.txt", 0, vector, "renew")])
+            1
+            >>> store.delete_documents(["own.txt"])
+            1
         """
         dim, fingerprint = self._embedding()
         paths = sorted({line.path for line in lines} | {document.path for document in documents})
@@ -88,7 +115,22 @@ class LineStore:
         return len(rows)
 
     def delete_documents(self, paths: Sequence[str], *, wait_seconds: float = 0.0) -> int:
-        """Remove documents and their lines, and return their number. Unknown paths are ignored. Raises LeaseHeld."""
+        """Remove documents and their lines.
+
+        Args:
+            paths: their paths; unknown ones are ignored.
+            wait_seconds: how long to wait for a run that holds the lease.
+
+        Returns:
+            The number of documents removed.
+
+        Raises:
+            DriftlineError: LeaseHeld, StorageError.
+
+        Examples:
+            >>> LineStore(ws).delete_documents(["unknown.md"])
+            0
+        """
         indexed = self.workspace.manifest(self.entity).get(paths, columns=["path"])["path"].to_pylist()
         if indexed:
             self._commit(ChangeSet(manifest.SCHEMA.empty_table(), removed=tuple(indexed)), wait_seconds)
@@ -101,9 +143,24 @@ class LineStore:
         top_k: int = 10,
         max_distance: float | None = None,
     ) -> pa.Table:
-        """Return the lines nearest to ``query_vec``, ``(dim,) float32``, best first, with ``distance``.
+        """Return the lines nearest to a vector, best first, with ``distance``.
 
-        ``paths`` limits the search to these documents; an empty sequence matches nothing. Raises UsageError.
+        Args:
+            query_vec: ``(dim,) float32``.
+            paths: only lines of these documents; an empty sequence matches nothing.
+            top_k: the maximum number of lines.
+            max_distance: drop lines that are farther (1 - cosine, 0 to 2).
+
+        Returns:
+            A row for each line.
+
+        Raises:
+            DriftlineError: UsageError for a vector of another dimension, NotIndexed if there are no lines.
+
+        Examples:
+            >>> vector = [1.0] + [0.0] * (ws.storage.config.dim - 1)
+            >>> LineStore(ws).search_line_embeddings(vector, top_k=1)["path"].to_pylist()
+            ['notes.md']
         """
         dim, _ = self._embedding()
         vector = np.asarray(query_vec, np.float32)

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
+from driftline.storage.lines.block_codes import encode as encode_blocks
 from driftline.storage.lines.exact import packs, text_of_lines
 from driftline.storage.lines.outline import Anchor, Definition, encode
-from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, schema
+from driftline.storage.lines.table import CODE_COLUMN, CONTINUED, LINES_PER_BLOCK, SPELLED, schema
 from driftline.storage.lines.words import spelled_for_index
 from driftline.storage.model import ManifestRow
 from driftline.storage.workspace.branches import branch_at, branch_records
@@ -75,6 +76,7 @@ def line_rows(
         "hash": of_document([document.hash for document in documents], pa.string()),
         "block": blocks(paths, numbers, text, definitions),
         "outline": outlines(numbers, definitions, anchors),
+        CODE_COLUMN: numbers.of_starts(encode_blocks(vectors, numbers.starts)),
         **packs(texts, numbers.document, numbers.line, numbers.column, first_line),
     }
     return pa.table(columns, schema=schema(dim))

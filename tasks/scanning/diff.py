@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from driftline.storage.defaults import Redaction
 from driftline.storage.model import DocumentState
 from driftline.tasks.extraction.extractor import outdated
 
@@ -74,16 +75,24 @@ class Diff:
     unchanged: int
 
 
-def diff(listing: pa.Table, manifest: pa.Table, fingerprint: str, *, now_ns: int, full: bool = False) -> Diff:
+def diff(
+    listing: pa.Table,
+    manifest: pa.Table,
+    fingerprint: str,
+    *,
+    now_ns: int,
+    full: bool = False,
+    redaction: Redaction = "off",
+) -> Diff:
     """Compare ``listing`` (LISTING_SCHEMA) with ``manifest`` (MANIFEST_SCHEMA), each with unique paths.
 
     Content counts as equal without a read if sizes and etags are equal or, if one side has no etag, sizes, mtimes,
     ctimes and inodes. Programs can set an mtime, but not a ctime. Some network file systems renumber their files with
     each mount, so inodes are ignored if most files differ only in the inode. A file that had an etag of git and has
     none now is dirty. Git compares whole seconds, so its etag says nothing of a file whose mtime is unchanged but whose
-    ctime or inode is not. Unknown times (0), a racy row, another fingerprint and ``full`` make a candidate; the last
-    two require embedding even if the content is the same. ``now_ns`` is the start of the listing: files that may have
-    changed since are marked as racy. Fastest if both tables are sorted by path.
+    ctime or inode is not. Unknown times (0), a racy row, another fingerprint, extractor or ``redaction``, and ``full``
+    make a candidate; all but the first two require embedding even if the content is the same. ``now_ns`` is the start
+    of the listing: files that may have changed since are marked as racy. Fastest if both tables are sorted by path.
     """
     listing = listing.combine_chunks().append_column("racy", _racy(listing, now_ns))
     manifest = manifest.combine_chunks()
@@ -92,11 +101,9 @@ def diff(listing: pa.Table, manifest: pa.Table, fingerprint: str, *, now_ns: int
     seen = np.zeros(len(manifest), dtype=bool)
     seen[row[known]] = True
 
-    if not known.all() or not np.array_equal(row, np.arange(len(manifest))):
-        old = manifest.take(pa.array(row[known]))
-        now = listing.filter(pa.array(known))
-    else:
-        old, now = manifest, listing
+    in_step = known.all() and np.array_equal(row, np.arange(len(manifest)))
+    old = manifest if in_step else manifest.take(pa.array(row[known]))
+    now = listing if in_step else listing.filter(pa.array(known))
     same_size = _numpy(pc.equal(now["size_bytes"], old["size_bytes"]))
     same_times, same_inode = _same_times(now, old), _same_or_unknown(now["inode"], old["inode"])
     other_inode = same_size & same_times & ~same_inode
@@ -115,7 +122,7 @@ def diff(listing: pa.Table, manifest: pa.Table, fingerprint: str, *, now_ns: int
     other_fingerprint = _numpy(pc.not_equal(old["fingerprint"], fingerprint))
     # A skipped file has no vectors, so its model does not matter.
     unmarked_skip = _numpy(pc.and_(pc.is_valid(old["reason"]), pc.equal(old["fingerprint"], "")))
-    must_embed = (other_fingerprint & ~unmarked_skip) | outdated(old["path"], old["extractor"]) | full
+    must_embed = (other_fingerprint & ~unmarked_skip) | outdated(old["path"], old["extractor"], redaction) | full
     candidate = ~same_content | _numpy(old["racy"]) | must_embed
     retouched = ~candidate & metadata_differs
     skipped = ~candidate & _numpy(pc.is_valid(old["reason"]))

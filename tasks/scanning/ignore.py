@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import alternatives, is_unicode, spellings
+from driftline.tasks.credentials import SECRETS
 
 _SPECIAL = frozenset(b"*?[\\")
 _PLAIN = frozenset((string.ascii_letters + string.digits + "_/").encode())
@@ -192,69 +193,9 @@ GIT = ".git"
 NEVER_ENTERED = frozenset({GIT, ".hg", ".svn", ".driftline"})
 """Folders of metadata, which are skipped without a report."""
 
-SECRETS = (
-    # environments
-    *(".env", ".env.*", ".env-*", ".env_*", "*.env", ".envrc", ".flaskenv"),
-    # keys: files of keys, of ssh, of certificates, of PGP, of VPNs, of password managers
-    *("*.pem", "*.p8", "*.p12", "*.pfx", "*.pkcs12", "*.jks", "*.keystore", "*.kdb", "*.kdbx", "*.ppk", "*.psafe3"),
-    *(f"id_{kind}{end}" for kind in ("rsa", "dsa", "ecdsa", "ed25519", "xmss") for end in ("", ".*", "[-_]*")),
-    *("*_rsa", "*_dsa", "*_ecdsa", "*_ed25519", "**/.ssh/*", "ssh_host_*_key", "deploy[-_]key", "*[-_]deploy[-_]key"),
-    *(
-        f"{whose}.key"
-        for whose in ("ca", "client", "host", "master", "private", "server", "ssl", "tls", "*[-_.]private")
-    ),
-    *("private*.asc", "secret*.asc", "*[-_.]private.asc", "*[-_.]secret.asc", "secring.*"),
-    *("*.ovpn", "wg[0-9].conf", "wg[0-9][0-9].conf", "**/etc/wireguard/*.conf"),
-    # clouds and clusters
-    *("**/.aws/credentials", "**/.aws/config", "**/.azure/*.json", "accessTokens.json", "**/.oci/config"),
-    *("application_default_credentials.json", "**/gcloud/legacy_credentials/**", "**/gcloud/access_tokens.db"),
-    *("client_secret*.json", "service[-_]account*.json", "serviceaccount*.json", "*firebase-adminsdk*.json"),
-    *("gha-creds-*.json", f"*-{'[0-9a-f]' * 12}.json"),  # as Google names the keys of service accounts
-    *("credentials.csv", "*accessKeys.csv", "rootkey.csv", ".boto", ".s3cfg", ".s3curl", ".tugboat", "rclone.conf"),
-    *("*.tfstate", "*.tfstate.*", "*.tfvars", "*.tfvars.json", ".terraformrc", "terraform.rc", "credentials.tfrc.json"),
-    *("**/.kube/config", "kubeconfig", "*[-_.]kubeconfig", ".kubeconfig"),
-    *(f"kubeconfig.{end}" for end in ("yaml", "yml", "json", "conf", "bak")),
-    *("**/.docker/config.json", ".dockercfg", ".dockerconfigjson"),
-    *(".vault-token", ".vault[-_]pass*", "vault[-_]pass*.txt"),
-    # passwords of programs
-    *(".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", "pgpass.conf", ".my.cnf", ".mylogin.cnf", ".htpasswd"),
-    *("htpasswd", ".git-credentials", "**/.config/gh/hosts.yml", "**/.config/hub", "**/.composer/auth.json"),
-    *("**/.m2/settings.xml", "**/.m2/settings-security.xml", "**/etc/shadow", ".smbcredentials", ".msmtprc"),
-    *(".esmtprc", ".fetchmailrc", ".ftpconfig", ".remote-sync.json", "sftp-config.json", "**/.vscode/sftp.json"),
-    *("recentservers.xml", "filezilla.xml", "sitemanager.xml", "logins.json", "proftpdpasswd"),
-    *("credentials", ".credentials"),
-    *(f"credentials.{end}" for end in ("json", "yaml", "yml", "toml", "xml", "ini")),
-    *(f"secret{s}.{end}" for s in ("", "s") for end in ("json", "yaml", "yml", "toml", "ini", "properties", "txt")),
-    # histories of shells and consoles
-    *(".*_history", ".histfile", "fish_history", "ConsoleHost_history.txt", ".dbshell"),
-    # examples, and public keys
-    *("!*.example", "!*.sample", "!*.template", "!*.tmpl", "!*.dist", "!*.pub"),
-    *("!example.env", "!sample.env", "!template.env", "!*.example.env", "!**/.ssh/config", "!**/.ssh/known_hosts"),
-    "!**/.ssh/authorized_keys",
-)
-"""Names of files that usually hold credentials; matching ignores case. ``holds_key`` finds keys under any name."""
-
 _DESCENDING = re.compile(r"\[(.)-(.)\]")
 _PATTERNS_PER_REGEX = 100
 """RE2 limits the memory of an expression; matching is slow beyond."""
-
-_KEY_MARK, _AGE_MARK = "PRIVATE KEY", "AGE-SECRET-KEY-1"
-_KEY = re.compile(
-    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
-    r"(?:[\s\"'+,#*/]|\\[nr])*(?:[A-Za-z-]{4,20}: [^\n\\]{0,80}(?:[\s\"'+,#*/]|\\[nr])+){0,8}"
-    r"(?:[A-Za-z0-9+/=]{20,}|[A-Za-z0-9+/]{8,}={1,2})"
-)
-"""A private key of PEM, OpenSSH or PGP with its headers, if any, also within the text of a program or of JSON.
-
-Text that only mentions keys has nothing behind the first line that looks like one."""
-_BEGINS_KEY = re.compile(
-    r"\s*(?:-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----"
-    r"|PuTTY-User-Key-File-\d)"
-)
-_AGE_KEY = re.compile(r"\bAGE-SECRET-KEY-1[0-9A-Z]{40,}")
-_LONE_TOKEN = re.compile(r"\s*[A-Za-z0-9+/_-]{20,}={0,2}\s*")
-_ALLOWED = ("gitleaks:allow", "pragma: allowlist secret")
-"""Comments that scanners for secrets accept as the author's statement that nothing in a file is secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,20 +375,6 @@ class OwnIgnoreFiles:
 def lets_through(rules: Rules, path: str) -> bool:
     """Return whether the caller's patterns admit a file, regardless of ignore files."""
     return not Matcher(rules).excluded(pa.array([path], pa.string()))[0]
-
-
-def holds_key(path: str, text: str) -> bool:
-    """Return whether a file is or contains a private key, and does not say that this is allowed.
-
-    A file called ``*.key`` also counts if it contains nothing but one long word; otherwise it is often a translation.
-    """
-    found = (
-        _BEGINS_KEY.match(text)
-        or (_KEY_MARK in text and _KEY.search(text))
-        or (_AGE_MARK in text and _AGE_KEY.search(text))
-        or (path.lower().endswith(".key") and _LONE_TOKEN.fullmatch(text))
-    )
-    return bool(found) and not any(word in text for word in _ALLOWED)
 
 
 def read_ignore_file(data: bytes) -> list[bytes]:

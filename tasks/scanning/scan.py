@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import DEFAULT_MAX_DOCUMENT_BYTES
+from driftline.storage.defaults import DEFAULT_MAX_DOCUMENT_BYTES, Redaction
 from driftline.storage.deltas.manifest import SCHEMA
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, DriftlineError, ModelNotFound, UsageError
@@ -200,7 +200,7 @@ class RepositoryAtCommit:
         return self.source.commit
 
     def is_indexed(self, last: IndexedCommit | None, token: int) -> bool:
-        """Whether the index is exactly at the commit: nobody has held the lease since ``last``, whose token it was."""
+        """Return whether the index is at the commit, and the lease was not taken since ``last``."""
         expected = (self.commit_id, self.scanned_with, token)
         return last is not None and (last.id, last.scanned_with, last.token) == expected
 
@@ -256,7 +256,10 @@ ReadManifest = Callable[[Sequence[str]], pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class ScanSpec:
-    """The inputs of a scan; picklable. Files that ``claims`` cover belong to other sources."""
+    """The inputs of a scan; picklable. Files that ``claims`` cover belong to other sources.
+
+    A document that the last run read with another ``redaction`` is read again.
+    """
 
     source: Source
     fingerprint: str
@@ -266,6 +269,7 @@ class ScanSpec:
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
     full: bool = False
     claims: tuple[Claim, ...] = ()
+    redaction: Redaction = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,14 +356,14 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
     if kept and len(manifest):
         unread = tuple(Subtree(path) for path in kept)
         manifest = manifest.filter(pa.array(~_covered(manifest["path"], unread)))
-    result = diff(table, manifest, spec.fingerprint, now_ns=now_ns, full=spec.full)
+    result = diff(table, manifest, spec.fingerprint, now_ns=now_ns, full=spec.full, redaction=spec.redaction)
     skipped = pa.concat_tables([listing.skipped_table(), result.skipped]).cast(SKIPPED_SCHEMA)
     sizes = dict(zip(large["path"].to_pylist(), large["size_bytes"].to_pylist(), strict=True))
     return ScanResult(result, skipped.sort_by("path"), len(table), not listing.unread, too_large=sizes)
 
 
 def has_own_limit(path: str) -> bool:
-    """Whether ``max_document_bytes`` is the limit of a file, by its name."""
+    """Return whether ``max_document_bytes`` is the limit of a file, by its name."""
     return any(re.search(pattern, path) for pattern in (NAMED_LIKE_DOCUMENT, _LARGE_NAMES))
 
 
@@ -537,7 +541,7 @@ def analyze_document_states(
     source = open_source(record.uri, workspace.objects.storage_options, allow_empty=True)
     rules = Rules(include=record.include, exclude=record.exclude)
     claims = Neighbours(dict(workspace.sources(entity.tenant))).claims_on(entity, record)
-    spec = ScanSpec(source, _fingerprint(workspace.config), rules=rules, claims=claims)
+    spec = ScanSpec(source, _fingerprint(workspace.config), rules=rules, claims=claims, redaction=record.redact)
     documents = workspace.manifest(entity)
     manifest = documents.get(paths)
     differences = scan_paths(spec, paths, lambda prefixes: manifest, now_ns=time.time_ns()).diff

@@ -47,7 +47,7 @@ class Candidates:
 
     ``lines`` has the position of each line (``number`` 0-based), ``column`` ``(n,)`` the start of a row of a long line,
     and ``texts`` the text. ``block`` ``(n,)`` is its row among the blocks, -1 without one; ``block_documents`` has the
-    document of each block, ``block_names`` the name in its head. ``near`` ``(n,) bool`` marks the nearest lines.
+    document of each block, ``block_names`` the name in its head. ``near`` ``(n,) bool`` marks lines near in meaning.
     ``counts``, ``(n, t) float32``, is how often a line contains each of ``words``, ``t`` terms, and ``lengths``, ``(n,)
     float32``, its length. ``definition`` ``(n,)`` is the innermost of ``definitions`` around it, NO_DEFINITION, or
     UNKNOWN.
@@ -92,8 +92,11 @@ class Candidates:
         return self.definitions[position] if position >= 0 else None
 
 
-def lines_of(blocks: pa.Table, query: str) -> Candidates:
-    """Return the lines of ``blocks`` (``storage.queries.matching_blocks``), and the words of ``query`` in them."""
+def lines_of(blocks: pa.Table, query: str, near: NDArray[np.bool_] | None = None) -> Candidates:
+    """Return the lines of ``blocks`` (``storage.queries.matching_blocks``), and the words of ``query`` in them.
+
+    ``near``, ``(b,)``, marks the blocks whose meaning is near; by default none.
+    """
     words = distinct_terms(keywords(query))
     of_blocks = _documents(blocks)
     documents = sorted(set(of_blocks))
@@ -127,7 +130,7 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
         block,
         block_documents,
         names,
-        np.zeros(len(texts), np.bool_),
+        near[block] if near is not None else np.zeros(len(texts), np.bool_),
         *count_words(texts, words),
         definitions,
         definition,

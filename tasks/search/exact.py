@@ -34,6 +34,7 @@ from driftline.tasks.search.hits import (
     SourceRecords,
     Window,
     add_definitions,
+    anchored,
     anchors_of,
     clipped,
     clipped_context,
@@ -452,7 +453,14 @@ class ExactSearch:
             at = matches[0][0] if matches else 0
             first_row, unchanged = rows_of_line(text)[0][1] if text else "", place in as_indexed
             now = read.get(place.document)
-            judged = judge_read(first_row, number + 1, now, unchanged=unchanged, path=place.path)
+            judged = judge_read(
+                first_row,
+                number + 1,
+                now,
+                unchanged=unchanged,
+                path=place.path,
+                redaction=self.records.redaction(place.entity),
+            )
             yield Hit(
                 path=place.path,
                 file=file_of(self.records, window),
@@ -469,7 +477,7 @@ class ExactSearch:
                 freshness=judged.state.value if judged else None,
                 line_now=judged.line if judged else None,
                 column=at + 1,
-                anchor=anchors.get((place.entity, place.path, number)),
+                **anchored(place.path, anchors.get((place.entity, place.path, number))),
                 url=links.url(place.entity, place.path, number + 1),
                 matches=tuple((begin + 1, end + 1) for begin, end in matches),
                 **symbol_of(window.definition),

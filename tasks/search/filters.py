@@ -190,7 +190,7 @@ class LineKinds:
 
     @property
     def needs_definitions(self) -> bool:
-        """Whether paths alone cannot decide."""
+        """Return whether the filter needs definitions, not only paths."""
         return self.symbols or bool(self.kinds)
 
     def allow(self, definition: Definition | None, line: int, path: str) -> bool:

@@ -10,12 +10,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError
 from driftline.storage.lines.filters import LineFilter
@@ -23,18 +24,21 @@ from driftline.storage.lines.outline import Definition, innermost
 from driftline.storage.model import Embedder, SkipReason, content_hash
 from driftline.storage.sources.source import INODE_BITS
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.credentials import redact
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.embedding.context import PLAN_AFTER_LINES, ModelRef, load_embedder
 from driftline.tasks.extraction.extractor import Extracted, definitions_by_part, read_document
 from driftline.tasks.scanning.scan import below
 from driftline.tasks.scanning.selection import STDIN, files_named
 from driftline.tasks.search.filters import where_named
-from driftline.tasks.search.hits import Hit, clipped, clipped_context, match_in, merge_windows, symbol_of
+from driftline.tasks.search.hits import Hit, anchored, clipped, clipped_context, match_in, merge_windows, symbol_of
 from driftline.tasks.search.query import UNKNOWN_WORDS, SearchReport, answer, nearest_note
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.text import rows_of_line, split_documents, split_lines
 
+_REDACTED_CHARACTERS = 2**20
+"""Text in which credentials are replaced at once."""
 _BATCH_CHARACTERS = 4 * 2**20
 """Text to embed at once: some 100,000 lines, whose vectors take 100 MB."""
 
@@ -63,19 +67,34 @@ def read_texts(
     names: Iterable[str],
     read_stdin: Callable[[], bytes] | None = None,
     on_skip: Callable[[str, SkipReason], None] = lambda path, reason: None,
+    redaction: Callable[[str], Redaction] = lambda path: DEFAULT_REDACTION,
 ) -> Iterator[NamedText]:
     """Yield the texts that ``names`` select (see ``tasks.selection``), in order; ``-`` is standard input.
 
-    ``on_skip`` receives files that have no text or are too large. Raises SourceNotFound, AccessDenied, StorageError,
-    UsageError.
+    ``redaction`` returns which credentials to replace in a file; ``on_skip`` receives files that have no text or are
+    too large. Raises SourceNotFound, AccessDenied, StorageError, UsageError.
     """
+    held: list[NamedText] = []
+    mode, size = DEFAULT_REDACTION, 0
     for path in files_named(names, stdin=read_stdin is not None, on_skip=on_skip):
         data = read_stdin() if path == STDIN and read_stdin is not None else _read(path)
         reading = read_document(path, data)
-        if reading.reason is None:
-            yield NamedText(path, reading.extracted.text, reading.extracted)
-        else:
+        if reading.reason is not None:
             on_skip(path, reading.reason)
+            continue
+        of_file = redaction(path)
+        if of_file != mode or size > _REDACTED_CHARACTERS:
+            yield from _redacted(held, mode)
+            held, mode, size = [], of_file, 0
+        held.append(NamedText(path, reading.extracted.text, reading.extracted))
+        size += len(reading.extracted.text)
+    yield from _redacted(held, mode)
+
+
+def _redacted(texts: Sequence[NamedText], mode: Redaction) -> Iterator[NamedText]:
+    for named, text in zip(texts, redact([each.text for each in texts], mode)[0], strict=True):
+        extracted = replace(named.extracted, text=text) if named.extracted is not None else None
+        yield NamedText(named.path, text, extracted)
 
 
 def open_embedder(model: str | None = None) -> Embedder:
@@ -217,7 +236,7 @@ def _hits(
             context=clipped_context(context, window.best - start, window.column + at),
             column=window.column + at + 1,
             **symbol_of(innermost(outline(document), window.best)),
-            anchor=texts[document].anchor(window.best),
+            **anchored(texts[document].path, texts[document].anchor(window.best)),
         )
 
 
@@ -269,13 +288,20 @@ def search_files(
         del shown[real]
     reports = [report for report in [held.search(request)] if report is not None]
     if shown:
-        texts = read_texts(shown.values(), on_skip=on_skip)
+        texts = read_texts(shown.values(), on_skip=on_skip, redaction=partial(_redaction_of, workspace))
         reports.append(grep(request, texts, _embedder(workspace, open_embedder)))
     found = [hit for report in reports for hit in report.results]
     best = sorted(found, key=lambda hit: hit.distance)[: request.top_k]
     if not best and reports:
         return min(reports, key=lambda report: report.nearest.distance if report.nearest else math.inf)
     return SearchReport(request.query, tuple(replace(hit, rank=rank) for rank, hit in enumerate(best, start=1)))
+
+
+def _redaction_of(workspace: Workspace, path: str) -> Redaction:
+    """Return how the source with the nearest folder around a file is redacted."""
+    real = os.path.realpath(path)
+    around = [record for _, record in workspace.readable_sources() if below(record.uri, real)]
+    return max(around, key=lambda record: len(record.uri)).redact if around else DEFAULT_REDACTION
 
 
 def _embedder(workspace: Workspace, open_embedder: Callable[[], Embedder]) -> Embedder:

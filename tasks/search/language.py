@@ -67,7 +67,7 @@ class Question:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it consists of words only."""
+        """Return whether it consists of words only."""
         return self == Question(self.text, self.words)
 
     def conditions(self, workspace: Workspace, within: Entity | None = None) -> Iterator[LineFilter]:

@@ -26,6 +26,7 @@ from driftline.storage.model import content_hash
 from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.credentials import split_mark
 from driftline.tasks.extraction.extractor import is_extracted
 from driftline.tasks.git.commits import PushedCommit, blobs_at, pushed_commit
 
@@ -80,7 +81,7 @@ class Address:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What all spellings of the remote have in common; hosts ignore case."""
+        """Return what all spellings of the remote have in common; hosts ignore case."""
         return self.host, self.path.lower().removeprefix("scm/")
 
     @property
@@ -167,7 +168,7 @@ def wrong_link(link: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LinkTemplate:
-    """How the host of a source links to the lines of its documents."""
+    """The links of the host of a source to the lines of its documents."""
 
     text: str
     kind: str | None = None
@@ -257,9 +258,14 @@ def find_links(
 
 
 _Fact = tuple[str, str, str, str, str]
-_KNOWN: LRUCache[_Fact, _Place] = LRUCache(KNOWN_DOCUMENTS)
-"""The places of documents by workspace, source, commit, path and hash."""
+_KNOWN: LRUCache[_Fact, _Place | None] = LRUCache(KNOWN_DOCUMENTS)
+"""The places of documents by two names of their source, commit, path and hash; None if the content there is another."""
 _KNOWN_LOCK = threading.Lock()
+
+
+def _known(keys: Mapping[str, _Fact]) -> dict[str, _Place | None]:
+    with _KNOWN_LOCK:
+        return {path: _KNOWN[key] for path, key in keys.items() if key in _KNOWN}
 
 
 def _recorded(workspace: Workspace, entity: str, record: SourceRecord, wanted: Mapping[str, str]) -> dict[str, _Place]:
@@ -272,8 +278,7 @@ def _recorded(workspace: Workspace, entity: str, record: SourceRecord, wanted: M
     if at is None:
         return {}
     keys: dict[str, _Fact] = {p: (workspace.objects.uri, entity, at.id, p, digest) for p, digest in wanted.items()}
-    with _KNOWN_LOCK:
-        places = {path: _KNOWN[key] for path, key in keys.items() if key in _KNOWN}
+    places = {path: place for path, place in _known(keys).items() if place is not None}
     missing = [path for path in wanted if path not in places]
     if not missing:
         return places
@@ -285,7 +290,7 @@ def _recorded(workspace: Workspace, entity: str, record: SourceRecord, wanted: M
     for row in rows.to_pylist():
         path = row["path"]
         if row["reason"] is None and row["hash"] == wanted[path] and token_of(row["rev"]) <= at.token:
-            new[path] = _Place(at.id, f"{record.subpath}{path}", bool(row["extractor"]))
+            new[path] = _Place(at.id, f"{record.subpath}{path}", bool(split_mark(row["extractor"], "off")[0]))
     with _KNOWN_LOCK:
         _KNOWN.update({keys[path]: place for path, place in new.items()})
     return places | new
@@ -300,23 +305,26 @@ def _in_work_tree(
 ) -> dict[str, _Place]:
     """Return the places of documents at the newest pushed commit of their work tree, whose files were ``read``."""
     is_readable = "://" not in record.uri and "::" not in record.uri and workspace.access.allows(record.uri)
+    pushed = _pushed(record.uri) if wanted and is_readable else None
+    if pushed is None:
+        return {}
+    keys: dict[str, _Fact] = {p: (record.uri, "", pushed.id, p, digest) for p, digest in wanted.items()}
+    found = _known(keys)
     as_indexed = {
         path: data
         for path, digest in wanted.items()
-        if isinstance(data := read.get(path), bytes) and content_hash(data) == digest
+        if path not in found and isinstance(data := read.get(path), bytes) and content_hash(data) == digest
     }
-    if not is_readable or not as_indexed:
-        return {}
-    pushed = _pushed(record.uri)
-    if pushed is None:
-        return {}
-    ids = {path: _blob_id(data, pushed.object_format) for path, data in as_indexed.items()}
-    known = _known_blobs(pushed, record.uri, ids)
-    return {
-        path: _Place(pushed.id, f"{pushed.prefix}{path}", is_extracted(path, as_indexed[path]))
-        for path in ids
-        if path in known
-    }
+    if as_indexed:
+        blobs, new = blobs_at(pushed, [*as_indexed]), dict[str, _Place | None]()
+        for path, data in as_indexed.items():
+            same = blobs.get(path) == _blob_id(data, pushed.object_format)
+            if same or blobs:  # else git may have failed
+                new[path] = _Place(pushed.id, f"{pushed.prefix}{path}", is_extracted(path, data)) if same else None
+        with _KNOWN_LOCK:
+            _KNOWN.update({keys[path]: place for path, place in new.items()})
+        found |= new
+    return {path: place for path, place in found.items() if place is not None}
 
 
 def _pushed(root: str) -> PushedCommit | None:
@@ -327,24 +335,6 @@ def _pushed(root: str) -> PushedCommit | None:
     with _PUSHED_LOCK:
         _PUSHED[root] = found
     return found
-
-
-_SAME_BLOBS: LRUCache[tuple[str, str, str, str], bool] = LRUCache(KNOWN_DOCUMENTS)
-"""Whether a path of a work tree has a blob at a commit."""
-
-
-def _known_blobs(pushed: PushedCommit, root: str, ids: Mapping[str, str]) -> set[str]:
-    """Return the paths whose blobs at the commit have these ``ids``."""
-    keys = {path: (root, pushed.id, path, blob) for path, blob in ids.items()}
-    with _PUSHED_LOCK:
-        known = {path: _SAME_BLOBS[key] for path, key in keys.items() if key in _SAME_BLOBS}
-    asked = [path for path in ids if path not in known]
-    if asked:
-        blobs = blobs_at(pushed, asked)
-        known |= {path: blobs.get(path) == ids[path] for path in asked}
-        with _PUSHED_LOCK:
-            _SAME_BLOBS.update({keys[path]: known[path] for path in asked})
-    return {path for path, same in known.items() if same}
 
 
 def _blob_id(data: bytes, object_format: str) -> str:

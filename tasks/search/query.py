@@ -58,8 +58,9 @@ log = logging.getLogger(__name__)
 FETCH_FACTOR = 3
 """Lines to fetch per result, because neighbouring ones merge; more are fetched if that is not enough."""
 CANDIDATE_BLOCKS = 100
+CANDIDATE_NEAR_BLOCKS = 50
 CANDIDATE_LINES = 30
-"""Blocks found by words and lines found by meaning that are candidates of a hybrid search.
+"""Candidates of a hybrid search: blocks by words, and blocks by meaning, or nearest lines if a distance limits it.
 
 More if results are missing."""
 CANDIDATE_DEFINITIONS = 20
@@ -75,7 +76,7 @@ _TENANTS: LRUCache[str, list[Entity]] = LRUCache(64)
 
 @dataclass(frozen=True, slots=True)
 class ExactCounts:
-    """How many ``lines`` of how many ``documents`` an exact search has found: all, if it is ``complete``.
+    """The numbers of ``lines`` and ``documents`` that an exact search has found: all, if it is ``complete``.
 
     Otherwise ``reason`` says why not: the ``limit`` of results, or the ``time``.
     """
@@ -86,11 +87,11 @@ class ExactCounts:
 
     @property
     def complete(self) -> bool:
-        """Whether there are no more."""
+        """Return whether there are no more matches."""
         return self.reason is None
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``search --json`` prints it."""
+        """Return the object that ``search --json`` prints."""
         return {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
 
 
@@ -119,7 +120,15 @@ class SearchReport:
     """The counts of an exact search: how much of all there is was found."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``search --json`` prints."""
+        """Return the report as a dictionary.
+
+        Returns:
+            The object that ``search --json`` prints.
+
+        Examples:
+            >>> SearchReport("lease", ()).to_dict()
+            {'query': 'lease', 'results': []}
+        """
         found: dict[str, Any] = {"query": self.query, "results": [hit.to_dict() for hit in self.results]}
         found |= {"explanation": self.explanation.to_dict()} if self.explanation else {}
         found |= {"exact": self.exact.to_dict()} if self.exact else {}
@@ -128,7 +137,15 @@ class SearchReport:
         return found | ({"nearest": self.nearest.to_dict()} if self.nearest else {})
 
     def to_arrow(self) -> pa.Table:
-        """Return the hits as a table, with the fields of ``Hit`` as columns."""
+        """Return the hits as a table.
+
+        Returns:
+            A row for each hit, with the fields of ``Hit`` as columns.
+
+        Examples:
+            >>> SearchReport("lease", ()).to_arrow().num_rows
+            0
+        """
         rows = [hit.to_dict() for hit in self.results]
         return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in HIT_TYPES.items()})
 
@@ -341,7 +358,7 @@ def _open(
             for place, narrowed in table_places(workspace, tenant, where):
                 query = LineQuery(workspace.lines(place), narrowed, *filtering)
                 try:
-                    query.open(words=mode != "vector", meaning=mode != "text")
+                    query.open(words=mode != "vector", lines=mode == "vector", blocks=mode == "hybrid")
                 except DriftlineError:
                     if query.table.exists():
                         raise
@@ -417,11 +434,15 @@ class _Finder:
             fetch *= 2
 
     def hybrid(self, wanted: int, n_lines: int, *, meaning: bool) -> list[Window]:
-        """Return windows around the best-ranked lines of the blocks with the best words and of the nearest lines."""
+        """Return windows around the best-ranked lines of the blocks that are best by words and by meaning.
+
+        If a distance limits the search, the nearest lines take the place of the blocks by meaning.
+        """
         max_gap = 2 * max(n_lines, DEFAULT_N_LINES) + 1  # ranking already uses the neighbours
-        n_blocks, n_nearest = CANDIDATE_BLOCKS, CANDIDATE_LINES if meaning else 0
+        by_distance = meaning and self.max_distance is not None
+        n_blocks, n_near = CANDIDATE_BLOCKS, CANDIDATE_LINES if by_distance else CANDIDATE_NEAR_BLOCKS if meaning else 0
         while True:
-            blocks, nearest, lines = self._candidates(n_blocks, n_nearest)
+            blocks, found_near, lines = self._candidates(n_blocks, n_near)
             with self.explanation.timed("rank"):
                 options: dict[str, Any] = {"wanted": wanted, "meaning": meaning, "only": self.only}
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
@@ -432,21 +453,20 @@ class _Finder:
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
-            all_near = not meaning or len(nearest) < n_nearest
+            all_near = not meaning or found_near < n_near
             # All lines within a distance are known once the nearest are.
-            by_distance = meaning and self.max_distance is not None
             all_blocks = by_distance or len(blocks) < n_blocks or n_blocks >= MAX_BLOCKS
             if len(windows) == wanted or (all_near and all_blocks):
                 return windows
-            n_blocks, n_nearest = 4 * n_blocks, 4 * n_nearest
+            n_blocks, n_near = 4 * n_blocks, 4 * n_near
 
     def nearest_allowed(self) -> list[Window]:
         """Return the nearest line that ``only`` allows, if it is among the nearest ones."""
         rows = self._allowed(self._nearest(CANDIDATE_BLOCKS).to_pylist())
         return [Window.around(row) for row in rows[:1]]
 
-    def _candidates(self, blocks: int, lines: int) -> tuple[pa.Table, pa.Table, Candidates]:
-        """Return the best blocks and the nearest lines, searched in parallel, and the lines of both."""
+    def _candidates(self, blocks: int, near: int) -> tuple[pa.Table, int, Candidates]:
+        """Return the best blocks by words and by meaning, searched in parallel, how many were near, and their lines."""
 
         def timed(phase: str, find: Callable[[], pa.Table]) -> pa.Table:
             with self.explanation.timed(phase):
@@ -454,14 +474,23 @@ class _Finder:
 
         named = timed("names", self._named)
         if len(named) and len(self.query.split()) == 1 and self.max_distance is None:
-            lines = 0  # a definition with exactly the name says more than similar lines
+            near = 0  # a definition with exactly the name says more than similar lines
+        find_near = self._nearest if self.max_distance is not None else self._near_blocks
         with ThreadPoolExecutor(1) as pool:
-            nearest = pool.submit(timed, "vector", lambda: self._nearest(lines))
+            finding = pool.submit(timed, "vector", lambda: find_near(near))
             words = query_for_index(keywords(self.query))
             found = timed("text", lambda: _best([table.blocks(words, blocks) for table in self.tables], blocks))
             found = pa.concat_tables([found, _others(named, found)])
+            if self.max_distance is None:
+                near_blocks = finding.result()
+                known = pa.concat_tables([found, _others(near_blocks, found)])
+                return known, len(near_blocks), lines_of(known, self.query, ~_are_others(known, near_blocks))
             read = lines_of(found, self.query)  # while the search of the nearest still runs
-            return found, nearest.result(), gather(read, nearest.result())
+            return found, len(finding.result()), gather(read, finding.result())
+
+    def _near_blocks(self, limit: int) -> pa.Table:
+        found = pa.concat_tables([table.near_blocks(self.embedded, limit) for table in self.tables])
+        return found.sort_by([("cosine", "descending")]).slice(0, limit).drop_columns(["cosine"])
 
     def _named(self) -> pa.Table:
         """Return the blocks of the definitions that the query names."""
@@ -488,10 +517,18 @@ class _Finder:
 
 def _others(blocks: pa.Table, known: pa.Table) -> pa.Table:
     """Return those of ``blocks`` that are not among the ``known`` ones."""
-    place = ("entity", "path", "line_number")
-    places = {*zip(*(known[name].to_pylist() for name in place), strict=True)}
-    new = [each not in places for each in zip(*(blocks[name].to_pylist() for name in place), strict=True)]
-    return blocks.filter(pa.array(new, pa.bool_()))
+    return blocks.filter(pa.array(_are_others(blocks, known)))
+
+
+def _are_others(blocks: pa.Table, known: pa.Table) -> NDArray[np.bool_]:
+    """Return ``(n,)``: whether each of ``blocks`` is not among the ``known`` ones."""
+    places = {*_places(known)}
+    return np.fromiter((each not in places for each in _places(blocks)), np.bool_, len(blocks))
+
+
+def _places(blocks: pa.Table) -> Iterator[tuple[str, str, int, int]]:
+    columns = ("entity", "path", "line_number", "column_number")
+    return zip(*(blocks[name].to_pylist() for name in columns), strict=True)
 
 
 def _best(found: Sequence[pa.Table], limit: int) -> pa.Table:

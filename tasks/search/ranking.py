@@ -25,7 +25,7 @@ from driftline.storage.lines.words import name_parts, terms_of
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far the vectors around a line count, like words, and the weight of their cosine."""
+    """The number of lines around a line whose vectors count, their decay, and the weight of their cosine."""
 
     weight: float
     lines: int

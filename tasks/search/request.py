@@ -67,18 +67,18 @@ _AUXILIARY = re.compile(
 
 
 def is_prose(path: str) -> bool:
-    """Whether a document is meant to be read as text, by its extension."""
+    """Return whether a document is meant to be read as text, by its extension."""
     return path.lower().endswith(PROSE_EXTENSIONS)
 
 
 def is_test(path: str) -> bool:
-    """Whether a document is a test or belongs to tests, by the names of its folders and its own."""
+    """Return whether a document is a test or belongs to tests, by the names of its folders and its own."""
     return _TEST.search(path) is not None
 
 
 def is_auxiliary(path: str) -> bool:
-    """Whether a document repeats, lists or illustrates what others say: lock files, changelogs, vendored, generated and
-    translated files, examples, data."""
+    """Return whether a document repeats or lists others: lock files, changelogs, examples, data, and vendored,
+    generated or translated files."""
     return _AUXILIARY.search(path) is not None
 
 
@@ -302,11 +302,35 @@ class SearchRequest(SearchFilter):
 
     @classmethod
     def of(cls, query: str, given: Mapping[str, Any], **more: Any) -> Self:
-        """Return the request of the options that an interface was given, by name; None means that one was not."""
+        """Return the request of the options that an interface was given.
+
+        Args:
+            query: what to look for.
+            given: options by name; None means that an option was not given.
+            more: further fields.
+
+        Returns:
+            The request.
+
+        Raises:
+            UsageError: If an option has an invalid value.
+
+        Examples:
+            >>> SearchRequest.of("lease", {"top_k": 3, "mode": None}).given()
+            {'top_k': 3}
+        """
         return cls(query, **{name: value for name, value in given.items() if value is not None}, **more)
 
     def given(self) -> dict[str, Any]:
-        """Return the options that differ from their defaults, by name."""
+        """Return the options that differ from their defaults.
+
+        Returns:
+            Values by name.
+
+        Examples:
+            >>> SearchRequest("lease", exts=("md",)).given()
+            {'exts': ('md',)}
+        """
         values = {name: (getattr(self, name), row.default) for name, row in OPTIONS.items()}
         return {name: value for name, (value, default) in values.items() if value != default}
 
@@ -401,11 +425,33 @@ class Explanation:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Like ``search --explain --json`` prints it."""
+        """Return the explanation as a dictionary.
+
+        Returns:
+            The object that ``search --explain --json`` prints.
+
+        Examples:
+            >>> Explanation("hybrid", "prefilter", lines=4, matches=1).to_dict()["hit_rate"]
+            0.25
+        """
         return {**asdict(self), "hit_rate": self.matches / self.lines if self.lines else 0.0}
 
     def timed(self, phase: str) -> "_Timer":
-        """Add the time of a ``with`` block to ``seconds[phase]``."""
+        """Return a context that adds the time of its ``with`` block to ``seconds``.
+
+        Args:
+            phase: the key in ``seconds``.
+
+        Returns:
+            The context manager.
+
+        Examples:
+            >>> explanation = Explanation("hybrid", "prefilter")
+            >>> with explanation.timed("words"):
+            ...     pass
+            >>> [*explanation.seconds]
+            ['words']
+        """
         return _Timer(self.seconds, phase)
 
 

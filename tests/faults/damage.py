@@ -13,7 +13,7 @@ import shutil
 import struct
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -206,21 +206,37 @@ def cells(kind: str) -> Iterator[str]:
     yield from (way for way in WAYS if way != "newer format" or KINDS[kind].endswith(".json"))
 
 
-def table(example: Example) -> Iterator[str]:
-    """The matrix as Markdown."""
-    yield f"| File | Damage | {' | '.join(COMMANDS)} |"
-    yield "|---" * (2 + len(COMMANDS)) + "|"
+def outcomes(example: Example) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Yield each kind of file, each damage of it, and the outcomes of the commands."""
     for kind in KINDS:
         for way in cells(kind):
             with tempfile.TemporaryDirectory() as name:
                 damaged = example.copy(Path(name))
                 damaged.damage(kind, way)
-                ended = [damaged.run(*command) for command in COMMANDS.values()]
-                yield f"| {kind} | {way} | {' | '.join(each.kind or 'ok' for each in ended)} |"
+                yield kind, way, tuple(damaged.run(*command).kind or "ok" for command in COMMANDS.values())
+
+
+def table(found: Iterable[tuple[str, str, tuple[str, ...]]]) -> Iterator[str]:
+    """Yield the matrix as Markdown: one row for files and damages with the same outcomes, which names those not ok."""
+    ways: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for kind, way, ended in found:
+        ways.setdefault((ended, kind), []).append(way)
+    kinds: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for (ended, kind), each in ways.items():
+        kinds.setdefault((ended, ", ".join(each)), []).append(kind)
+    yield "| File | Damage | Outcome |"
+    yield "|---|---|---|"
+    for (ended, damages), files in kinds.items():
+        commands: dict[str, list[str]] = {}
+        for command, outcome in zip(COMMANDS, ended, strict=True):
+            commands.setdefault(outcome, []).append(command)
+        commands.pop("ok", None)
+        text = "; ".join(f"{', '.join(names)}: `{outcome}`" for outcome, names in commands.items()) or "all `ok`"
+        yield f"| {', '.join(files)} | {damages} | {text} |"
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        for row in table(Example.make(Path(place, "example"))):
+        for row in table(outcomes(Example.make(Path(place, "example")))):
             sys.stdout.write(f"{row}\n")
             sys.stdout.flush()

@@ -9,8 +9,10 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import driftline as dl
@@ -109,6 +111,20 @@ def test_members_of_a_compressed_file_are_joined(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(extractor, "MAX_UNPACKED_BYTES", len(noise))
     assert read_document("a.gz", gzip.compress(noise)).reason is None
     assert read_document("a.gz", gzip.compress(noise) + gzip.compress(b"a")).reason is SkipReason.BOMB
+
+
+@pytest.mark.parametrize(("codec", "suffix"), [("zstd", "zst"), ("lz4", "lz4")])
+def test_frames_are_joined_bounded_and_checked(codec: str, suffix: str) -> None:
+    pack = partial(pa.Codec(codec).compress, asbytes=True)
+    noise = random.Random(0).randbytes(50_000).hex().encode()
+    data = pack(noise) + pack(b"") * 1_000 + pack(b"end")
+    assert read_document(f"a.{suffix}", data).extracted.text.encode() == noise + b"end"
+    assert read_document(f"a.{suffix}", pack(bytes(extractor.MAX_UNPACKED_BYTES + 1))).reason is SkipReason.BOMB
+    for at in range(4, 400, 7):  # a lie about a length or a window ends as well
+        lie = data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+        assert read_document(f"a.{suffix}", lie).reason in {None, *REASONS}
+    assert read_document(f"a.{suffix}", data[:-4]).reason is SkipReason.DAMAGED
+    assert read_document(f"a.{suffix}", pack(b"") * (extractor.MAX_MEMBERS + 1)).reason is SkipReason.BOMB
 
 
 def test_a_compressed_file_of_too_many_members_is_refused() -> None:

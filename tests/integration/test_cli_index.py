@@ -101,7 +101,7 @@ def test_index_prints_one_object_of_the_documented_shape(tree: Path, driftline: 
     assert report["seconds"] > 0
     (source,) = report["sources"]
     assert set(source["phases"]) >= {"lease", "scan", "batches", "commit"}
-    assert set(source["worker_phases"]) == {"scan", "read", "split", "embed", "outline", "write"}
+    assert set(source["worker_phases"]) == {"scan", "read", "split", "redact", "embed", "outline", "write"}
     expected = {
         "entity": "org:default/project:default/source:web",
         "uri": str(tree),

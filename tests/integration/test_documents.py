@@ -261,3 +261,18 @@ def all_formats(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> P
     report = dl.index(str(root / "tree"), workspace=str(root / "ws"), model=str(tiny_model))
     assert report.sources[0].skipped == []
     return root / "ws"
+
+
+def test_a_hit_says_what_opens_its_place_in_a_viewer(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+    write(tree / "birds.pdf", pdf(("the first page",), ("the bittern booms",)))
+    write(tree / "birds.html", b"<!doctype html><html><h1>Birds</h1><p id='a b'>the crane dances</p></html>")
+    dl.index(str(tree), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    opened = dl.open(str(tmp_path / "ws"))
+    (of_pdf, *_), (of_html, *_) = (opened.search(f"the {bird}").results for bird in ("bittern booms", "crane dances"))
+    assert (of_pdf.path, of_pdf.anchor, of_pdf.fragment) == ("birds.pdf", "p. 2", "page=2")
+    assert (of_html.path, of_html.anchor, of_html.fragment) == ("birds.html", "#a b", "a%20b")
+    (exactly,) = opened.search("x", fixed=("the bittern",)).results
+    (unindexed,) = dl.grep("the bittern booms", str(tree / "birds.pdf"), model=str(tiny_model), top_k=1).results
+    assert exactly.fragment == unindexed.fragment == "page=2"
+    (code, *_) = opened.search("def count_herons").results
+    assert (code.anchor, code.fragment) == ("cell 2", None)

@@ -111,6 +111,7 @@ def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> No
         "matches": [],
         "copies": [],
         "anchor": None,
+        "fragment": None,
         "url": None,
     }
     assert len(found["results"]) == 1

@@ -99,7 +99,13 @@ def test_content_decides_before_the_name() -> None:
     assert read_document("a.json", b'{"cells": []}').mark == ""
 
 
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda data: pa.Codec("zstd").compress(data, asbytes=True),
+    "lz4": lambda data: pa.Codec("lz4").compress(data, asbytes=True),
+}
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
@@ -174,4 +180,8 @@ def test_an_anchor_lasts_until_the_next_and_is_one_line_of_text() -> None:
 )
 def test_another_extractor_or_version_makes_a_document_outdated(path: str, mark: str | None, expected: bool) -> None:
     paths, marks = pa.chunked_array([["a.py", path]], pa.string()), pa.chunked_array([["", mark]], pa.string())
-    assert outdated(paths, marks).tolist() == [False, expected]
+    assert outdated(paths, marks, "off").tolist() == [False, expected]
+    redacted = pa.chunked_array([["known/1", "+".join(filter(None, (mark, "known/1")))]], pa.string())
+    assert outdated(paths, redacted, "known").tolist() == [False, expected]
+    assert outdated(paths, redacted, "strict").tolist() == [True, True]
+    assert outdated(paths, marks, "known").tolist() == [True, True]

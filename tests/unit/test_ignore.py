@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from driftline.storage.errors import UsageError
-from driftline.tasks.scanning.ignore import Matcher, PatternList, Rules, holds_key, read_ignore_file
+from driftline.tasks.credentials import holds_key
+from driftline.tasks.scanning.ignore import Matcher, PatternList, Rules, read_ignore_file
 from driftline.tasks.scanning.walk import Subtree, Walk
 
 NAMES = ("a", "b", "foo", "bar.py", "x.log", "build", "données", "two words")

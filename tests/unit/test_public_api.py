@@ -78,7 +78,64 @@ def test_keywords_have_the_defaults_of_the_functions_behind_them() -> None:
     assert keyword_defaults(driftline.grep, "model", "ignore_case").items() <= of_search.items()
 
 
-EXAMPLES = ("Workspace", "SearchReport", "SearchRequest", "connect", "grep", "open", "search")
+MEMORY = {"HierarchicalLTMBackend", "Hierarchy", "MemoryExplanation", "MemoryStore", "create_ltm_backend"}
+"""Names whose docstrings say in sentences what others say in sections."""
+PROTOCOLS_AND_SERVERS = {"Client", "Embedder"}
+"""Names whose examples would need a server or an implementation."""
+
+
+def public_functions() -> dict[str, Callable[..., Any]]:
+    """The public functions and methods of ``driftline``, by name."""
+    found: dict[str, Callable[..., Any]] = {}
+    for name in driftline.__all__:
+        value = getattr(driftline, name)
+        if inspect.isfunction(value):
+            found[name] = value
+        for attribute, method in vars(value).items() if inspect.isclass(value) else ():
+            function = getattr(method, "__func__", method)
+            if inspect.isfunction(function) and not attribute.startswith("_"):
+                found[f"{name}.{attribute}"] = function
+    return found
+
+
+def missing_sections(name: str, function: Callable[..., Any]) -> set[str]:
+    """The sections that the docstring of a function lacks."""
+    text, signature = function.__doc__ or "", inspect.signature(function)
+    needed = {"Args:"} if signature.parameters.keys() - {"self", "cls"} else set()
+    needed |= {"Returns:"} if signature.return_annotation not in (None, "None") else set()
+    needed |= {">>>"} if name.partition(".")[0] not in PROTOCOLS_AND_SERVERS else set()
+    return {section for section in needed if section not in text and section.replace("Returns", "Yields") not in text}
+
+
+def test_public_functions_document_arguments_and_results_and_give_an_example() -> None:
+    missing = {name: missing_sections(name, function) for name, function in public_functions().items()}
+    lacking = {name: sections for name, sections in missing.items() if sections}
+    assert {name for name in lacking if name.partition(".")[0] not in MEMORY} == set(), lacking
+
+
+EXAMPLES = (
+    "CatalogError",
+    "DriftlineError",
+    "Entity",
+    "Explanation",
+    "Hit",
+    "IndexReport",
+    "LineFilter",
+    "LineStore",
+    "SearchReport",
+    "SearchRequest",
+    "SourceRecord",
+    "SourceReport",
+    "Workspace",
+    "WorkspaceStats",
+    "analyze_document_states",
+    "connect",
+    "grep",
+    "index",
+    "open",
+    "search",
+    "sql",
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,213 @@
+"""Find blocks of lines by meaning: two bits for each dimension of their vectors (DESIGN, "Search"; decision 20).
+
+The vector of a block is the sum of those of its lines. Its code has the sign of each dimension, and whether the value
+is large. The signs alone select blocks, both bits order them, as in RaBitQ (Gao and Long, 2024) without a rotation: the
+dimensions of static models are alike enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from cachetools import LRUCache
+from numpy.typing import NDArray
+
+from driftline.storage.lance.table import ADDRESS_BITS
+from driftline.storage.lines.table import CODE_COLUMN
+
+if TYPE_CHECKING:
+    from lance import LanceDataset, LanceFragment
+
+WORD_BITS = 64
+SMALL_VALUE = 0.35
+"""The value of a dimension that is not large, whose value is 1."""
+QUERY_BITS = 4
+"""Bits for each dimension of a query while signs select blocks."""
+SELECTED = 8
+"""Blocks that signs select for each one that is returned."""
+MIN_SELECTED = 512
+_BLOCKS_AT_ONCE = 1_024
+"""Blocks whose vectors are summed at once, in the cache of a core."""
+
+_Place = tuple[int, str]
+"""The number of a fragment, and its first data file, whose name is never used again."""
+_Read = Callable[[Sequence["LanceFragment"] | None], pa.Table]
+
+
+def encode(vectors: NDArray[np.float16], starts: NDArray[np.int64]) -> pa.Array:
+    """Return ``(b,) binary``: the codes of blocks of lines, null for a block without a vector.
+
+    Args:
+        vectors: ``(n, dim)`` unit vectors of lines, or zeros.
+        starts: ``(b,)`` the first line of each block, in ascending order from 0.
+
+    Examples:
+        >>> lines = np.array([[1, 0, 0], [0.6, -0.8, 0], [0, 0, 0]], np.float16)
+        >>> [code and code.hex() for code in encode(lines, np.array([0, 2])).to_pylist()]
+        ['80000000000000008000000000000000', None]
+    """
+    codes: list[bytes | None] = []
+    lengths = np.diff(starts, append=len(vectors))
+    for at in range(0, len(starts), _BLOCKS_AT_ONCE):
+        some = slice(at, at + _BLOCKS_AT_ONCE)
+        sums = _sums(vectors, starts[some], lengths[some])
+        sizes = np.abs(sums)
+        means = sizes.mean(axis=1, keepdims=True)
+        planes = np.concatenate([_packed(sums > 0), _packed(sizes > means)], axis=1)
+        codes += [plane.tobytes() if mean else None for plane, mean in zip(planes, means[:, 0], strict=True)]
+    return pa.array(codes, pa.binary())
+
+
+def _sums(vectors: NDArray[np.float16], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return ``(b, dim)``: the sum of the vectors of each block; several times faster than ``np.add.reduceat``."""
+    sums = vectors[starts].astype(np.float32)
+    for row in range(1, lengths.max(initial=0)):
+        longer = np.flatnonzero(lengths > row)
+        sums[longer] += vectors[starts[longer] + row]
+    return sums
+
+
+def _packed(bits: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Pack the rows of ``bits``, ``(b, dim)``, into whole words."""
+    return np.packbits(np.pad(bits, ((0, 0), (0, -bits.shape[1] % WORD_BITS))), axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCodes:
+    """The codes of the blocks of a table.
+
+    Attributes:
+        rows: ``(n,) uint64`` ids of the rows that begin the blocks.
+        signs: ``(w, n) uint64`` the signs of the dimensions, in words.
+        large: ``(w, n) uint64`` which dimensions are large.
+        places: the range of blocks of each fragment.
+    """
+
+    rows: NDArray[np.uint64]
+    signs: NDArray[np.uint64]
+    large: NDArray[np.uint64]
+    places: dict[_Place, tuple[int, int]]
+
+    @property
+    def nbytes(self) -> int:
+        """Return their size in memory."""
+        return self.rows.nbytes + self.signs.nbytes + self.large.nbytes
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def among(self, rows: NDArray[np.uint64]) -> BlockCodes:
+        """Return the codes of the blocks that ``rows`` begin."""
+        held = np.isin(self.rows, rows)
+        return BlockCodes(self.rows[held], self.signs[:, held], self.large[:, held], {})
+
+    def nearest(self, vector: NDArray[np.float32], limit: int) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
+        """Return ``(limit,)`` each: the rows of the blocks nearest to ``vector``, nearest first, and their cosines.
+
+        Args:
+            vector: ``(dim,)``, not zero.
+            limit: at most this many blocks.
+        """
+        selected = max(SELECTED * limit, MIN_SELECTED)
+        at = np.arange(len(self))
+        if selected < len(self):
+            at = np.sort(np.argpartition(-_sign_products(self.signs, vector), selected)[:selected])
+        values = np.where(_unpacked(self.large[:, at], len(vector)), np.float32(1), np.float32(SMALL_VALUE))
+        norms = np.linalg.norm(values, axis=1) * np.linalg.norm(vector)
+        values *= np.where(_unpacked(self.signs[:, at], len(vector)), np.float32(1), np.float32(-1))
+        cosines = (values @ vector / norms).astype(np.float32)
+        best = np.argsort(-cosines, kind="stable")[:limit]
+        return self.rows[at[best]], cosines[best]
+
+
+def _unpacked(words: NDArray[np.uint64], dim: int) -> NDArray[np.bool_]:
+    """Return ``(n, dim)``: the bits of ``words``, ``(w, n)``."""
+    packed = np.ascontiguousarray(words.T).view(np.uint8)
+    return np.unpackbits(packed, axis=1, count=dim).astype(np.bool_)
+
+
+def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return ``(n,)``: the products of blocks of signs and ``vector``, but for a factor and a constant.
+
+    The query is rounded to QUERY_BITS, so that a product is a sum of counts of common bits, one bit of it at a time.
+    """
+    low = vector.min()
+    steps = (2**QUERY_BITS - 1) / max(vector.max() - low, 1e-9)
+    levels = np.rint((vector - low) * steps).astype(np.uint8)
+    counts = sum(map(np.bitwise_count, signs), np.zeros(signs.shape[1], np.uint32))
+    products = np.float32(low * steps) * counts
+    for bit in range(QUERY_BITS):
+        plane = _packed((levels >> bit & 1).astype(np.bool_)[None]).view(np.uint64)[0]
+        common = (np.bitwise_count(word & mask) for word, mask in zip(signs, plane, strict=True))
+        products += np.float32(1 << bit) * sum(common, np.zeros(signs.shape[1], np.uint16))
+    return np.asarray(products, np.float32)
+
+
+_CODES: LRUCache[str, BlockCodes] = LRUCache(512 * 2**20, lambda codes: codes.nbytes)
+"""The codes of the last version of each table that this process has searched."""
+_ONE_AT_A_TIME = Lock()
+
+
+def codes_of(dataset: LanceDataset, read: _Read) -> BlockCodes:
+    """Return the codes of a version of a table, of which only those of new fragments are read.
+
+    They may include blocks that were deleted from their fragments since.
+
+    Args:
+        dataset: the version.
+        read: reads CODE_COLUMN, ``_rowid`` and ``_rowaddr`` of the blocks of some fragments, or of all.
+    """
+    fragments = {(each.fragment_id, each.data_files()[0].path): each for each in dataset.get_fragments()}
+    with _ONE_AT_A_TIME:
+        known = _CODES.get(dataset.uri)
+    if known is not None and known.places.keys() == fragments.keys():
+        return known
+    kept = {place: at for place, at in known.places.items() if place in fragments} if known else {}
+    if known is None or not kept:
+        codes = _read_codes([*fragments], read(None))
+    else:
+        new = [place for place in fragments if place not in kept]
+        codes = _joined(known, kept, _read_codes(new, read([fragments[place] for place in new])) if new else None)
+    with _ONE_AT_A_TIME:
+        if codes.nbytes <= _CODES.maxsize:
+            _CODES[dataset.uri] = codes
+    return codes
+
+
+def _read_codes(places: Sequence[_Place], rows: pa.Table) -> BlockCodes:
+    rows = rows.sort_by("_rowaddr").combine_chunks()
+    joined = b"".join(rows[CODE_COLUMN].to_pylist())
+    words = np.frombuffer(joined, np.uint64).reshape(len(rows), -1).T if len(rows) else np.zeros((2, 0), np.uint64)
+    half = len(words) // 2
+    fragment = rows["_rowaddr"].to_numpy() >> np.uint64(ADDRESS_BITS)
+    numbers = np.array([number for number, _ in places], np.uint64)
+    first, end = np.searchsorted(fragment, numbers), np.searchsorted(fragment, numbers, side="right")
+    bounds = zip(first.tolist(), end.tolist(), strict=True)
+    return BlockCodes(
+        rows["_rowid"].to_numpy(),
+        np.ascontiguousarray(words[:half]),
+        np.ascontiguousarray(words[half:]),
+        dict(zip(places, bounds, strict=True)),
+    )
+
+
+def _joined(known: BlockCodes, kept: dict[_Place, tuple[int, int]], new: BlockCodes | None) -> BlockCodes:
+    """Return the ``kept`` ranges of ``known``, and ``new`` codes behind them."""
+    held = [slice(*bounds) for bounds in kept.values()]
+    ends = np.cumsum([each.stop - each.start for each in held]).tolist()
+    places = dict(zip(kept, pairwise([0, *ends]), strict=True))
+    others = [new] if new is not None and len(new) else []
+    if new is not None:
+        places |= {place: (ends[-1] + first, ends[-1] + end) for place, (first, end) in new.places.items()}
+    return BlockCodes(
+        np.concatenate([*(known.rows[each] for each in held), *(each.rows for each in others)]),
+        np.concatenate([*(known.signs[:, each] for each in held), *(each.signs for each in others)], axis=1),
+        np.concatenate([*(known.large[:, each] for each in held), *(each.large for each in others)], axis=1),
+        places,
+    )

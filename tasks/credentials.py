@@ -1,0 +1,367 @@
+"""Find credentials: files that hold some by their names, private keys, and tokens inside text, which are replaced.
+
+``redact`` replaces a token by ``[redacted:RULE]``, so that its line is still found by its other words. Rules of the
+mode ``known`` find credentials by a form that can be checked: a prefix, an alphabet, a length. ``strict`` also replaces
+a random value behind a word such as ``password``. One RE2 expression over all texts of a batch selects the lines that a
+rule may concern; almost none are left for the rules themselves. No rule looks beyond a line, so a part of a text is
+redacted as the whole is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from driftline.storage.defaults import Redaction
+
+SECRETS = (
+    # environments
+    *(".env", ".env.*", ".env-*", ".env_*", "*.env", ".envrc", ".flaskenv"),
+    # keys: files of keys, of ssh, of certificates, of PGP, of VPNs, of password managers
+    *("*.pem", "*.p8", "*.p12", "*.pfx", "*.pkcs12", "*.jks", "*.keystore", "*.kdb", "*.kdbx", "*.ppk", "*.psafe3"),
+    *(f"id_{kind}{end}" for kind in ("rsa", "dsa", "ecdsa", "ed25519", "xmss") for end in ("", ".*", "[-_]*")),
+    *("*_rsa", "*_dsa", "*_ecdsa", "*_ed25519", "**/.ssh/*", "ssh_host_*_key", "deploy[-_]key", "*[-_]deploy[-_]key"),
+    *(
+        f"{whose}.key"
+        for whose in ("ca", "client", "host", "master", "private", "server", "ssl", "tls", "*[-_.]private")
+    ),
+    *("private*.asc", "secret*.asc", "*[-_.]private.asc", "*[-_.]secret.asc", "secring.*"),
+    *("*.ovpn", "wg[0-9].conf", "wg[0-9][0-9].conf", "**/etc/wireguard/*.conf"),
+    # clouds and clusters
+    *("**/.aws/credentials", "**/.aws/config", "**/.azure/*.json", "accessTokens.json", "**/.oci/config"),
+    *("application_default_credentials.json", "**/gcloud/legacy_credentials/**", "**/gcloud/access_tokens.db"),
+    *("client_secret*.json", "service[-_]account*.json", "serviceaccount*.json", "*firebase-adminsdk*.json"),
+    *("gha-creds-*.json", f"*-{'[0-9a-f]' * 12}.json"),  # as Google names the keys of service accounts
+    *("credentials.csv", "*accessKeys.csv", "rootkey.csv", ".boto", ".s3cfg", ".s3curl", ".tugboat", "rclone.conf"),
+    *("*.tfstate", "*.tfstate.*", "*.tfvars", "*.tfvars.json", ".terraformrc", "terraform.rc", "credentials.tfrc.json"),
+    *("**/.kube/config", "kubeconfig", "*[-_.]kubeconfig", ".kubeconfig"),
+    *(f"kubeconfig.{end}" for end in ("yaml", "yml", "json", "conf", "bak")),
+    *("**/.docker/config.json", ".dockercfg", ".dockerconfigjson"),
+    *(".vault-token", ".vault[-_]pass*", "vault[-_]pass*.txt"),
+    # passwords of programs
+    *(".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", "pgpass.conf", ".my.cnf", ".mylogin.cnf", ".htpasswd"),
+    *("htpasswd", ".git-credentials", "**/.config/gh/hosts.yml", "**/.config/hub", "**/.composer/auth.json"),
+    *("**/.m2/settings.xml", "**/.m2/settings-security.xml", "**/etc/shadow", ".smbcredentials", ".msmtprc"),
+    *(".esmtprc", ".fetchmailrc", ".ftpconfig", ".remote-sync.json", "sftp-config.json", "**/.vscode/sftp.json"),
+    *("recentservers.xml", "filezilla.xml", "sitemanager.xml", "logins.json", "proftpdpasswd"),
+    *("credentials", ".credentials"),
+    *(f"credentials.{end}" for end in ("json", "yaml", "yml", "toml", "xml", "ini")),
+    *(f"secret{s}.{end}" for s in ("", "s") for end in ("json", "yaml", "yml", "toml", "ini", "properties", "txt")),
+    # histories of shells and consoles
+    *(".*_history", ".histfile", "fish_history", "ConsoleHost_history.txt", ".dbshell"),
+    # examples, and public keys
+    *("!*.example", "!*.sample", "!*.template", "!*.tmpl", "!*.dist", "!*.pub"),
+    *("!example.env", "!sample.env", "!template.env", "!*.example.env", "!**/.ssh/config", "!**/.ssh/known_hosts"),
+    "!**/.ssh/authorized_keys",
+)
+"""Names of files that usually hold credentials; matching ignores case. ``holds_key`` finds keys under any name."""
+
+# -- private keys --------------------------------------------------------------------------------
+
+_KEY_MARK, _AGE_MARK = "PRIVATE KEY", "AGE-SECRET-KEY-1"
+_KEY = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+    r"(?:[\s\"'+,#*/]|\\[nr])*(?:[A-Za-z-]{4,20}: [^\n\\]{0,80}(?:[\s\"'+,#*/]|\\[nr])+){0,8}"
+    r"(?:[A-Za-z0-9+/=]{20,}|[A-Za-z0-9+/]{8,}={1,2})"
+)
+"""A private key of PEM, OpenSSH or PGP with its headers, if any, also within the text of a program or of JSON.
+
+Text that only mentions keys has nothing behind the first line that looks like one."""
+_BEGINS_KEY = re.compile(
+    r"\s*(?:-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----"
+    r"|PuTTY-User-Key-File-\d)"
+)
+_AGE_KEY = re.compile(r"\bAGE-SECRET-KEY-1[0-9A-Z]{40,}")
+_LONE_TOKEN = re.compile(r"\s*[A-Za-z0-9+/_-]{20,}={0,2}\s*")
+_ALLOWED = ("gitleaks:allow", "pragma: allowlist secret")
+"""Comments that scanners for secrets accept as the author's statement that nothing in a file is secret."""
+
+
+def holds_key(path: str, text: str) -> bool:
+    """Return whether a file is or contains a private key, and does not say that this is allowed.
+
+    A file called ``*.key`` also counts if it contains nothing but one long word; otherwise it is often a translation.
+    """
+    found = (
+        _BEGINS_KEY.match(text)
+        or (_KEY_MARK in text and _KEY.search(text))
+        or (_AGE_MARK in text and _AGE_KEY.search(text))
+        or (path.lower().endswith(".key") and _LONE_TOKEN.fullmatch(text))
+    )
+    return bool(found) and not any(word in text for word in _ALLOWED)
+
+
+# -- tokens inside text --------------------------------------------------------------------------
+
+RULES_VERSION = 1
+"""Part of the mark of each document in the manifest. Increment it when a rule changes, so that runs read them again."""
+_MARKS: dict[Redaction, str] = {
+    "off": "",
+    "known": f"known/{RULES_VERSION}",
+    "strict": f"strict/{RULES_VERSION}",
+}
+_IS_MARK = re.compile(r"(?:known|strict)/\d+")
+_REDACTED = "[redacted:"
+_FEW_CHARACTERS = 6_000
+"""Less text is searched by the rules at once, because the preselection takes half a millisecond to compile."""
+_STARTS = r"(?<![A-Za-z0-9_])"
+_ENDS = r"(?![A-Za-z0-9_])"
+
+
+def _varied(least: int) -> Callable[[str], bool]:
+    """Return a check for values of ``least`` distinct characters, which placeholders such as ``xxxx`` do not have."""
+    return lambda value: len(set(value)) >= least
+
+
+_is_varied = _varied(8)
+
+
+def _is_aws_id(value: str) -> bool:
+    return not value.endswith("EXAMPLE") and len(set(value[4:])) >= 6
+
+
+def _is_jwt(value: str) -> bool:
+    head = value.split(".", 1)[0]
+    try:
+        return "alg" in json.loads(base64.urlsafe_b64decode(head + "=" * (-len(head) % 4)))
+    except (binascii.Error, ValueError, TypeError, RecursionError):
+        return False
+
+
+_PLACEHOLDER = re.compile(r"[$<{%*\[]|(?:your|my|the|some|example|changeme|password|passwd|secret|xxx)", re.IGNORECASE)
+
+
+def _is_password(value: str) -> bool:
+    """Return whether a password in a URL is one: it has a digit, and is neither a variable nor a word of examples."""
+    return any(map(str.isdigit, value)) and len(set(value)) >= 5 and not _PLACEHOLDER.match(value)
+
+
+MIN_BITS = 3.0
+"""The entropy of a character, in bits, from which ``strict`` takes a value behind a key word for random."""
+
+
+def entropy(value: str) -> float:
+    """Return the entropy of a character of ``value``, in bits.
+
+    >>> entropy("aaaa"), entropy("abcd")
+    (0.0, 2.0)
+    """
+    shares = [count / len(value) for count in Counter(value).values()]
+    return -sum(share * math.log2(share) for share in shares) + 0.0
+
+
+def _is_random(value: str) -> bool:
+    mixed = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+    return mixed and not _PLACEHOLDER.match(value) and entropy(value) >= MIN_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A kind of credential: ``pattern`` matches it, or with ``before`` what is in front of it, which stays.
+
+    ``hint`` (RE2) matches in each line in which ``pattern`` can match. A match that ``check`` does not confirm stays.
+    """
+
+    name: str
+    hint: str
+    pattern: str
+    check: Callable[[str], bool] = _is_varied
+    before: str = ""
+
+    @property
+    def group(self) -> str:
+        """The name of its group in the expression of all rules."""
+        return self.name.replace("-", "_")
+
+    @property
+    def expression(self) -> str:
+        """The group of the rule; what stays is in ``kept_`` and its name."""
+        kept = f"(?P<kept_{self.group}>{self.before})" if self.before else ""
+        return f"(?P<{self.group}>{kept}{self.pattern})"
+
+
+def _token(name: str, prefix: str, body: str, hint: str = "") -> Rule:
+    """Return the rule of tokens that begin with ``prefix``, which is also the hint by default."""
+    return Rule(name, hint or prefix, f"{_STARTS}{prefix}{body}")
+
+
+KNOWN: tuple[Rule, ...] = (
+    # clouds
+    Rule("aws-access-key-id", "(?:AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{4}",
+         rf"{_STARTS}(?:AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{{16}}{_ENDS}", _is_aws_id),
+    Rule("aws-secret-access-key", "(?i:aws_?secret)", r"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])",
+         lambda value: _varied(16)(value) and "EXAMPLE" not in value,
+         before=r"(?i:aws_?secret_?(?:access_?)?key)[\"']?[ \t]*(?:=>|:=|[:=])[ \t]*[\"']?"),
+    Rule("azure-storage-key", "AccountKey=", r"(?<=AccountKey=)[A-Za-z0-9+/]{86}=="),
+    Rule("azure-sas", "[?&]sig=", r"(?:[A-Za-z0-9+/]|%[0-9A-Fa-f]{2}){43,}={0,2}", before="[?&]sig="),
+    Rule("azure-client-secret", "[0-9]Q~", rf"{_STARTS}[\w.~-]{{3}}\dQ~[\w.~-]{{31,34}}(?![\w.~-])"),
+    Rule("google-api-key", "AIza", rf"{_STARTS}AIza[\w-]{{35}}(?![\w-])"),
+    _token("google-oauth", "GOCSPX-", r"[\w-]{28}(?![\w-])"),
+    _token("google-access-token", r"ya29\.", r"[\w-]{30,}"),
+    _token("digitalocean", "do[opr]_v1_", rf"[a-f0-9]{{64}}{_ENDS}"),
+    _token("alibaba-access-key-id", "LTAI", rf"[A-Za-z0-9]{{20}}{_ENDS}", "LTAI[A-Za-z0-9]{8}"),
+    _token("heroku", "HRKU-AA", r"[\w-]{50,}"),
+    _token("fly", "(?:FlyV1 fm[12]_|fo1_)", r"[\w/+=,-]{40,}", "(?:FlyV1 fm|fo1_)"),
+    _token("cloudflare-origin-ca", r"v1\.0-", r"[a-f0-9]{24}-[a-f0-9]{100,}", r"v1\.0-[a-f0-9]{8}"),
+    _token("databricks", "dapi", rf"[a-f0-9]{{32}}(?:-\d)?{_ENDS}", "dapi[a-f0-9]{8}"),
+    _token("planetscale", "pscale_(?:tkn|pw|oauth)_", r"[\w.=-]{32,64}"),
+    # code hosts and registries
+    _token("github", "gh[pousr]_", rf"[A-Za-z0-9]{{36,251}}{_ENDS}", "gh[pousr]_[A-Za-z0-9]{8}"),
+    _token("github-fine-grained", "github_pat_", r"[A-Za-z0-9]{22}_[A-Za-z0-9]{59}"),
+    _token("gitlab", "gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat|ffct)-", r"[\w-]{20,}"),
+    _token("npm", "npm_", rf"[A-Za-z0-9]{{36}}{_ENDS}", "npm_[A-Za-z0-9]{20}"),
+    _token("pypi", "pypi-Ag", r"[\w-]{50,}"),
+    _token("rubygems", "rubygems_", rf"[a-f0-9]{{48}}{_ENDS}"),
+    _token("crates-io", "cio", rf"[A-Za-z0-9]{{32}}{_ENDS}", "cio[A-Za-z0-9]{32}"),
+    _token("docker-hub", "dckr_(?:pat|oat)_", r"[\w-]{27,}"),
+    _token("artifactory", "AKCp", rf"[A-Za-z0-9]{{69}}{_ENDS}", "AKCp[A-Za-z0-9]{8}"),
+    # models
+    _token("anthropic", r"sk-ant-[a-z]{3,8}\d\d-", r"[\w-]{60,}", "sk-ant-"),
+    _token("openai", "sk-", r"(?:(?:proj|svcacct|admin)-[\w-]{40,}|[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20})",
+           "(?:sk-(?:proj|svcacct|admin)-|T3BlbkFJ)"),
+    _token("hugging-face", "(?:hf|api_org)_", rf"[A-Za-z]{{34}}{_ENDS}", "(?:hf|api_org)_[A-Za-z]{8}"),
+    _token("groq", "gsk_", rf"[A-Za-z0-9]{{52}}{_ENDS}", "gsk_[A-Za-z0-9]{8}"),
+    _token("xai", "xai-", rf"[A-Za-z0-9]{{70,}}{_ENDS}", "xai-[A-Za-z0-9]{8}"),
+    _token("perplexity", "pplx-", rf"[A-Za-z0-9]{{48}}{_ENDS}", "pplx-[A-Za-z0-9]{8}"),
+    _token("replicate", "r8_", rf"[A-Za-z0-9]{{37}}{_ENDS}", "r8_[A-Za-z0-9]{8}"),
+    # payments, messages, mail
+    _token("stripe", "[rs]k_(?:live|test|prod)_", r"[A-Za-z0-9]{16,}"),
+    _token("stripe-webhook", "whsec_", r"[A-Za-z0-9+/=]{32,}"),
+    _token("square", "sq0(?:atp|csp|idp)-", r"[\w-]{22,}"),
+    _token("shopify", "shp(?:at|ca|pa|ss)_", rf"[a-fA-F0-9]{{32}}{_ENDS}"),
+    _token("slack", "xox[abeoprs]-", r"[A-Za-z0-9-]{10,}"),
+    _token("slack-app", r"xapp-\d-", r"[A-Z0-9]{8,}-\d+-[a-f0-9]{32,}"),
+    Rule("slack-webhook", r"hooks\.slack\.com/", r"[A-Za-z0-9+/_-]{40,}",
+         before=r"hooks\.slack\.com/(?:services|workflows|triggers)/"),
+    Rule("discord-webhook", "/api/webhooks/", r"[\w-]{60,}",
+         before=r"discord(?:app)?\.com/api/webhooks/\d{15,21}/"),
+    Rule("telegram-bot", ":AA[A-Za-z0-9_-]{8}", rf"{_STARTS}\d{{8,10}}:AA[\w-]{{33}}(?![\w-])"),
+    Rule("sendgrid", r"SG\.[A-Za-z0-9_-]{8}", rf"{_STARTS}SG\.[\w-]{{22}}\.[\w-]{{43}}(?![\w-])"),
+    _token("twilio", "SK", rf"[0-9a-f]{{32}}{_ENDS}", "SK[0-9a-f]{8}"),
+    _token("mailgun", "key-", rf"[0-9a-f]{{32}}{_ENDS}", "key-[0-9a-f]{8}"),
+    Rule("mailchimp", "[0-9a-f]{8}-us[0-9]", rf"{_STARTS}[0-9a-f]{{32}}-us\d{{1,2}}{_ENDS}"),
+    # tools
+    _token("vault", r"hv[sbr]\.", r"[\w-]{24,}"),
+    Rule("terraform", r"\.atlasv1\.", rf"{_STARTS}[A-Za-z0-9]{{14}}\.atlasv1\.[\w=-]{{60,}}"),
+    _token("pulumi", "pul-", rf"[a-f0-9]{{40}}{_ENDS}", "pul-[a-f0-9]{8}"),
+    _token("grafana", "gl(?:sa|c)_", r"[A-Za-z0-9+/_=]{32,}"),
+    _token("new-relic", "NRAK-", rf"[A-Z0-9]{{27}}{_ENDS}"),
+    _token("sentry", "sntry[su]_", r"[\w+/=]{60,}"),
+    _token("postman", "PMAK-", r"[a-f0-9]{24}-[a-f0-9]{34}"),
+    _token("linear", "lin_api_", r"[A-Za-z0-9]{40}"),
+    _token("notion", "ntn_", rf"[A-Za-z0-9]{{40,}}{_ENDS}", "ntn_[A-Za-z0-9]{8}"),
+    _token("atlassian", "ATATT3", r"[\w=-]{100,}"),
+    _token("doppler", r"dp\.(?:pt|st|ct|sa|scim|audit)\.", r"[A-Za-z0-9._-]{40,}"),
+    _token("driftline", "driftline_", r"[\w-]{43}(?![\w-])", "driftline_[A-Za-z0-9_-]{43}"),
+    # forms of their own
+    Rule("jwt", r"eyJ[A-Za-z0-9_-]{8,}\.eyJ", r"(?<![\w-])eyJ[\w-]{10,}\.eyJ[\w-]{8,}\.[\w-]{20,}", _is_jwt),
+    Rule("authorization-header", "(?i:authorization)", r"[\w+/=.~-]{16,}",
+         lambda value: _varied(8)(value) and _is_random(value),
+         before=r"(?i:authorization)[\"']?[ \t]*[:=,][ \t]*[\"']?(?i:bearer|basic|token)[ \t]+"),
+    Rule("url-password", r"://[^\s/:@]+:[^\s/@]+@", r"[^\s/@\"'<>]{6,128}(?=@[\w\[.-])", _is_password,
+         before=r"://[^\s/:@\"'<>]{1,64}:"),
+)  # fmt: skip
+"""Credentials whose form can be checked, from the documentation of those who issue them."""
+
+_KEY_WORDS = (
+    r"(?i:passwd|passphrase|password|pwd|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|auth)"
+)
+STRICT = (
+    *KNOWN,
+    Rule("random-value", rf"{_KEY_WORDS}[A-Za-z0-9_.\"'\] -]{{0,24}}[:=]", r"[^\s\"'`,;<>(){}\[\]]{8,200}", _is_random,
+         before=rf"{_KEY_WORDS}[\w.-]{{0,20}}[\"'\]]{{0,2}}[ \t]*(?:=>|:=|={{1,3}}|:)[ \t]*[\"'`]?"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Redactor:
+    """The rules of a mode as two expressions: ``hints`` (RE2) selects lines, ``expression`` finds credentials."""
+
+    rules: dict[str, Rule]
+    hints: str
+    expression: re.Pattern[str]
+
+    def line(self, line: str, counts: Counter[str]) -> str:
+        """Return a line without credentials, and count them; an author may allow those of a line."""
+
+        def replaced(match: re.Match[str]) -> str:
+            rule = self.rules[match.lastgroup or ""]
+            kept = match[f"kept_{rule.group}"] if rule.before else ""
+            if not rule.check(match[0][len(kept) :]):
+                return match[0]
+            counts[rule.name] += 1
+            return f"{kept}{_REDACTED}{rule.name}]"
+
+        return line if any(word in line for word in _ALLOWED) else self.expression.sub(replaced, line)
+
+    def suspected(self, texts: Sequence[str]) -> list[int]:
+        """Return which of ``texts`` may hold a credential."""
+        if sum(map(len, texts)) <= _FEW_CHARACTERS:
+            return [*range(len(texts))]
+        found: list[int] = pc.indices_nonzero(
+            pc.match_substring_regex(pa.array(texts, pa.large_string()), self.hints)
+        ).to_pylist()
+        return found
+
+
+@cache
+def _redactor(mode: Redaction) -> Redactor:
+    rules = STRICT if mode == "strict" else KNOWN
+    expression = re.compile("|".join(rule.expression for rule in rules))
+    return Redactor({rule.group: rule for rule in rules}, "|".join(f"(?:{rule.hint})" for rule in rules), expression)
+
+
+def redact(texts: Sequence[str], mode: Redaction) -> tuple[list[str], Counter[str]]:
+    """Return ``texts`` without credentials, and how many of them each rule replaced.
+
+    >>> redact(["url = postgres://app:h8Wq-2vTz@db/main"], "known")
+    (['url = postgres://app:[redacted:url-password]@db/main'], Counter({'url-password': 1}))
+    """
+    counts: Counter[str] = Counter()
+    if mode == "off" or not texts:
+        return [*texts], counts
+    redactor, found = _redactor(mode), [*texts]
+    split = {at: texts[at].split("\n") for at in redactor.suspected(texts)}
+    places = [(at, number) for at, lines in split.items() for number in range(len(lines))]
+    for place in redactor.suspected([line for lines in split.values() for line in lines]):
+        at, number = places[place]
+        split[at][number] = redactor.line(split[at][number], counts)
+    for at, lines in split.items() if counts else ():
+        found[at] = "\n".join(lines)
+    return found, counts
+
+
+def redact_lines(lines: Sequence[str], mode: Redaction) -> list[str]:
+    """Return lines of a document without credentials."""
+    return redact(["\n".join(lines)], mode)[0][0].split("\n") if lines else []
+
+
+def holds_redacted(text: str) -> bool:
+    """Return whether a text is, or looks, redacted: only then can it differ from the same lines of its document."""
+    return _REDACTED in text
+
+
+def with_mark(mark: str, mode: Redaction) -> str:
+    """Return the mark of a document in the manifest, from that of its extractor and how its text was redacted.
+
+    >>> with_mark("pdf/1", "off"), with_mark("", "off")
+    ('pdf/1', '')
+    """
+    return "+".join(filter(None, (mark, _MARKS[mode])))
+
+
+def split_mark(mark: str, mode: Redaction) -> tuple[str, bool]:
+    """Return the mark of the extractor, and whether the document was redacted as ``mode`` would do it today."""
+    parts = mark.split("+") if mark else []
+    found = [part for part in parts if _IS_MARK.fullmatch(part)]
+    return "+".join(part for part in parts if part not in found), "".join(found) == _MARKS[mode]

@@ -1,0 +1,221 @@
+"""Credentials planted in documents are neither stored nor shown by any interface, and their lines are found."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import lance
+import pyarrow.parquet as pq
+import pytest
+from mcp import Client
+
+import driftline as dl
+from driftline.flows.mcp_server.server import make_server
+from driftline.flows.web.requests import Reader
+from driftline.flows.web.serving import web_server
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.credentials import KNOWN, STRICT
+from driftline.tasks.search.hits import read_excerpt
+from tests.support.documents import docx, notebook, paragraph
+from tests.support.planted import line_of, planted
+from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.web import ask, serving
+
+Driftline = Callable[..., Any]
+LINES = [line_of(rule.name) for rule in STRICT]
+ALL = [secret for _, secret in planted().values()]
+SECRETS = [secret for rule, (_, secret) in planted().items() if rule != "random-value"]
+"""Those of the mode ``known``."""
+SOURCE = "org:default/project:default/source:tree"
+
+
+def plant(root: Path, lines: list[str] = LINES) -> Path:
+    """A tree with each credential in each of some formats."""
+    root.mkdir()
+    code = "\n".join(f"value = {line!r}" for line in lines)
+    files: dict[str, str | bytes] = {
+        "notes.md": "# Notes\n\n" + "\n".join(lines) + "\n",
+        "settings.py": f"def connect():\n    return 1\n\n{code}\n",
+        "minified.js": ";".join(lines) + "\n",
+        "heron.1.gz": gzip.compress("\n".join(lines).encode()),
+        "nb.ipynb": notebook(*(("code", line) for line in lines)),
+        "page.html": "<html><body>" + "".join(f"<p id=x{at}>{line}</p>" for at, line in enumerate(lines)) + "</body>",
+        "report.docx": docx("".join(paragraph(escape(line)) for line in lines)),
+        "mail.eml": f"From: a@b.c\nTo: d@e.f\nSubject: {lines[0]}\nMessage-ID: <1@x>\n\n" + "\n".join(lines),
+    }
+    minute_ago = time.time() - 60
+    for name, data in files.items():
+        (root / name).write_bytes(data.encode() if isinstance(data, str) else data)
+        os.utime(root / name, (minute_ago, minute_ago))
+    return root
+
+
+def stored(folder: Path) -> Iterator[tuple[str, str]]:
+    """Everything in a workspace: the bytes of each file, and the values of each table, which may be compressed."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            data = path.read_bytes()
+            yield str(path), data.decode("latin-1")
+            if data.startswith(b"\x1f\x8b"):
+                yield str(path), gzip.decompress(data).decode("latin-1")
+            if data.startswith(b"PAR1"):
+                yield str(path), repr(pq.read_table(path).to_pydict())
+        elif path.name.endswith(".lance") or (path / "_versions").is_dir():
+            dataset = lance.dataset(str(path))
+            for version in dataset.versions():
+                yield str(path), repr(dataset.checkout_version(version["version"]).to_table().to_pydict())
+
+
+def leaked(text: str, secrets: list[str]) -> list[str]:
+    """The secrets that a text holds, also as JSON or a URL would write them."""
+    return [s for s in secrets if s in text or json.dumps(s)[1:-1] in text or quote(s, safe="") in text]
+
+
+def check_stored(folder: Path, secrets: list[str]) -> None:
+    seen = [*stored(folder)]
+    assert sum("heron" in text for _, text in seen) > 1, "the lines themselves are there"
+    assert {path: found for path, text in seen if (found := leaked(text, secrets))} == {}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plant(tmp_path_factory.mktemp("planted") / "tree")
+
+
+@pytest.fixture(scope="module")
+def workspace(tree: Path, tiny_model: Path) -> Path:
+    place = tree.parent / "ws"
+    (report,) = dl.index(str(tree), workspace=str(place), model=str(tiny_model)).sources
+    assert set(report.redacted) == {rule.name for rule in KNOWN}
+    assert all(count >= 8 for count in report.redacted.values())  # in each file
+    return place
+
+
+def test_nothing_of_them_is_stored(workspace: Path) -> None:
+    check_stored(workspace, SECRETS)
+
+
+def test_the_command_line_shows_none(tree: Path, workspace: Path, driftline: Driftline) -> None:
+    at = ("--workspace", workspace)
+    shown = [
+        driftline("search", "deploy heron egret", "--top-k", 60, *at, *more)
+        for more in ((), ("--json",), ("-n", "30"), ("--mode", "text"), ("-F", "heron"), ("-E", "redacted:"))
+    ]
+    shown += [
+        driftline("sql", f"SELECT * FROM {name}", "--limit", "5000", "--json", *at) for name in ("lines", "documents")
+    ]
+    shown += [driftline("grep", "deploy heron", tree, "-n", "9", "--top-k", 60), driftline("status", *at)]
+    shown += [driftline("runs", "--json", *at), driftline("verify", *at)]
+    for each in shown:
+        assert each.out
+        assert leaked(each.out + each.err, SECRETS) == []
+    assert "[redacted:github]" in "".join(each.out for each in shown)
+    for secret in SECRETS[:5]:
+        assert driftline("search", "-F", secret, "--json", *at).json["results"] == []
+
+
+def test_their_lines_are_found_by_their_words_and_the_name_of_the_rule(workspace: Path) -> None:
+    opened = dl.open(str(workspace))
+    (hit, *_) = opened.search("fixed", fixed=("[redacted:github]",), paths=("notes.md",)).results
+    assert hit.text == "deploy heron [redacted:github] # of the egret"
+    assert (hit.freshness, hit.line_now) == ("fresh", hit.line)
+    excerpt = read_excerpt(Workspace.open(str(workspace)), "notes.md", hit.line, n_lines=2)
+    assert excerpt.current
+    assert hit.text in excerpt.lines
+
+
+def test_a_changed_document_is_judged_by_its_redacted_lines(tmp_path: Path, tiny_model: Path) -> None:
+    root = plant(tmp_path / "tree")
+    dl.index(str(root), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    changed = (root / "notes.md").read_text().replace("# Notes\n", "# Notes\n\nmore\n")
+    (root / "notes.md").write_text(changed)
+    opened = dl.open(str(tmp_path / "ws"))
+    (hit, *_) = opened.search("fixed", fixed=("[redacted:github]",), paths=("notes.md",)).results
+    assert (hit.freshness, hit.line_now) == ("moved", hit.line + 2)
+    report = opened.search("deploy heron", top_k=100, n_lines=9)
+    assert leaked(json.dumps(report.to_dict()), SECRETS) == []
+
+
+def test_the_server_shows_none(workspace: Path) -> None:
+    reader = Reader(Workspace.open(str(workspace)).reread)
+    reader.warm()
+    with serving(web_server(reader, "127.0.0.1", 0)) as place:
+        targets = [f"/d/{SOURCE}/{name}" for name in ("notes.md", "settings.py", "heron.1.gz", "nb.ipynb")]
+        targets += ["/?q=deploy+heron", "/?q=heron&fixed=heron", "/index", "/metrics"]
+        targets += ["/api/v1/search?q=deploy+heron&top_k=50&n_lines=9", "/api/v1/search?q=x&fixed=heron&top_k=50"]
+        targets += [f"/api/v1/excerpt?path=notes.md&line={line}&n_lines=30&source={SOURCE}" for line in (20, 50)]
+        answers = {target: ask(place, target) for target in targets}
+    assert {target: answer.body[:300] for target, answer in answers.items() if answer.status != 200} == {}
+    assert {
+        target: leaked(answer.body, SECRETS) for target, answer in answers.items() if leaked(answer.body, SECRETS)
+    } == {}
+    assert sum("[redacted:" in answer.body for answer in answers.values()) >= 8
+
+
+def test_the_tools_of_agents_show_none(workspace: Path) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("search_lines", {"query": "deploy heron", "top_k": 50, "n_lines": 9}),
+        ("grep_lines", {"pattern": "heron"}),
+        *(("read_context", {"path": name, "line": 30, "n_lines": 40}) for name in ("notes.md", "settings.py")),
+        ("read_context", {"path": "nb.ipynb", "line": 30, "n_lines": 40}),
+    ]
+
+    async def talk() -> list[Any]:
+        async with Client(make_server(Workspace.open(str(workspace))), read_timeout_seconds=PATIENCE_SECONDS) as client:
+            return [await client.call_tool(name, arguments) for name, arguments in calls]
+
+    for outcome in asyncio.run(talk()):
+        assert not outcome.is_error, outcome
+        text = repr(outcome)
+        assert "[redacted:" in text
+        assert leaked(text, SECRETS) == []
+
+
+def test_another_mode_reads_the_documents_again_and_only_once(
+    tmp_path: Path, tiny_model: Path, driftline: Driftline, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="driftline")
+    root, place = plant(tmp_path / "tree"), tmp_path / "ws"
+
+    def run(*options: str) -> dict[str, Any]:
+        more = ("--model", tiny_model) if not place.exists() else ()
+        report = driftline("index", root, "--workspace", place, "--json", *more, *options).json
+        source: dict[str, Any] = report["sources"][0]
+        return source
+
+    assert run("--redact", "off")["redacted"] == {}
+    with pytest.raises(AssertionError):
+        check_stored(place, SECRETS)
+    assert run()["changed"] == 0  # a source keeps its mode
+    known = run("--redact", "known")
+    assert (known["changed"], len(known["redacted"])) == (8, len(KNOWN))
+    strict = run("--redact", "strict")
+    assert (strict["changed"], set(strict["redacted"])) == (8, {rule.name for rule in STRICT})
+    again = run()
+    assert (again["changed"], again["bytes_read"], again["redacted"]) == (0, 0, {})
+    # Superseded versions keep the text of earlier modes until maintenance removes them.
+    assert driftline("compact", "--workspace", place, "--retention-seconds", "0", "--max-deltas", "0").code == 0
+    assert driftline("cleanup", "--workspace", place, "--max-age-seconds", "0", "--delete").code == 0
+    check_stored(place, ALL)
+    assert leaked(caplog.text, ALL) == []
+
+
+def test_a_wrong_mode_is_refused_before_anything_is_written(
+    tmp_path: Path, tiny_model: Path, driftline: Driftline
+) -> None:
+    (tmp_path / "a.txt").write_text("a line\n")
+    outcome = driftline("index", tmp_path, "--workspace", tmp_path / "ws", "--redact", "all")
+    assert outcome.code == 2
+    with pytest.raises(dl.UsageError, match="No redaction is called 'all'"):
+        dl.index(str(tmp_path), workspace=str(tmp_path / "ws"), model=str(tiny_model), redact="all")  # type: ignore[arg-type]
+    assert not (tmp_path / "ws").exists()

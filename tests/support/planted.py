@@ -1,0 +1,112 @@
+"""Make credentials that look real, one for each rule; none is written out here, so that scanners find nothing."""
+
+from __future__ import annotations
+
+import base64
+import random
+import string
+
+_ALNUM = string.ascii_letters + string.digits
+_HEX = "0123456789abcdef"
+_UPPER = string.ascii_uppercase + "234567"
+
+
+def _made(alphabet: str, length: int, seed: int) -> str:
+    return "".join(random.Random(seed).choices(alphabet, k=length))
+
+
+def _examples(seed: int) -> dict[str, tuple[str, str]]:
+    """What stays in front of each credential, and the credential, by rule."""
+
+    def alnum(length: int) -> str:
+        return _made(_ALNUM, length, seed)
+
+    def hexes(length: int) -> str:
+        return _made(_HEX, length, seed)
+
+    return {
+        "aws-access-key-id": ("", "AK" + "IA" + _made(_UPPER, 16, seed)),
+        "aws-secret-access-key": ("aws_secret_access_key = ", alnum(40)),
+        "azure-storage-key": ("AccountKey=", alnum(86) + "=="),
+        "azure-sas": ("https://a.blob.core/c?sv=2024&sig=", alnum(43) + "%3D"),
+        "azure-client-secret": ("", "aB~" + "8Q~" + alnum(32)),
+        "google-api-key": ("", "AI" + "za" + alnum(35)),
+        "google-oauth": ("", "GOC" + "SPX-" + alnum(28)),
+        "google-access-token": ("", "ya" + "29." + alnum(60)),
+        "digitalocean": ("", "dop" + "_v1_" + hexes(64)),
+        "alibaba-access-key-id": ("", "LT" + "AI" + alnum(20)),
+        "heroku": ("", "HRKU" + "-AA" + alnum(58)),
+        "fly": ("", "fo" + "1_" + alnum(43)),
+        "cloudflare-origin-ca": ("", "v1" + ".0-" + hexes(24) + "-" + hexes(146)),
+        "databricks": ("", "da" + "pi" + hexes(32)),
+        "planetscale": ("", "pscale" + "_tkn_" + alnum(43)),
+        "github": ("", "gh" + "p_" + alnum(36)),
+        "github-fine-grained": ("", "github" + "_pat_" + alnum(22) + "_" + alnum(59)),
+        "gitlab": ("", "gl" + "pat-" + alnum(20)),
+        "npm": ("", "np" + "m_" + alnum(36)),
+        "pypi": ("", "pypi-" + "AgEIcHlwaS5vcmc" + alnum(70)),
+        "rubygems": ("", "ruby" + "gems_" + hexes(48)),
+        "crates-io": ("", "ci" + "o" + alnum(32)),
+        "docker-hub": ("", "dckr" + "_pat_" + alnum(27)),
+        "artifactory": ("", "AK" + "Cp" + alnum(69)),
+        "anthropic": ("", "sk-" + "ant-api03-" + alnum(93) + "AA"),
+        "openai": ("", "sk-" + "proj-" + alnum(60)),
+        "hugging-face": ("", "h" + "f_" + _made(string.ascii_letters, 34, seed)),
+        "groq": ("", "gs" + "k_" + alnum(52)),
+        "xai": ("", "xa" + "i-" + alnum(80)),
+        "perplexity": ("", "pp" + "lx-" + alnum(48)),
+        "replicate": ("", "r" + "8_" + alnum(37)),
+        "stripe": ("", "sk" + "_live_" + alnum(24)),
+        "stripe-webhook": ("", "wh" + "sec_" + alnum(32)),
+        "square": ("", "sq" + "0atp-" + alnum(22)),
+        "shopify": ("", "shp" + "at_" + hexes(32)),
+    }
+
+
+def _more_examples(seed: int) -> dict[str, tuple[str, str]]:
+    def alnum(length: int) -> str:
+        return _made(_ALNUM, length, seed)
+
+    def hexes(length: int) -> str:
+        return _made(_HEX, length, seed)
+
+    head = base64.urlsafe_b64encode(b'{"alg":"HS256","typ":"JWT"}').decode().rstrip("=")
+    return {
+        "slack": ("", "xo" + "xb-" + "123456789012-" + alnum(24)),
+        "slack-app": ("", "xa" + "pp-1-" + "A0123456789-" + "1234567890123-" + hexes(64)),
+        "slack-webhook": ("https://hooks." + "slack.com/services/", "T0123456A/B0123456A/" + alnum(24)),
+        "discord-webhook": ("https://discord.com/api/webhooks/123456789012345678/", alnum(68)),
+        "telegram-bot": ("", "1234567890" + ":AA" + alnum(33)),
+        "sendgrid": ("", "S" + "G." + alnum(22) + "." + alnum(43)),
+        "twilio": ("", "S" + "K" + hexes(32)),
+        "mailgun": ("", "ke" + "y-" + hexes(32)),
+        "mailchimp": ("", hexes(32) + "-" + "us12"),
+        "vault": ("", "hv" + "s." + alnum(90)),
+        "terraform": ("", alnum(14) + ".atlas" + "v1." + alnum(67)),
+        "pulumi": ("", "pu" + "l-" + hexes(40)),
+        "grafana": ("", "gl" + "sa_" + alnum(32) + "_" + hexes(8)),
+        "new-relic": ("", "NR" + "AK-" + _made(string.ascii_uppercase + string.digits, 27, seed)),
+        "sentry": ("", "sntry" + "u_" + hexes(64)),
+        "postman": ("", "PM" + "AK-" + hexes(24) + "-" + hexes(34)),
+        "linear": ("", "lin" + "_api_" + alnum(40)),
+        "notion": ("", "nt" + "n_" + alnum(46)),
+        "atlassian": ("", "ATA" + "TT3" + alnum(180)),
+        "doppler": ("", "dp" + ".pt." + alnum(43)),
+        "driftline": ("", "drift" + "line_" + alnum(43)),
+        "jwt": ("", f"{head}." + "eyJ" + alnum(40) + "." + alnum(43)),
+        "authorization-header": ("Authorization: Bearer ", "x9" + alnum(38)),
+        "url-password": ("postgres://app:", "h8Wq" + "-2vTz" + hexes(8)),
+        "random-value": ("db_password = ", "Zq7" + alnum(18)),
+    }
+
+
+def planted(seed: int = 32) -> dict[str, tuple[str, str]]:
+    """Return a credential for each rule, ``(what is in front of it and stays, the credential)``."""
+    return _examples(seed) | _more_examples(seed)
+
+
+def line_of(rule: str, seed: int = 32) -> str:
+    """Return a line with the credential of a rule among words: ``deploy heron …``."""
+    before, secret = planted(seed)[rule]
+    behind = "@db.example/birds" if rule == "url-password" else " # of the egret"
+    return f"deploy heron {before}{secret}{behind}"

@@ -1,0 +1,88 @@
+"""Credentials inside text: each rule replaces its own, and leaves everything else."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from driftline.storage.defaults import Redaction
+from driftline.tasks.credentials import KNOWN, STRICT, redact, redact_lines, split_mark, with_mark
+from tests.support.planted import line_of, planted
+
+SAFE = """
+password = os.environ["DATABASE_PASSWORD"]
+token: str = request.headers["Authorization"].removeprefix("Bearer ")
+AKIAIOSFODNN7EXAMPLE is the key of the manual
+ghp_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx
+postgres://user:password@localhost/db and postgres://app:${PASSWORD1}@host/db
+http://localhost:8080/path@v2 and git@github.com:acme/web.git
+sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+class TokenBucket: def secret_key(self) -> str: return self._secret_key
+risk-proj-plan, task-admin-page, SG.module.function, key-value store, eyJ.eyJ
+const API_KEY = process.env.API_KEY_PRODUCTION
+<a href="https://hooks.slack.com/services/">Slack</a> npm_config_registry=https://registry
+secret_token_generator(name="default", rounds=20000)
+""".strip().split("\n")
+
+
+@pytest.mark.parametrize("rule", [rule.name for rule in STRICT])
+def test_each_rule_replaces_its_credential_and_leaves_the_words_around_it(rule: str) -> None:
+    _, secret = planted()[rule]
+    line = line_of(rule)
+    mode: Redaction = "strict" if rule == "random-value" else "known"
+    (found,), counts = redact([line], mode)
+    assert found == line.replace(secret, f"[redacted:{rule}]")
+    assert counts == {rule: 1}
+    assert redact([found], mode) == ([found], Counter())
+    assert redact([line], "off")[0] == [line]
+    assert redact([f"{line}  # gitleaks:allow"], mode)[1] == Counter()
+
+
+def test_large_texts_are_redacted_like_small_ones() -> None:
+    lines = [line_of(rule.name) for rule in KNOWN]
+    filling = ["nothing of this line is a secret"] * 400
+    small = redact_lines(lines, "known")
+    assert redact(["\n".join([*filling, *lines, *filling])], "known")[0] == ["\n".join([*filling, *small, *filling])]
+    assert redact([*filling, *lines], "known")[0] == [*filling, *small]
+    assert redact(lines * 9, "known")[1] == {rule.name: 9 for rule in KNOWN}
+
+
+@pytest.mark.parametrize("line", SAFE)
+def test_lines_that_only_look_like_credentials_stay(line: str) -> None:
+    assert redact([line], "strict") == ([line], Counter())
+
+
+def test_only_strict_replaces_random_values_behind_a_key_word() -> None:
+    line = line_of("random-value")
+    assert redact([line], "known") == ([line], Counter())
+    assert redact([line.replace("db_password", "db_colour")], "strict")[1] == Counter()
+
+
+def test_no_rule_takes_forever() -> None:
+    hostile = [
+        "a" * 200_000,
+        "://" * 70_000,
+        "eyJ" * 70_000,
+        "eyJ-" * 70_000,
+        "token" * 40_000,
+        "://a:" * 40_000,
+        "sk-proj-" * 25_000,
+    ]
+    texts, counts = redact(hostile, "strict")
+    assert texts == hostile
+    assert not counts
+
+
+def test_a_mark_tells_the_mode_and_the_version_of_the_rules() -> None:
+    assert split_mark(with_mark("gzip/1+-pdf/1", "strict"), "strict") == ("gzip/1+-pdf/1", True)
+    assert split_mark(with_mark("", "known"), "strict") == ("", False)
+    assert split_mark("pdf/1+known/0", "known") == ("pdf/1", False)
+    assert split_mark("pdf/1", "off") == ("pdf/1", True)
+    assert split_mark("pdf/1", "known") == ("pdf/1", False)
+
+
+def test_every_group_of_the_expression_is_a_rule() -> None:
+    assert len({rule.group for rule in STRICT}) == len(STRICT)
+    assert not any(re.compile(rule.pattern).groups or re.compile(rule.hint).groups for rule in STRICT)
