@@ -184,7 +184,10 @@ class RemoveReport:
 
 @dataclass(slots=True)
 class TenantCompaction:
-    """One tenant's part of a compaction. ``folded`` counts deltas by source; ``skipped`` holds messages."""
+    """One tenant's part of a compaction. ``folded`` counts deltas by source; ``skipped`` holds messages.
+
+    ``measured`` is the time of the last measurement of the search, by this compaction or by an earlier one.
+    """
 
     tenant: str
     folded: dict[str, int] = field(default_factory=dict)
@@ -193,6 +196,7 @@ class TenantCompaction:
     skipped: list[str] = field(default_factory=list)
     before: Figures | None = None
     after: Figures | None = None
+    measured: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``compact --json`` prints."""
@@ -204,6 +208,7 @@ class TenantCompaction:
             "skipped": self.skipped,
             "before": self.before.to_dict() if self.before else None,
             "after": self.after.to_dict() if self.after else None,
+            "measured": self.measured,
         }
 
 

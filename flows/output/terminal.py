@@ -187,11 +187,9 @@ def print_compact(result: Result) -> None:
         before, after = part["before"] or {}, part["after"] or {}
         names = ("files", "bytes", "deltas", "fragments", "versions")
         lines += [Text(f"  {name:<12}{before.get(name, 0):>16,} -> {after.get(name, 0):,}") for name in names]
-        if after.get("recall_at_10") is not None and before.get("recall_at_10") is not None:
-            times = [f"{figures['p50_seconds'] * 1000:.1f} ms" for figures in (before, after)]
-            recalls = [f"{figures['recall_at_10']:.3f}" for figures in (before, after)]
-            lines.append(Text(f"  {'search p50':<12}{times[0]:>16} -> {times[1]}"))
-            lines.append(Text(f"  {'recall@10':<12}{recalls[0]:>16} -> {recalls[1]}"))
+        if after.get("recall_at_10") is not None:
+            lines.append(Text(f"  {'search p50':<12}{after['p50_seconds'] * 1000:>20.1f} ms"))
+            lines.append(Text(f"  {'recall@10':<12}{after['recall_at_10']:>20.3f}"))
     lines.append(Text(f"{printable(result['workspace'])} compacted in {result['seconds']:.1f} s", style="dim"))
     _print(lines)
 

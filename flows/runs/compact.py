@@ -6,7 +6,7 @@ A compaction may stop after any step: the workspace is consistent then, and the 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -22,9 +22,10 @@ from driftline.storage.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELTAS, DEF
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, CommitConflict, DriftlineError, LeaseHeld, RecallTooLow
 from driftline.storage.lance.table import commit_compaction, plan_compaction, remove_old_versions
+from driftline.storage.lance.vector_index import VECTOR
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import Lease, acquire
-from driftline.storage.lines.indexes import maintain
+from driftline.storage.lines.indexes import Segment, SegmentSpec, maintain
 from driftline.storage.lines.table import LineTable
 from driftline.storage.memory.upkeep import compact_indexes, compact_vectors
 from driftline.storage.memory.vectors import vector_tables
@@ -33,7 +34,15 @@ from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.embedding.context import ModelRef, TaskContext
 from driftline.tasks.maintenance.cleanup import Fence
-from driftline.tasks.maintenance.compact import Figures, RewriteSpec, fold_deltas, rewrite_fragments, take_stock
+from driftline.tasks.maintenance.compact import (
+    RewriteSpec,
+    SearchQuality,
+    fold_deltas,
+    last_measured,
+    rewrite_fragments,
+    search_quality,
+    take_stock,
+)
 
 RECALL_FLOOR = 0.95
 """Minimum recall@10 against exact search: below it, the compaction fails and keeps old versions."""
@@ -107,6 +116,9 @@ class _Compaction:
     progress: Progress
     run_id: str
     report: TenantCompaction
+    rebuilt: int = 0
+    """Rows of the segments of the vector index that this compaction has built."""
+    quality: SearchQuality | None = None
 
     def execute(self) -> None:
         started, clock = datetime.now(UTC), time.monotonic()
@@ -117,6 +129,7 @@ class _Compaction:
             self._fold()
             self._maintain_tables()
             self._compact_memory()
+            self.report.after = take_stock(self.workspace, self.tenant, self.quality)
             outcome = "done"
         except DriftlineError as error:
             outcome = error.kind
@@ -164,7 +177,6 @@ class _Compaction:
             if vector_tables(self.workspace.objects, self.tenant) and self._lease(stack, self.tenant, "maintenance"):
                 retention = timedelta(seconds=self.request.retention_seconds)
                 self.report.versions_removed += compact_vectors(self.workspace, self.tenant, retention)
-        self.report.after = take_stock(self.workspace, self.tenant)
 
     # -- tables ------------------------------------------------------------------------------
 
@@ -175,8 +187,7 @@ class _Compaction:
             if lease is not None:
                 for table in tables:
                     self._optimise(table, lease)
-        self.report.after = take_stock(self.workspace, self.tenant)
-        self._check_recall(self.report.after)
+        self._check_recall()
         self._remove_old_versions(tables)
 
     def _remove_old_versions(self, tables: Sequence[LineTable]) -> None:
@@ -188,14 +199,11 @@ class _Compaction:
             for table in tables if self.tenant.directory in fence.tenants else ():
                 fence.check()
                 self.report.versions_removed += remove_old_versions(table, older_than)
-        if self.report.versions_removed:
-            self.report.after = take_stock(self.workspace, self.tenant)
 
     def _optimise(self, table: LineTable, maintenance: Lease) -> None:
         for _ in range(COMPACTION_ATTEMPTS):
             self.progress.phase(f"building indexes of {self.tenant}")
-            build = partial(build_on, self.executor, self.tenant, table)
-            self.report.indexes += maintain(table, thorough=True, build=build)
+            self.report.indexes += maintain(table, thorough=True, build=partial(self._build, table))
             plan = plan_compaction(table)
             if not plan.tasks:
                 return
@@ -212,11 +220,24 @@ class _Compaction:
             f"Fragments of {self.tenant} are left to the next compaction: concurrent writers kept changing them."
         )
 
-    def _check_recall(self, after: Figures) -> None:
-        if after.recall_at_10 is not None and after.recall_at_10 < RECALL_FLOOR:
+    def _build(self, table: LineTable, specs: Iterable[SegmentSpec]) -> Iterator[Segment]:
+        rows = {each.fragment_id: each.physical_rows for each in table.open().get_fragments()}
+        for segment in build_on(self.executor, self.tenant, table, specs):
+            if segment.name == VECTOR:
+                self.rebuilt += sum(rows.get(fragment, 0) for fragment in segment.fragments)
+            yield segment
+
+    def _check_recall(self) -> None:
+        """Measure the search if it is due, before old versions are removed. Raises RecallTooLow."""
+        self.progress.phase(f"measuring {self.tenant}")
+        now = datetime.now(UTC)
+        self.quality = found = search_quality(self.workspace, self.tenant, self.rebuilt, now)
+        measured = now if found else last_measured(self.workspace, self.tenant)
+        self.report.measured = measured.isoformat() if measured else None
+        if found is not None and found.recall < RECALL_FLOOR:
+            self.report.after = take_stock(self.workspace, self.tenant, found)
             raise RecallTooLow(
-                f"Recall@10 of the vector index is {after.recall_at_10:.1%}, below {RECALL_FLOOR:.0%}; "
-                "old versions are kept",
+                f"Recall@10 of the vector index is {found.recall:.1%}, below {RECALL_FLOOR:.0%}; old versions are kept",
                 str(self.tenant),
                 "Rebuild the vector index, and report this.",
             )

@@ -294,7 +294,15 @@ def without_rows(
     return removed, updated
 
 
-_OPTIONS: CompactionOptions = {"target_rows_per_fragment": 1024 * 1024, "num_threads": 1}
+FRAGMENT_ROWS = 1 << 15
+"""Smaller fragments are merged. Larger ones, as runs write them, stay until many of their rows are deleted."""
+WORN_SHARE = 0.1
+"""A fragment is rewritten without its deleted rows once they are a larger share of it."""
+_OPTIONS: CompactionOptions = {
+    "target_rows_per_fragment": FRAGMENT_ROWS,
+    "materialize_deletions_threshold": WORN_SHARE,
+    "num_threads": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)

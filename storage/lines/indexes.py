@@ -84,7 +84,10 @@ SEGMENT_ROWS = 1 << 20
 SMALL_SEGMENT_ROWS = SEGMENT_ROWS // 2
 """Segments with fewer rows are merged later; larger ones stay as they are."""
 MAX_SMALL_SEGMENTS = 8
-"""Maximum number of small segments; more are merged, by building one segment of all their fragments."""
+"""Maximum number of small segments that a run leaves."""
+OUTWEIGHS = 2
+"""A small segment is merged with all smaller ones and with new rows unless it is this many times as large as they are
+together. So the index of a row is built again only a few times, and a small segment is a fraction of the next one."""
 MAX_UNINDEXED_ROWS = 20_000
 """Searches scan up to this many unindexed rows, which is cheaper than another segment."""
 
@@ -95,7 +98,7 @@ def groups_to_build(
     """Return the groups of fragments that need a segment each; a group has every fragment of the segments it replaces.
 
     ``rows`` are the rows of each live fragment, ``segments`` the fragments that each segment covers. ``thorough``
-    covers every row and merges small segments, because fragments of different segments cannot be compacted together.
+    covers every row, and merges the small segments that the others do not outweigh.
     """
     live = [found for segment in segments if (found := segment & rows.keys())]
     uncovered = set(rows).difference(*live)
@@ -103,9 +106,22 @@ def groups_to_build(
     lags = bool(uncovered) and (thorough or not live or _total(rows, uncovered) > MAX_UNINDEXED_ROWS)
     new = packed(rows, uncovered) if lags else []
     count = len(small) + sum(_total(rows, group) < SMALL_SEGMENT_ROWS for group in new)
-    if small and count > (1 if thorough else MAX_SMALL_SEGMENTS):
-        return packed(rows, uncovered.union(*small))
+    if small and (thorough or count > MAX_SMALL_SEGMENTS):
+        merged = _outweighed(rows, small, uncovered)
+        return packed(rows, uncovered.union(*merged)) if merged else new
     return new
+
+
+def _outweighed(rows: Mapping[int, int], small: Sequence[Set[int]], uncovered: Set[int]) -> list[Set[int]]:
+    """Return the segments of ``small`` to merge, with each other and with the ``uncovered`` fragments."""
+    by_size = sorted(small, key=lambda segment: _total(rows, segment))
+    lighter, count = _total(rows, uncovered), 0
+    for place, segment in enumerate(by_size):
+        size = _total(rows, segment)
+        if lighter and size < max(OUTWEIGHS * lighter, MAX_UNINDEXED_ROWS):
+            count = place + 1
+        lighter += size
+    return by_size[:count]
 
 
 def packed(rows: Mapping[int, int], fragments: Iterable[int]) -> list[tuple[int, ...]]:

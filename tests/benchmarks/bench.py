@@ -51,6 +51,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "web_load": (),
     "memory_store": (),
     "folding": (),
+    "compaction": (),
     "state_detection": (),
     "cleanup": (),
 }

@@ -38,3 +38,5 @@ def test_segments_follow_the_fragments(steps: list[tuple[list[int], set[int], bo
             small = [each for each in live if each and sum(rows[fragment] for fragment in each) < 50]
             assert len(small) <= 3
             assert groups_to_build(rows, segments) == [], "a second look finds nothing to do"
+            if thorough:
+                assert groups_to_build(rows, segments, thorough=True) == [], "nor does a second compaction"

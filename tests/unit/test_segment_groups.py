@@ -40,8 +40,19 @@ def test_segments_of_fragments_that_are_gone_do_not_count() -> None:
     assert groups_to_build({0: 90, 5: 11}, [{0}, {1, 2}, {3}, {4}]) == [(5,)]
 
 
-def test_thorough_covers_every_row_and_leaves_one_small_segment() -> None:
-    rows = {0: 90, 1: 11, 2: 5}
+def test_thorough_covers_every_row_and_merges_what_is_not_outweighed() -> None:
+    rows = {0: 90, 1: 11, 2: 6}
     assert groups_to_build(rows, [{0}, {1}], thorough=True) == [(1, 2)]
     assert groups_to_build(rows, [{0}, {1, 2}], thorough=True) == []
     assert groups_to_build({0: 90, 1: 5}, [{0}], thorough=True) == [(1,)]
+
+
+def test_a_small_segment_stays_beside_new_rows_that_it_outweighs() -> None:
+    rows = {0: 90, 1: 40, 2: 11, 3: 2}
+    assert groups_to_build(rows, [{0}, {1}, {2}], thorough=True) == [(3,)]
+    assert groups_to_build(rows | {4: 6}, [{0}, {1}, {2}, {3}], thorough=True) == [(2, 3, 4)]
+    assert groups_to_build(rows | {4: 19}, [{0}, {1}, {2}, {3}], thorough=True) == [(1, 2, 3, 4)]
+
+
+def test_tiny_segments_are_merged_even_if_they_outweigh_the_rest() -> None:
+    assert groups_to_build({0: 90, 1: 8, 2: 1}, [{0}, {1}], thorough=True) == [(1, 2)]
