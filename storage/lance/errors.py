@@ -178,8 +178,12 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
 
 
 def _read_all(fragment: LanceFragment) -> None:
-    for _ in fragment.to_batches():  # every column, because a page of any of them may be damaged
+    """Read all columns together, because a page of any may be damaged, and a row of each alone, as searches find them."""
+    for _ in fragment.to_batches():
         pass
+    for name in fragment.schema.names:
+        for _ in fragment.to_batches(columns=[name], limit=1):
+            pass
 
 
 def unreadable_fragments(dataset: LanceDataset, among: Collection[int] | None = None) -> list[int]:
