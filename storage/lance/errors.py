@@ -178,7 +178,7 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
 
 
 def _read_all(fragment: LanceFragment) -> None:
-    """Read all columns together, because a page of any may be damaged, and a row of each alone, as searches read them."""
+    """Read all columns together, because a page of any may be damaged, and a row of each alone, as searches do."""
     for _ in fragment.to_batches():
         pass
     for name in fragment.schema.names:
