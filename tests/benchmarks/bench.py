@@ -43,6 +43,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "dask_scale": (),
     "many_sources": (),
     "store_requests": (),
+    "public_repositories": (),
     "quality": (),
     "weights": (),
     "searching": (),
