@@ -92,7 +92,7 @@ class Asked:
         options = ["--fixed-strings"] * self.literal + ["--word-regexp"] * self.words
         options += ["--ignore-case" if self.ignore_case else "--case-sensitive"]
         text = self.text if self.literal else in_rust(self.text)
-        command = [RG, "--no-config", "-uuu", "--text", "--null", "--line-number", *options, "-e", text, "."]
+        command = [str(RG), "--no-config", "-uuu", "--text", "--null", "--line-number", *options, "-e", text, "."]
         done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
         assert done.returncode in (0, 1), (self, done.stderr)
         matches = (re.match(rb"\./([^\0]+)\0(\d+):", line) for line in done.stdout.split(b"\n")[:-1])
