@@ -92,7 +92,7 @@ class Asked:
         options = ["--fixed-strings"] * self.literal + ["--word-regexp"] * self.words
         options += ["--ignore-case" if self.ignore_case else "--case-sensitive"]
         text = self.text if self.literal else in_rust(self.text)
-        command = [RG, "--no-config", "-uuu", "--text", "--null", "--line-number", *options, "-e", text, "."]
+        command = [str(RG), "--no-config", "-uuu", "--text", "--null", "--line-number", *options, "-e", text, "."]
         done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
         assert done.returncode in (0, 1), (self, done.stderr)
         matches = (re.match(rb"\./([^\0]+)\0(\d+):", line) for line in done.stdout.split(b"\n")[:-1])
@@ -100,11 +100,17 @@ class Asked:
 
 
 def in_rust(text: str) -> str:
-    """Spell RE2's expression ``text`` as the same one of Rust."""
-    spelled = re.sub(r"\[(\^?)(\\[dw])", lambda found: f"[{found[1]}{IN_RUST[found[2]]}", text)
-    spelled = re.sub(r"\\[dw]", lambda found: f"[{IN_RUST[found[0]]}]", spelled)
-    spelled = re.sub(r"\\[DW]", lambda found: f"[^{IN_RUST[found[0].lower()]}]", spelled)
-    return spelled.replace(r"\b", r"(?-u:\b)")
+    """Spell RE2's expression ``text`` as the same one of Rust, token by token: ``\\[`` opens no class."""
+    return re.sub(r"(\[\^?)?(\\.)", _token_in_rust, text)
+
+
+def _token_in_rust(found: re.Match[str]) -> str:
+    opening, escape = found[1] or "", found[2]
+    if escape == r"\b":
+        return rf"{opening}(?-u:\b)"
+    if members := IN_RUST.get(escape.lower()):
+        members = members if opening else f"[{'^' * escape[1].isupper()}{members}]"
+    return opening + (members or escape)
 
 
 @pytest.fixture(scope="module")
