@@ -19,6 +19,8 @@ CATALOG = "_catalog.sqlite"
 CATALOG_RECORD = "_catalog.json"
 COPY_RECORD = "_copy.json"
 TOKENS = "_tokens.json"
+FLEET = "_fleet.json"
+FLEET_LEASE = "_fleet_lease.json"
 BASE = "_index.parquet"
 
 _ULID = "[0-9A-HJKMNP-TV-Z]{26}"
@@ -190,7 +192,7 @@ _KINDS = [
         (Kind.TEMPORARY, rf"(?P<place>(?:{_ENTITY}/)*(?:_leases/|_runs/)?)\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}}"),
         (
             Kind.PERMANENT,
-            r"(?P<place>)(?:_workspace\.json|_(?:catalog|copy|tokens)\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
+            r"(?P<place>)(?:_workspace\.json|_(?:catalog|copy|tokens|fleet|fleet_lease)\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
         ),
         (Kind.PERMANENT, rf"(?P<place>(?:{_ENTITY}/)+)_source\.json"),
         (

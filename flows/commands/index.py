@@ -1,4 +1,4 @@
-"""Define ``driftline index`` and ``driftline remove``: the content of a workspace."""
+"""Define ``driftline index``, ``remove`` and ``fleet``: the content of a workspace."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
     from driftline.flows.config.toml_file import Configuration
+    from driftline.flows.runs.fleet import FleetRequest
 
 SourcesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="SOURCE...", help="Folders, git work trees or bucket URIs.")
@@ -202,3 +203,88 @@ def remove(
     else:
         say(f"removed {result['entity']}: {result['documents']:,} documents, {result['lines']:,} lines")
     return DONE
+
+
+fleet = typer.Typer(help="Discover the repositories of the fleets in driftline.toml, and keep the index in step.")
+app.add_typer(fleet, name="fleet")
+
+RetryOption = Annotated[bool, typer.Option("--retry", help="Try failing repositories now, without their backoff.")]
+MaxRetiredOption = Annotated[
+    float,
+    typer.Option(
+        "--max-delete-fraction",
+        min=0.0,
+        max=1.0,
+        help="Refuse to retire a larger fraction of a fleet, or delete one of a source; 1 allows all.",
+    ),
+]
+
+
+@fleet.command(name="list")
+def list_repositories(
+    config: ConfigOption = None, workspace: WorkspaceOption = None, as_json: JsonOption = False
+) -> int:
+    """List the repositories that the hosts show now, and why some are left out. Writes nothing."""
+    from driftline.flows.output.progress import open_progress
+    from driftline.flows.output.terminal import print_fleets
+    from driftline.flows.runs.fleet import has_failed, list_fleets
+
+    with open_progress() as progress:
+        result = list_fleets(_fleet_request(config, workspace), progress)
+    show(result, as_json, partial(print_fleets, everything=True))
+    return FAILED if has_failed(result) else DONE
+
+
+@fleet.command()
+def sync(
+    config: ConfigOption = None,
+    workspace: WorkspaceOption = None,
+    retry: RetryOption = False,
+    dry_run: DryRunOption = False,
+    executor: ExecutorOption = DEFAULT_EXECUTOR,
+    workers: WorkersOption = None,
+    max_delete_fraction: MaxRetiredOption = DEFAULT_MAX_DELETE_FRACTION,
+    indexes: IndexesOption = "all",
+    wait: WaitOption = 0.0,
+    as_json: JsonOption = False,
+) -> int:
+    """Index the repositories that changed, in one run, and retire those that are gone.
+
+    Exit code 3 if a repository fails or a listing is not complete; neither stops the others.
+    """
+    from driftline.flows.output.progress import open_progress
+    from driftline.flows.output.terminal import print_fleets
+    from driftline.flows.runs.fleet import has_failed, sync_fleets
+
+    request = _fleet_request(
+        config,
+        workspace,
+        how={"executor": executor, "workers": workers, "indexes": indexes},
+        max_delete_fraction=max_delete_fraction,
+        wait_seconds=wait,
+        retry=retry,
+        dry_run=dry_run,
+    )
+    with _telling_what_stays(), open_progress() as progress:
+        result = sync_fleets(request, progress)
+    show(result, as_json, print_fleets)
+    return FAILED if has_failed(result) else DONE
+
+
+@fleet.command()
+def status(config: ConfigOption = None, workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
+    """Show each repository after the last sync: the indexed commit, lag, and failures. Contacts no host."""
+    from driftline.flows.output.terminal import print_fleets
+    from driftline.flows.runs.fleet import fleet_status, has_failed
+
+    result = fleet_status(_fleet_request(config, workspace))
+    show(result, as_json, partial(print_fleets, everything=True))
+    return FAILED if has_failed(result) else DONE
+
+
+def _fleet_request(config: str | None, workspace: str | None, **how: Any) -> FleetRequest:
+    from driftline.flows.config.toml_file import open_config
+    from driftline.flows.runs.fleet import FleetRequest
+
+    configuration = open_config(config)
+    return FleetRequest(configuration, workspace_for_indexing(workspace, (), configuration), **how)

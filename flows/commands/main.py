@@ -67,6 +67,7 @@ def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
 COMMANDS = {
     "index": "index",
     "remove": "index",
+    "fleet": "index",
     "search": "search",
     "status": "search",
     "sources": "search",

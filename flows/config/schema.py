@@ -23,6 +23,7 @@ from pydantic import (
 
 from driftline.storage.defaults import MAX_RERANKED, Redaction, Strategy
 from driftline.storage.errors import UsageError
+from driftline.storage.sources.discovery import Provider, Visibility
 
 SHORTEST_INTERVAL_SECONDS = 1.0
 _CRON_FIELDS = 5
@@ -69,6 +70,30 @@ class SourceTable(Table):
         elif value is not None and not SHORTEST_INTERVAL_SECONDS <= value < float("inf"):
             raise ValueError(f"write {SHORTEST_INTERVAL_SECONDS:g} second or more, or five cron fields")
         return value
+
+
+class FleetTable(Table):
+    """``[[fleet]]``."""
+
+    provider: Provider
+    name: Text | None = None
+    url: Text | None = None
+    org: Text | None = None
+    group: Text | None = None
+    user: Text | None = None
+    repositories: list[Text] = []
+    include: list[Text] = []
+    exclude: list[Text] = []
+    topics: list[Text] = []
+    archived: bool = True
+    forks: bool = True
+    visibility: list[Visibility] = []
+    max_size: PositiveInt | None = None
+    token: Annotated[str, Field(pattern=r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$")] | None = None
+    entity: Text | None = None
+    include_files: list[Text] = []
+    exclude_files: list[Text] = []
+    grace_days: Annotated[NonNegativeFloat, Field(le=3650)] = 7.0
 
 
 class WorkspaceTable(Table):
@@ -140,6 +165,7 @@ class File(Table):
     model: Text | None = None
     redact: Redaction | None = None
     sources: list[SourceTable] = []
+    fleet: list[FleetTable] = []
     workspaces: dict[Text, WorkspaceTable] = {}
     storage_options: dict[Text, str | int | float | bool] = {}
     prices: PriceTable = PriceTable()
@@ -170,8 +196,8 @@ def place(path: Path, table: str = "", row: int | None = None) -> str:
 def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Path) -> UsageError:
     table, key = _table_of(location)
     where = place(path)
-    if table is SourceTable and len(location) > 1 and isinstance(location[1], int):
-        where = place(path, "sources", location[1])
+    if table in (SourceTable, FleetTable) and len(location) > 1 and isinstance(location[1], int):
+        where = place(path, str(location[0]), location[1])
     elif location[0] in ("workspaces", "storage_options", "prices", "search") and len(location) > 1:
         where = place(path, f"[{location[0]}.{location[1]}]" if table is WorkspaceTable else f"[{location[0]}]")
     elif table is HooksTable:
@@ -183,8 +209,10 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
         return UsageError(f"Unknown key {key!r}", where, hint)
     if kind == "missing":
         return UsageError(f"The key {key!r} is missing", where, "Add it.")
-    if kind == "list_type" and key == "sources" and table is File:
-        return UsageError("'sources' is not a list of tables", where, "Begin each source with [[sources]].")
+    if kind == "list_type" and key in ("sources", "fleet") and table is File:
+        return UsageError(f"{key!r} is not a list of tables", where, f"Begin each one with [[{key}]].")
+    if table is FleetTable and key == "token":
+        return UsageError("A token is a reference", where, "Write ${NAME}, where NAME is a variable that holds it.")
     text = message.removeprefix("Value error, ")
     return UsageError(f"{key!r} cannot be used", where, f"{text[0].upper()}{text[1:]}.")
 
@@ -198,8 +226,8 @@ def _table_of(location: tuple[int | str, ...]) -> tuple[type[Table], str]:
         return SearchTable, str(rest[0])
     if head == "web" and rest:
         return (HooksTable, str(rest[1])) if len(rest) > 1 else (WebTable, str(rest[0]))
-    if head == "sources" and len(rest) > 1:
-        return SourceTable, str(rest[1])
+    if head in ("sources", "fleet") and len(rest) > 1:
+        return SourceTable if head == "sources" else FleetTable, str(rest[1])
     if head == "workspaces" and len(rest) > 1:
         return WorkspaceTable, str(rest[1])
     return File, str(rest[0]) if head == "storage_options" and rest else head

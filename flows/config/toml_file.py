@@ -12,15 +12,16 @@ import hashlib
 import logging
 import os
 import posixpath
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from driftline.flows.config.environment import WORKSPACE_FOLDER, Environment, absolute_uri, local_path, nearest
-from driftline.flows.config.schema import File, HooksTable, SourceTable, WorkspaceTable, parse, place
+from driftline.flows.config.schema import File, FleetTable, HooksTable, SourceTable, WorkspaceTable, parse, place
 from driftline.flows.config.secret_references import (
     check_catalog,
     check_options,
@@ -33,6 +34,7 @@ from driftline.flows.config.secret_references import (
 from driftline.storage.defaults import Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import BadEntity, UsageError
+from driftline.storage.sources.discovery import OWNERS, TEMPLATE, Host, OwnerKind, Selection, check_template
 from driftline.storage.sources.mirror import parse_remote
 
 if TYPE_CHECKING:
@@ -99,6 +101,22 @@ class ConfiguredSource:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfiguredFleet:
+    """A ``[[fleet]]`` table: the repositories of ``host`` that ``selection`` chooses, with entities by ``template``.
+
+    ``include`` and ``exclude`` are globs of their files.
+    """
+
+    name: str
+    host: Host
+    selection: Selection
+    template: str
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    grace_days: float = 7.0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkspacePart:
     """The part of a source in a named workspace: everything below ``dir``, relative to the source; "" is the whole
     source.
@@ -128,13 +146,15 @@ class Configuration:
     ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` keep
     secrets as references, so that a deployment may store them; ``options()`` resolves them. ``prices`` are those of
     1,000 requests, by kind. ``search`` has the defaults of searches. ``memory`` has the sections of ``settings.ltm``,
-    references included. A file that is not trusted ``is_withheld``: it has neither storage options nor memory.
+    references included. A file that is not trusted ``is_withheld``: it has neither storage options nor memory, and its
+    fleets have no tokens.
     """
 
     path: Path
     workspace: str
     model: str | None = None
     sources: tuple[ConfiguredSource, ...] = ()
+    fleets: tuple[ConfiguredFleet, ...] = ()
     workspaces: Mapping[str, tuple[WorkspacePart, ...]] = field(default_factory=dict)
     storage_options: Mapping[str, str] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
@@ -207,11 +227,19 @@ def locate_config(given: str | os.PathLike[str] | None, environment: Environment
     config = _resolve(_parse(content, path), path)
     is_named = bool(given or environment.environ.get(CONFIG_VARIABLE))
     plain = tuple(replace(source, uri=without_reference(source.uri)) for source in config.sources)
-    holds_some = config.storage_options or config.memory or config.hooks or plain != config.sources
-    if is_named or not holds_some or is_trusted(path, content, environment.environ):
+    fleets = tuple(replace(fleet, host=_without_token(fleet.host)) for fleet in config.fleets)
+    holds_some = config.storage_options or config.memory or config.hooks
+    if is_named or not (holds_some or plain != config.sources or fleets != config.fleets):
+        return config
+    if is_trusted(path, content, environment.environ):
         return config
     _warn_of(path)
-    return replace(config, sources=plain, storage_options={}, memory={}, hooks=None, is_withheld=True)
+    withheld = replace(config, sources=plain, fleets=fleets, hooks=None, is_withheld=True)
+    return replace(withheld, storage_options={}, memory={})
+
+
+def _without_token(host: Host) -> Host:
+    return replace(host, variable="", uris=tuple(without_reference(uri) for uri in host.uris))
 
 
 @cache
@@ -349,6 +377,7 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         absolute_uri(workspace, file.parent),
         model,
         tuple(sources),
+        tuple(_fleets(parsed.fleet, file)),
         workspaces,
         options,
         parsed.prices.known,
@@ -407,6 +436,68 @@ def _source(table: SourceTable, file: Path, where: str) -> ConfiguredSource:
         is_cron = isinstance(table.schedule, str)
         schedule = Schedule(cron=str(table.schedule)) if is_cron else Schedule(interval_seconds=float(table.schedule))
     return ConfiguredSource(uri, entity, tuple(table.include), tuple(table.exclude), schedule, table.link or "")
+
+
+def _fleets(tables: Sequence[FleetTable], file: Path) -> list[ConfiguredFleet]:
+    fleets: list[ConfiguredFleet] = []
+    for row, table in enumerate(tables):
+        where = place(file, "fleet", row)
+        try:
+            fleet = _fleet(table, file)
+        except UsageError as error:
+            what = f"{error.what} ({error.where})" if error.where else error.what
+            raise UsageError(what, where, error.fix) from error
+        if any(fleet.name == other.name for other in fleets):
+            raise UsageError("Two fleets have one name", where, "Give one of them another name.")
+        fleets.append(fleet)
+    return fleets
+
+
+def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
+    provider = table.provider
+    owners = {kind: name for kind in ("org", "group", "user") if (name := getattr(table, kind)) is not None}
+    known = OWNERS[provider]
+    if len(owners) > 1 or not set(owners) <= known:
+        kinds = ", ".join(sorted(known - {""})) or "none"
+        raise UsageError(f"A fleet of {provider} has one owner", ", ".join(owners), f"Its kinds are: {kinds}.")
+    is_local = provider in ("folder", "list")
+    if (table.repositories and provider != "list") or (is_local and not table.url and not table.repositories):
+        what = {"folder": "needs the url of a folder", "list": "needs repositories, or the url of a file"}
+        raise UsageError(f"A fleet of {provider} {what.get(provider, 'takes no list of repositories')}")
+    if is_local and table.token:
+        fix = "Write git+https://${NAME}@host/path.git in the list."
+        raise UsageError(f"A fleet of {provider} takes no token", "", fix)
+    for uri in table.repositories:
+        check_uri(without_reference(uri), "")
+        parse_remote(uri)
+    url = table.url or ""
+    if url and is_local:
+        url = absolute_uri(url, file.parent)
+    elif url and not re.fullmatch(r"https?://[^/@?#\s]+(?:/[^@?#\s]*)?", url):
+        raise UsageError("Not the URL of a host", "", "Write https://git.example.com, without user or query.")
+    template = table.entity or (TEMPLATE if not is_local else f"{INDEX_LEVELS[-1]}:{{name}}")
+    check_template(template)
+    kind, owner = next(iter(owners.items()), ("", ""))
+    host = Host(
+        provider,
+        url.rstrip("/"),
+        owner,
+        cast(OwnerKind, kind),
+        (table.token or "").strip("${}"),
+        tuple(table.repositories),
+    )
+    selection = Selection(
+        tuple(table.include),
+        tuple(table.exclude),
+        tuple(table.topics),
+        table.archived,
+        table.forks,
+        tuple(table.visibility),
+        table.max_size,
+    )
+    selection.reasons()  # checks the globs
+    files = tuple(table.include_files), tuple(table.exclude_files)
+    return ConfiguredFleet(table.name or host.name, host, selection, template, *files, table.grace_days)
 
 
 def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Path, where: str) -> list[WorkspacePart]:

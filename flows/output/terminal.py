@@ -258,3 +258,45 @@ def _harmless(part: Text | Table) -> Text | Table:
     if isinstance(part, Text) and printable(part.plain) != part.plain:
         return Text(printable(part.plain), style=part.style)
     return part
+
+
+def print_fleets(result: Result, everything: bool = False) -> None:
+    """Print a line for each fleet, and one for each repository that changed, is missing or fails; or for all."""
+    lines: list[Text | Table] = []
+    to_index = set(result.get("to_index", ()))
+    for fleet in result["fleets"]:
+        rows = fleet["repositories"]
+        counts = Counter(row["state"] for row in rows)
+        told = ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items()))
+        changed = sum(row["entity"] in to_index for row in rows)
+        verb = "would be indexed" if result.get("dry_run") else "changed"
+        told += f"; {changed:,} {verb}" if "to_index" in result else ""
+        name = (printable(fleet["name"]), "bold")
+        lines.append(Text.assemble(name, f"  {len(rows):,} repositories: {told or 'none'}"))
+        lines += [Text(f"  {printable(problem)}", "yellow") for problem in fleet["problems"]]
+        table = Table(box=None, padding=(0, 2), show_header=False)
+        for row in rows:
+            if everything or row["entity"] in to_index or row["state"] in _SHOWN_STATES:
+                cells = [row["state"], row["path"], row["entity"], (row["indexed"] or row["commit"])[:10], _about(row)]
+                table.add_row(*(Text(printable(cell)) for cell in cells))
+        if table.row_count:
+            lines.append(table)
+    _print(lines)
+
+
+_SHOWN_STATES = frozenset({"failing", "missing", "retired", "new"})
+
+
+def _about(row: Result) -> str:
+    parts = [str(row["reason"])] if row["reason"] else []
+    if row["former_path"]:
+        parts.append(f"renamed from {row['former_path']}")
+    if row["archived"] and row["reason"] != "archived":
+        parts.append("archived")
+    if row["missed_since"]:
+        parts.append(f"not listed since {row['missed_since'][:16]}")
+    if row["retry_at"]:
+        parts.append(f"failed {row['failures']:,} times, next attempt after {row['retry_at'][:16]}")
+    if row["lag_seconds"] >= 1:
+        parts.append(f"behind for {row['lag_seconds']:,.0f} s")
+    return "; ".join(parts)

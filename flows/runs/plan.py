@@ -26,6 +26,7 @@ from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.model import DeepModel
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.sources.mirror import parse_remote
 from driftline.storage.sources.source import RepositorySource, Source, open_source
 from driftline.storage.workspace.branches import check_name
 from driftline.storage.workspace.records import BranchRecord, RunHistory, SourceRecord, WorkspaceConfig
@@ -47,6 +48,7 @@ class SourceRequest:
     """A source with its own entity and filters, which replace those that the workspace has recorded.
 
     So does ``link``, the kind of its host or a template of links; None keeps the recorded one, and "" removes it.
+    ``commit`` is that of a repository, if the caller has asked for it. With ``rebind``, the entity may move to ``uri``.
     """
 
     uri: str
@@ -54,6 +56,8 @@ class SourceRequest:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     link: str | None = None
+    commit: str = ""
+    rebind: bool = False
 
 
 def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...]:
@@ -225,7 +229,11 @@ def plan_source(
     else:
         named = SourceRequest(given, request.entity, request.include, request.exclude)
         keeps_filters = not request.include and not request.exclude
-    source = open_source(named.uri, request.storage_options)
+    remote = parse_remote(named.uri) if named.commit else None
+    if remote is not None:
+        source: Source = RepositorySource.at(remote, named.commit)
+    else:
+        source = open_source(named.uri, request.storage_options)
     origin = git_origin(source.uri) if source.is_local else None
     record = SourceRecord(
         entity="",
@@ -241,7 +249,8 @@ def plan_source(
         if entity.type != level:
             raise UsageError(f"Documents belong to a {level}", named.entity, f"Add /{level}:NAME.")
         known = _known_source(workspace, entity, record.uri)
-        if known is not None and not known.same_place(record) and not request.rebind and request.branch is None:
+        may_move = request.rebind or named.rebind or request.branch is not None
+        if known is not None and not known.same_place(record) and not may_move:
             raise SourceConflict(
                 f"{entity} is bound to another URI",
                 known.uri,

@@ -104,11 +104,12 @@ class Pages:
         source, path = split_address(address, self.reader.newest().config.hierarchy)
         at = line or 1
         excerpt = self.reader.excerpt(source, path, at, pages.MAX_PAGE_LINES, branch)
+        places = [(number, "place", name) for number, name in excerpt["anchors"]]
         view = pages.DocumentView(
             excerpt=excerpt,
             line=at,
             branch=branch,
-            outline=outline(path, excerpt["lines"], excerpt["start_line"]),
+            outline=sorted(places + outline(path, excerpt["lines"], excerpt["start_line"])),
             similar=self._similar(excerpt, line, branch) if line is not None else (),
         )
         return HTMLResponse(pages.document_page(view))

@@ -47,6 +47,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "start_line": 1,
         "lines": ["# Leases", ""],
         "current": True,
+        "anchors": [],
         "url": f"{_REPOSITORY}/notes.md?plain=1#L1",
     },
     "documents": {

@@ -80,10 +80,15 @@ def decode(outline: str) -> tuple[Definition, ...]:
     return tuple([_definition(line) for line in outline.split("\n") if line[0] != _ANCHOR])
 
 
+def anchors_in(outline: str) -> tuple[Anchor, ...]:
+    """Decode the anchors that ``encode`` wrote, in order."""
+    parts = (each.split("\t", 4) for each in outline.split("\n") if each.startswith(_ANCHOR))
+    return tuple(Anchor(name, int(first), int(last)) for _, _, first, last, name in parts)
+
+
 def anchor_at(outline: str, line: int) -> str | None:
     """Return the name of the anchor that contains ``line``, from the outline of its block; None without one."""
-    anchors = (each.split("\t", 4) for each in outline.split("\n") if each.startswith(_ANCHOR))
-    return next((name for _, _, first, last, name in anchors if int(first) <= line <= int(last)), None)
+    return next((each.name for each in anchors_in(outline) if each.first <= line <= each.last), None)
 
 
 _PAGE = re.compile(r"p\. (\d+)")

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -88,7 +88,40 @@ BLOCK_COLUMNS = ("entity", "path", "line_number", "column_number", "hash", TEXT_
 _SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
 """The sources of each table version that this process has searched; versions are immutable."""
 _MAX_VERSIONS = 1_000
-_OUTLINES: LRUCache[tuple[str | int, ...], pa.Table] = LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlines:
+    """The outlines of all blocks of a version, in ``rows``: ``outline``, ``line_number`` and ``_rowid``.
+
+    ``lower`` has them in lower case, each with a line feed after it; row ``i`` ends before ``ends[i]``.
+    """
+
+    rows: pa.Table
+    lower: bytes
+    ends: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: pa.Table) -> Self:
+        """Return what ``rows`` need to be searched: bytes are found ten times as fast as by Arrow."""
+        lower = [f"{outline}\n".encode() for outline in pc.utf8_lower(rows[OUTLINE_COLUMN]).to_pylist()]
+        return cls(rows, b"".join(lower), np.cumsum(np.fromiter(map(len, lower), np.int64, len(lower))))
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.rows.nbytes) + len(self.lower) + self.ends.nbytes
+
+    def with_name_ending_in(self, part: str) -> pa.Table:
+        """Return the rows with a definition whose name ends in ``part``, ignoring case."""
+        wanted, found = f"{part.lower()}\n".encode(), list[int]()
+        at = self.lower.find(wanted)
+        while at >= 0:
+            found.append(at)
+            at = self.lower.find(wanted, at + len(wanted))
+        return self.rows.take(pa.array(np.unique(np.searchsorted(self.ends, found, side="right"))))
+
+
+_OUTLINES: LRUCache[tuple[str | int, ...], _Outlines] = LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
 """The outlines of each version in which this process has looked up a name, about 6 bytes per line."""
 _OUTLINES_AT_ONCE = Lock()
 
@@ -384,9 +417,8 @@ class LineQuery:
         parts = parts_of_name(name)
         if not parts:
             return
-        outlines = self._outlines
         named = re.compile(rf"^(?!key\t)\w+\t(\d+)\t.*?(?<!\w){re.escape(parts[-1])}$", re.IGNORECASE | re.MULTILINE)
-        rows = outlines.filter(pc.match_substring(outlines["lower"], parts[-1].lower()))
+        rows = self._outlines.with_name_ending_in(parts[-1])
         columns = (rows[each].to_pylist() for each in (OUTLINE_COLUMN, "_rowid", "line_number"))
         for outline, row, first in zip(*columns, strict=True):
             for match in named.finditer(outline):
@@ -415,14 +447,14 @@ class LineQuery:
         return [(*of_row[row], each) for row, each in found if row in of_row]
 
     @property
-    def _outlines(self) -> pa.Table:
-        """The outlines of all blocks: ``outline``, ``lower`` (in lower case), ``line_number`` and ``_rowid``."""
+    def _outlines(self) -> _Outlines:
+        """The outlines of all blocks that have any, read once for each version."""
         with _OUTLINES_AT_ONCE:
             known = _OUTLINES.get(self.exact_version)
         if known is None:
             where = f"{OUTLINE_COLUMN} != ''"
-            known = self._scanned([OUTLINE_COLUMN, "line_number"], filter=where, with_row_id=True).combine_chunks()
-            known = known.append_column("lower", pc.utf8_lower(known[OUTLINE_COLUMN]))
+            rows = self._scanned([OUTLINE_COLUMN, "line_number"], filter=where, with_row_id=True)
+            known = _Outlines.of(rows.combine_chunks())
             with _OUTLINES_AT_ONCE:
                 if known.nbytes <= _OUTLINES.maxsize:
                     _OUTLINES[self.exact_version] = known

@@ -47,6 +47,7 @@ _POLL_SECONDS = 0.5
 _DELETED = ".deleted"
 _ERROR_BYTES = 8192
 
+REDIRECTS = "The host redirects to another URL"
 COMMIT_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SCHEMES = frozenset({"file", "http", "https", "ssh"})
 _SCP = re.compile(r"(?P<user>[A-Za-z0-9._-]+)@(?P<host>[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]):(?P<path>[^\\:].*)")
@@ -190,6 +191,17 @@ def resolve(remote: Remote) -> str:
 
     Raises SourceNotFound if there is none, AccessDenied, StorageError, UsageError without the variable of a token.
     """
+    commit = current_commit(remote)
+    if not commit:
+        raise _no_commit(remote)
+    return commit
+
+
+def current_commit(remote: Remote) -> str:
+    """Like ``resolve``, but "" for a repository that has no such commit, perhaps none at all.
+
+    Raises the errors of ``resolve`` if the repository itself is missing or cannot be reached.
+    """
     if remote.is_local:
         return _resolve_local(remote)
     if COMMIT_ID.fullmatch(remote.ref):
@@ -203,9 +215,7 @@ def resolve(remote: Remote) -> str:
     lines = (line.split("\t", 1) for line in answer.decode("utf-8", "replace").splitlines())
     found = {name: commit for commit, name in (line for line in lines if len(line) == 2)}
     commit = next((found[name] for name in names if name in found), "")
-    if not COMMIT_ID.fullmatch(commit):
-        raise _no_commit(remote)
-    return commit
+    return commit if COMMIT_ID.fullmatch(commit) else ""
 
 
 def _names(ref: str) -> list[str]:
@@ -222,7 +232,7 @@ def _resolve_local(remote: Remote) -> str:
         answer = _ask(git_dir, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
         if answer is not None and COMMIT_ID.fullmatch(answer):
             return answer
-    raise _no_commit(remote)
+    return ""
 
 
 def _no_commit(remote: Remote) -> SourceNotFound:
@@ -361,7 +371,7 @@ def _failure(remote: Remote, why: str, said: str) -> AccessDenied | SourceNotFou
     if _MISSING.search(message):
         return SourceNotFound("The host has no such repository", remote.uri, f"Check the spelling ({reason}).")
     if "redirect" in message or "error: 30" in message:
-        return StorageError("The host redirects to another URL", remote.uri, f"Name that one ({reason}).")
+        return StorageError(REDIRECTS, remote.uri, f"Name that one ({reason}).")
     return StorageError("Git cannot reach the repository", remote.uri, reason)
 
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -70,8 +70,7 @@ class WordTable:
         undefined.
         """
         with self._lock:
-            get = self._slots.get
-            slots = np.fromiter((get(word, -1) for word in words), np.intp, len(words))
+            slots = np.fromiter(map(self._slots.get, words, repeat(-1)), np.intp, len(words))
             known = slots >= 0
             self._clock += 1
             self._last_used[slots[known]] = self._clock

@@ -71,20 +71,23 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def row(self, at: int) -> dict[str, Any]:
-        """Return one line as ``storage.queries.nearest_lines`` does, without its distance, and its ``definition``."""
-        entity, path, digest = self.documents[self.lines.document[at]]
-        number = int(self.lines.number[at])
-        return {
-            "entity": entity,
-            "path": path,
-            "line_number": number,
-            "column_number": int(self.column[at]),
-            "text": self.texts[at],
-            "hash": digest,
-            "definition": self.definition_of(at),
-            "outlined": bool(self.definition[at] != UNKNOWN),
-        }
+    def rows(self, at: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
+        """Yield lines as ``storage.queries.nearest_lines`` does, without distances, each with its ``definition``."""
+        columns = (values[at].tolist() for values in (self.lines.document, self.lines.number, self.column))
+        for line, document, number, column, position in zip(
+            at.tolist(), *columns, self.definition[at].tolist(), strict=True
+        ):
+            entity, path, digest = self.documents[document]
+            yield {
+                "entity": entity,
+                "path": path,
+                "line_number": number,
+                "column_number": column,
+                "text": self.texts[line],
+                "hash": digest,
+                "definition": self.definitions[position] if position >= 0 else None,
+                "outlined": position != UNKNOWN,
+            }
 
     def definition_of(self, at: int) -> Definition | None:
         """Return the innermost definition around a line, if it is known."""
@@ -147,7 +150,7 @@ def _rows_of(
     begins = np.diff(block, prepend=-1) != 0
     column = np.where(begins, first_columns[block], 0).astype(np.int64)
     parts = np.ones(len(texts), np.int64)
-    if not any(CONTINUED in text for text in texts):
+    if CONTINUED not in "".join(texts):
         return texts, parts, column
     rows: list[str] = []
     columns: list[int] = []
@@ -291,16 +294,18 @@ def rank(
         relevance, fit = relevance + gain + bonus, fit + own_gain + bonus
     relevance, fit = relevance + weights.name * named[chosen], fit + weights.name * named[chosen]
     relevance = np.where(relevance > 0, _of_kinds(candidates, weights)[lines.document[chosen]], 1) * relevance
+    order = np.argsort(-relevance, kind="stable")
+    columns = (values[order].tolist() for values in (own_cosines, relevance, fit, named[chosen] > 0))
     return (
         {
-            **candidates.row(chosen[i]),
-            "distance": round(1 - float(own_cosines[i]), DISTANCE_DIGITS),
-            "relevance": float(relevance[i]),
-            "fit": float(fit[i]),
+            **row,
+            "distance": round(1 - cosine, DISTANCE_DIGITS),
+            "relevance": score,
+            "fit": own_score,
             "attainable": attainable,
-            "named": bool(named[chosen[i]] > 0),
+            "named": is_named,
         }
-        for i in np.argsort(-relevance, kind="stable").tolist()
+        for row, cosine, score, own_score, is_named in zip(candidates.rows(chosen[order]), *columns, strict=True)
     )
 
 
@@ -335,12 +340,16 @@ def _named(candidates: Candidates) -> NDArray[np.float32]:
     found = np.zeros(len(candidates), np.float32)
     if not candidates.names:
         return found
-    shares = [_share(each, candidates.names) for each in candidates.definitions]
-    for at in np.flatnonzero(candidates.definition >= 0).tolist():
-        position = candidates.definition[at]
-        if shares[position] and candidates.definitions[position].line == candidates.lines.number[at]:
-            found[at] = shares[position]
+    begins = np.flatnonzero(_begins_known(candidates, np.arange(len(candidates))))
+    for at, position in zip(begins.tolist(), candidates.definition[begins].tolist(), strict=True):
+        found[at] = _share(candidates.definitions[position], candidates.names)
     return found
+
+
+def _begins_known(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return ``(n,)``: the ``chosen`` rows that begin the definition around them, if it is known."""
+    first = np.fromiter((*(each.line for each in candidates.definitions), -1), np.int64)  # the last is of no definition
+    return np.asarray(first[candidates.definition[chosen].clip(-1)] == candidates.lines.number[chosen], np.bool_)
 
 
 def _share(definition: Definition, names: Sequence[str]) -> float:
@@ -359,14 +368,12 @@ def _share(definition: Definition, names: Sequence[str]) -> float:
 
 def _begins_definition(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return ``(n,)``: the ``chosen`` rows that begin the definition of a function, a class or a type."""
-
-    def begins(at: int) -> bool:
-        if candidates.definition[at] == UNKNOWN:
-            return begins_definition(candidates.texts[at])
-        found = candidates.definition_of(at)
-        return found is not None and found.line == candidates.lines.number[at] and found.is_code
-
-    return np.fromiter(map(begins, chosen.tolist()), np.bool_, len(chosen))
+    is_code = np.fromiter((*(each.is_code for each in candidates.definitions), False), np.bool_)
+    definition = candidates.definition[chosen]
+    begins: NDArray[np.bool_] = _begins_known(candidates, chosen) & is_code[definition.clip(-1)]
+    for at in np.flatnonzero(definition == UNKNOWN).tolist():
+        begins[at] = begins_definition(candidates.texts[chosen[at]])
+    return begins
 
 
 def _meaning(

@@ -24,9 +24,10 @@ from driftline.storage.defaults import CUT, DEFAULT_REDACTION, MAX_SHOWN_CHARACT
 from driftline.storage.entities import Entity, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
 from driftline.storage.lance.errors import without_panic
-from driftline.storage.lines.outline import Definition, anchor_at, fragment_of, innermost
+from driftline.storage.lines.outline import Definition, anchor_at, anchors_in, fragment_of, innermost
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
+from driftline.storage.lines.table import LINES_PER_BLOCK
 from driftline.storage.lines.words import QueryForm, keywords
 from driftline.storage.model import content_hash, html_table
 from driftline.storage.sources.source import known_source
@@ -115,12 +116,15 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int) -
     windows: list[Window] = []
     of_document: dict[tuple[str, str], list[Window]] = {}
     for row in rows:
+        known = of_document.setdefault((row["entity"], row["path"]), [])
+        line = row["line_number"]
+        near = [window for window in known if window.first - max_gap <= line <= window.last + max_gap]
+        if len(near) == 1 and near[0].first <= line <= near[0].last and near[0].fit >= row.get("fit", -row["distance"]):
+            continue  # like most rows, it changes nothing
         new = Window.around(row)
-        known = of_document.setdefault((new.entity, new.path), [])
-        near = [window for window in known if window.first - max_gap <= new.first <= window.last + max_gap]
         if near:
             joined = (*near, new)
-            if not all(window.may_take_in(new.first) for window in near):
+            if not all(window.may_take_in(line) for window in near):
                 continue
             if max(w.last for w in joined) - min(w.first for w in joined) < MAX_WINDOW_LINES:
                 for other in joined[1:]:
@@ -274,6 +278,7 @@ class Excerpt:
 
     ``current`` is False if the document cannot be read or has changed. The lines then come from the index, which has no
     lines without a letter or digit: those are empty. ``url`` is the permanent link of the requested line, as of a hit.
+    ``anchors`` are the places of a document with the first of these lines that each has, in order.
     """
 
     source: str
@@ -282,6 +287,7 @@ class Excerpt:
     lines: tuple[str, ...]
     current: bool
     url: str | None = None
+    anchors: tuple[tuple[int, str], ...] = ()
 
 
 @without_panic()
@@ -315,8 +321,21 @@ def read_excerpt(
     if not part:
         raise NotIndexed(f"The document has no line {line}", path, "Take line numbers from search results.")
     document = str(entity), path
+    has_places = is_named_like_document(path) or (data is not None and is_extracted(path, data))
+    anchors = _anchors_between(workspace, entity, path, first, first + len(part) - 1) if has_places else ()
     links = find_links(workspace, lambda _: record, {document: digest}, {document: data})
-    return Excerpt(*document, first + 1, tuple(part), current, links.url(*document, line))
+    return Excerpt(*document, first + 1, tuple(part), current, links.url(*document, line), anchors)
+
+
+def _anchors_between(
+    workspace: Workspace, entity: Entity, path: str, first: int, last: int
+) -> tuple[tuple[int, str], ...]:
+    """Return the anchors of lines ``first`` to ``last``, 0-based, each with its first one of these lines, 1-based."""
+    lines = [*range(first, last + 1, LINES_PER_BLOCK), last]
+    found = LineQuery(workspace.lines(entity)).outlines([(str(entity), path, line) for line in lines])
+    anchors = {anchor for outline in found.values() for anchor in anchors_in(outline)}
+    inside = sorted((anchor.first, anchor.name) for anchor in anchors if anchor.first <= last and anchor.last >= first)
+    return tuple((max(first, at) + 1, name) for at, name in inside)
 
 
 def _indexed_excerpt(workspace: Workspace, path: str, source: str | None, within: Entity | None) -> tuple[Entity, str]:

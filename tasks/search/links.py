@@ -26,6 +26,7 @@ from driftline.storage.model import content_hash
 from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.credentials import split_mark
 from driftline.tasks.extraction.extractor import is_extracted
 from driftline.tasks.git.commits import PushedCommit, blobs_at, pushed_commit
 
@@ -289,7 +290,7 @@ def _recorded(workspace: Workspace, entity: str, record: SourceRecord, wanted: M
     for row in rows.to_pylist():
         path = row["path"]
         if row["reason"] is None and row["hash"] == wanted[path] and token_of(row["rev"]) <= at.token:
-            new[path] = _Place(at.id, f"{record.subpath}{path}", bool(row["extractor"]))
+            new[path] = _Place(at.id, f"{record.subpath}{path}", bool(split_mark(row["extractor"], "off")[0]))
     with _KNOWN_LOCK:
         _KNOWN.update({keys[path]: place for path, place in new.items()})
     return places | new

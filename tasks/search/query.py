@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -67,6 +70,8 @@ CANDIDATE_DEFINITIONS = 20
 """Definitions to look up for each name in a query."""
 MAX_TENANTS_AT_ONCE = 8
 """Tables to open in parallel, each of which waits for a bucket."""
+MAX_THREADS = 64
+"""Upper bound on the threads that all searches of a process share."""
 MAX_BLOCKS = 6_400
 """Upper bound on candidate blocks."""
 
@@ -349,7 +354,8 @@ def _open(
     workspace: Workspace, model: ModelRef, mode: Mode, where: LineFilter | None, filtering: tuple[Strategy, float]
 ) -> tuple[list[LineQuery], Embedder]:
     """Open a query over the table of each tenant that has one, and load the embedder at the same time."""
-    with ThreadPoolExecutor(1 + MAX_TENANTS_AT_ONCE) as pool:
+    shared = nullcontext(_threads()) if workspace.objects.is_local else None
+    with shared or ThreadPoolExecutor(1 + MAX_TENANTS_AT_ONCE) as pool:
         loading = pool.submit(load_embedder, model)
         where = relative_to_sources(workspace, where) if where else None
 
@@ -375,6 +381,15 @@ def _open(
         opening |= {tenant: pool.submit(opened, tenant) for tenant in tenants if tenant not in opening}
         queries = [query for tenant in tenants for query in opening[tenant].result()]
         return queries, loading.result()
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Return the threads that searches share, because starting one takes longer than most of its work."""
+    return ThreadPoolExecutor(MAX_THREADS, "driftline-search")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 def table_places(
@@ -476,8 +491,8 @@ class _Finder:
         if len(named) and len(self.query.split()) == 1 and self.max_distance is None:
             near = 0  # a definition with exactly the name says more than similar lines
         find_near = self._nearest if self.max_distance is not None else self._near_blocks
-        with ThreadPoolExecutor(1) as pool:
-            finding = pool.submit(timed, "vector", lambda: find_near(near))
+        finding = _threads().submit(timed, "vector", lambda: find_near(near))
+        try:
             words = query_for_index(keywords(self.query))
             found = timed("text", lambda: _best([table.blocks(words, blocks) for table in self.tables], blocks))
             found = pa.concat_tables([found, _others(named, found)])
@@ -487,6 +502,8 @@ class _Finder:
                 return known, len(near_blocks), lines_of(known, self.query, ~_are_others(known, near_blocks))
             read = lines_of(found, self.query)  # while the search of the nearest still runs
             return found, len(finding.result()), gather(read, finding.result())
+        finally:
+            wait([finding])  # a search that fails leaves nothing running
 
     def _near_blocks(self, limit: int) -> pa.Table:
         found = pa.concat_tables([table.near_blocks(self.embedded, limit) for table in self.tables])

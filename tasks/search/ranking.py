@@ -13,6 +13,7 @@ A line is scored with its neighbours, because one line alone says little:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -181,11 +182,17 @@ def _parts(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
 
     ASCII texts are split together, which is faster.
     """
-    plain = "\n".join([text.replace("\n", " ") if text.isascii() else "" for text in texts]).translate(_ASCII_PARTS)
+    plain = "\n".join(texts)
+    all_plain = plain.isascii() and plain.count("\n") == max(0, len(texts) - 1)
+    if not all_plain:
+        plain = "\n".join([text.replace("\n", " ") if text.isascii() else "" for text in texts])
+    plain = plain.translate(_ASCII_PARTS)
     parts = plain.split()
     characters = np.frombuffer(f" {plain}".encode(), np.uint8)
     blank = (characters == ord(" ")) | (characters == ord("\n"))
     of = np.cumsum(characters[1:] == ord("\n"))[blank[:-1] & ~blank[1:]]
+    if all_plain:
+        return parts, of
     others = [(part, at) for at, text in enumerate(texts) if not text.isascii() for part in name_parts(text)]
     parts += [part for part, _ in others]
     return parts, np.concatenate([of, np.array([at for _, at in others], np.int64)])
@@ -194,15 +201,24 @@ def _parts(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
 def _terms_in(parts: Collection[str], words: Sequence[str]) -> dict[str, NDArray[np.float32]]:
     """Return how often each part contains each of ``words``, ``(t,)``; parts without any are omitted."""
     # Most parts have none of the words, which their beginnings show without a tokenizer.
-    lower = [part.lower() for part in parts]
-    may_hold = {part for part in parts if not part.isascii()}  # terms are without accents
+    plain, may_hold = [*parts], set[str]()
+    lower = "\n".join(plain)
+    if not lower.isascii():
+        plain, may_hold = [*filter(str.isascii, parts)], {part for part in parts if not part.isascii()}
+        lower = "\n".join(plain)
+    lower = lower.lower()
+    ends = [*np.flatnonzero(np.frombuffer(lower.encode(), np.uint8) == ord("\n")).tolist(), len(lower)]
     for beginning in map(_beginning, words):
-        may_hold.update(part for part, text in zip(parts, lower, strict=True) if beginning in text)
+        found = lower.find(beginning)
+        while found >= 0:
+            at = bisect_left(ends, found)
+            may_hold.add(plain[at])
+            found = lower.find(beginning, ends[at] + 1)
     position = {word: at for at, word in enumerate(words)}
-    found = {part: [position[term] for term in terms_of(part) if term in position] for part in may_hold}
+    held = {part: [position[term] for term in terms_of(part) if term in position] for part in may_hold}
     return {
         part: np.bincount(positions, minlength=len(words)).astype(np.float32)
-        for part, positions in found.items()
+        for part, positions in held.items()
         if positions
     }
 

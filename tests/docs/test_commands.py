@@ -139,7 +139,8 @@ def test_the_readme_pasted_whole_into_a_shell_installs_and_searches(origin: Path
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", str(origin), str(clone)], check=True, capture_output=True)
     text = (ROOT / "README.md").read_text()
-    pasted = "".join(match["code"] for match in FENCE.finditer(text[: text.index("## How it works")]))
+    steps = text[text.index("## Install") : text.index("## How it works")]
+    pasted = "".join(match["code"] for match in FENCE.finditer(steps))
     assert pasted.startswith("make install")
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -271,6 +271,9 @@ def test_a_hit_says_what_opens_its_place_in_a_viewer(tree: Path, tmp_path: Path,
     (of_pdf, *_), (of_html, *_) = (opened.search(f"the {bird}").results for bird in ("bittern booms", "crane dances"))
     assert (of_pdf.path, of_pdf.anchor, of_pdf.fragment) == ("birds.pdf", "p. 2", "page=2")
     assert (of_html.path, of_html.anchor, of_html.fragment) == ("birds.html", "#a b", "a%20b")
+    excerpt = read_excerpt(Workspace.open(str(tmp_path / "ws")), "birds.pdf", of_pdf.line, n_lines=9)
+    assert excerpt.anchors == ((1, "p. 1"), (of_pdf.line, "p. 2"))
+    assert read_excerpt(Workspace.open(str(tmp_path / "ws")), "plain.txt", 1, n_lines=9).anchors == ()
     (exactly,) = opened.search("x", fixed=("the bittern",)).results
     (unindexed,) = dl.grep("the bittern booms", str(tree / "birds.pdf"), model=str(tiny_model), top_k=1).results
     assert exactly.fragment == unindexed.fragment == "page=2"

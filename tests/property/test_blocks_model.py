@@ -136,7 +136,7 @@ def test_candidates_are_the_lines_of_blocks_and_the_nearest_once_and_in_order(
             around = [each for each in outlines[at] if inside and each.first <= number <= each.last]
             definition = around[-1] if around else None
             expected.append((str(entity), paths[at], number, 0, text, f"hash of {paths[at]}", definition, inside))
-    found = [candidates.row(at) for at in range(len(candidates))]
+    found = [*candidates.rows(np.arange(len(candidates)))]
     assert [tuple(row.values()) for row in found] == sorted(expected, key=lambda row: row[:3])
     for row, block in zip(found, candidates.block.tolist(), strict=True):
         if block >= 0:
@@ -173,7 +173,7 @@ def test_the_rows_of_long_lines_come_back_from_their_blocks(lines: dict[int, lis
     assert all(end - start <= LINES_PER_BLOCK for start, end in pairwise([*begin, len(rows)]))
     none = table.take(pa.array([], pa.int64()))
     candidates = gather(lines_of(table.take(pa.array(begin[::-1], pa.int64())), "x"), none)
-    found = [candidates.row(at) for at in range(len(candidates))]
+    found = [*candidates.rows(np.arange(len(candidates)))]
     assert [(row["line_number"], row["column_number"], row["text"]) for row in found] == rows
     assert all(row["definition"] is not None for row in found)
 

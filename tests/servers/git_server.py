@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,10 +30,15 @@ class Asked:
     authorization: str
 
 
+Reply = tuple[int, dict[str, str], bytes]
+"""Status, headers and body of an answer."""
+
+
 class GitServer(ThreadingHTTPServer):
     """Serves the repositories below ``root``, to those who send ``authorization`` if that is set.
 
     ``redirects`` are prefixes of paths, with the URL to which each leads. Paths that begin as in ``dumb`` are files.
+    ``api`` answers first, if it is set and returns something.
     """
 
     daemon_threads = True
@@ -45,6 +50,7 @@ class GitServer(ThreadingHTTPServer):
         self.redirects: dict[str, str] = {}
         self.dumb: tuple[str, ...] = ()
         self.asked: list[Asked] = []
+        self.api: Callable[[str, Mapping[str, str]], Reply | None] | None = None
 
     @property
     def host(self) -> str:
@@ -104,6 +110,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.asked.append(Asked(self.path, self.headers.get("Authorization", "")))
+        answered = self.server.api(self.path, dict(self.headers.items())) if self.server.api else None
+        if answered is not None:
+            self._send(*answered)
+            return
         target = next((to for start, to in self.server.redirects.items() if self.path.startswith(start)), None)
         if target is not None:
             self._send(302, {"Location": target + self.path}, b"")

@@ -1,0 +1,475 @@
+"""Keep the index in step with fleets: discover their repositories, index what changed in one run, retire what is gone.
+
+A repository that fails is tried again later, and stops no other. An unchanged one costs a line of the host's listing,
+or one request of git, and no run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from driftline.flows.config.toml_file import Configuration, ConfiguredFleet
+from driftline.flows.output.progress import NullProgress, Progress
+from driftline.flows.runs.index import IndexRequest, index_sources, remove_source
+from driftline.flows.runs.plan import SourceRequest
+from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
+from driftline.storage.entities import Entity
+from driftline.storage.errors import (
+    AccessDenied,
+    BadEntity,
+    DeletionRefused,
+    DriftlineError,
+    LeaseHeld,
+    SourceConflict,
+    SourceNotFound,
+    StorageError,
+    UsageError,
+    WorkspaceNotFound,
+)
+from driftline.storage.layout import SOURCE
+from driftline.storage.leases.lease import Lease
+from driftline.storage.model import new_ulid
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.sources.access import only_owner_reads
+from driftline.storage.sources.discovery import Listing, discover, entity_of
+from driftline.storage.sources.mirror import REDIRECTS, current_commit, parse_remote
+from driftline.storage.workspace.fleet import (
+    FleetRecord,
+    KnownRepository,
+    entities_in_use,
+    fleet_lease,
+    is_suspicious,
+    read_fleets,
+    reconcile,
+    settled_stamp,
+    to_retire,
+    write_fleets,
+)
+from driftline.storage.workspace.workspace import Workspace
+
+ASKED_AT_ONCE = 8
+"""Repositories that are asked for their commit concurrently: each has a process of git, which mostly waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRequest:
+    """The inputs of a sync. ``how`` has the fields of the index run, except for its sources and its workspace.
+
+    ``retry`` tries failing repositories without waiting for their backoff.
+    """
+
+    configuration: Configuration
+    workspace: str
+    how: Mapping[str, Any] = field(default_factory=dict)
+    max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
+    wait_seconds: float = 0.0
+    retry: bool = False
+    dry_run: bool = False
+
+    @property
+    def fleets(self) -> tuple[ConfiguredFleet, ...]:
+        if not self.configuration.fleets:
+            raise UsageError("The configuration has no fleet", str(self.configuration.path), "Add a [[fleet]] table.")
+        return self.configuration.fleets
+
+
+@dataclass(slots=True)
+class FleetPart:
+    """One fleet during a sync: what its host lists, and the state of its repositories. ``refused`` are retirements."""
+
+    fleet: ConfiguredFleet
+    before: FleetRecord
+    listing: Listing
+    repositories: dict[str, KnownRepository]
+    asked: int = 0
+    retired: dict[str, KnownRepository] = field(default_factory=dict)
+    refused: DriftlineError | None = None
+
+    @property
+    def settings(self) -> str:
+        """A hash of what decides which files of a repository are indexed."""
+        rules = json.dumps([self.fleet.include, self.fleet.exclude])
+        return hashlib.blake2b(rules.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the listing is not complete, and what was refused."""
+        found = [str(error) for error in (self.listing.failure, self.refused) if error is not None]
+        return found + list(dict.fromkeys(self.listing.problems))
+
+    def is_present(self, identifier: str) -> bool:
+        return identifier in self.listing.repositories
+
+    def source(self, repository: KnownRepository) -> SourceRequest:
+        """Return the repository as a source of an index run."""
+        uri = self.fleet.host.uri(repository.listed)
+        may_move = bool(repository.uri)
+        files, host = (self.fleet.include, self.fleet.exclude), self.fleet.host
+        link = host.provider if host.provider in ("github", "gitlab", "gitea") else None
+        return SourceRequest(uri, repository.entity, *files, link=link, commit=repository.commit, rebind=may_move)
+
+    def source_uri(self, repository: KnownRepository) -> str:
+        """Return the URI that the source has in the workspace, without credentials."""
+        return self.fleet.host.remote(repository.listed).uri
+
+    def record(self, now: datetime) -> FleetRecord:
+        """Return the state to keep."""
+        is_listed = self.listing.failure is None
+        return FleetRecord(
+            repositories=self.repositories,
+            pages=tuple(self.listing.pages) if self.listing.is_complete else (),
+            listed_at=now if is_listed else self.before.listed_at,
+            problem="; ".join(self.problems),
+        )
+
+    def to_dict(self, now: datetime) -> dict[str, Any]:
+        """Return the fleet and its repositories, as ``fleet sync --json`` prints them."""
+        rows = [_row(each, now) for each in sorted(self.repositories.values(), key=lambda each: each.listed.path)]
+        rows += [_row(each, now) | {"state": "retired"} for each in self.retired.values()]
+        for row in rows:
+            row["is_new"] = row["id"] not in self.before.repositories
+        return {
+            "name": self.fleet.name,
+            "provider": self.fleet.host.provider,
+            "found": len(self.listing.repositories),
+            "complete": self.listing.is_complete,
+            "problems": self.problems,
+            "requests": self.listing.requests,
+            "unchanged_pages": self.listing.unchanged_pages,
+            "waited_seconds": round(self.listing.waited_seconds, 3),
+            "asked": self.asked,
+            "repositories": rows,
+        }
+
+
+def list_fleets(request: FleetRequest, progress: Progress | None = None) -> dict[str, Any]:
+    """Discover the repositories of each fleet, without asking any of them, and write nothing. Raises UsageError."""
+    now = datetime.now(UTC)
+    known, _ = _known(request)
+    parts = [_discover(fleet, known, request, progress or NullProgress(), now) for fleet in request.fleets]
+    return {"workspace": request.workspace, "fleets": [part.to_dict(now) for part in parts]}
+
+
+def fleet_status(request: FleetRequest) -> dict[str, Any]:
+    """Return the state of each fleet after the last sync, without contacting a host. Raises WorkspaceNotFound."""
+    now = datetime.now(UTC)
+    workspace = Workspace.open(request.workspace, request.configuration.options())
+    configured = {fleet.name: fleet for fleet in request.configuration.fleets}
+    known = read_fleets(workspace.objects)
+    fleets = []
+    for name in sorted(configured.keys() | known.keys()):
+        record, fleet = known.get(name, FleetRecord()), configured.get(name)
+        rows = [_row(each, now) for each in sorted(record.repositories.values(), key=lambda each: each.listed.path)]
+        fleets.append(
+            {
+                "name": name,
+                "provider": fleet.host.provider if fleet is not None else None,
+                "listed_at": record.listed_at.isoformat() if record.listed_at else None,
+                "problems": [record.problem] if record.problem else [],
+                "repositories": rows,
+            }
+        )
+    return {"workspace": workspace.objects.uri, "fleets": fleets}
+
+
+def sync_fleets(
+    request: FleetRequest,
+    progress: Progress | None = None,
+    *,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> dict[str, Any]:
+    """Discover the repositories of each fleet, index the changed ones in one run, and retire the missing ones.
+
+    The report says what failed. Raises UsageError before anything is written, LeaseHeld while another sync runs, and
+    the errors of ``index_sources`` for a run that fails as a whole.
+    """
+    progress = progress or NullProgress()
+    for fleet in request.fleets:
+        fleet.host.token(_environ())
+    with ExitStack() as stack:
+        lease = None
+        if not request.dry_run:
+            workspace = _prepared(request)
+            lease = stack.enter_context(fleet_lease(workspace.objects, new_ulid(), wait_seconds=request.wait_seconds))
+        known, entities = _known(request)
+        parts = [_discover(fleet, known, request, progress, now()) for fleet in request.fleets]
+        _name(parts, known, now())
+        _ask(parts, request, progress, now())
+        changed = [(part, each) for part in parts for each in _due(part, request, entities, now())]
+        run_id, failure = None, None
+        try:
+            if changed and lease is not None:
+                run_id = _index(changed, request, progress, now)
+            if lease is not None:
+                _retire(parts, request, progress, now())
+        except DriftlineError as error:
+            failure = error
+        if lease is not None:
+            _save(request, parts, known, lease, now())
+        if failure is not None:
+            raise failure
+    report = {"workspace": request.workspace, "dry_run": request.dry_run, "run_id": run_id}
+    report["to_index"] = [each.entity for _, each in changed]
+    return report | {"fleets": [part.to_dict(now()) for part in parts]}
+
+
+def has_failed(report: Mapping[str, Any]) -> bool:
+    """Return whether a report of ``sync_fleets`` or ``list_fleets`` has anything that a person should look at."""
+    fleets = report["fleets"]
+    return any(fleet["problems"] for fleet in fleets) or any(
+        row["state"] == "failing" for fleet in fleets for row in fleet["repositories"]
+    )
+
+
+def _row(repository: KnownRepository, now: datetime) -> dict[str, Any]:
+    listed = repository.listed
+    times = {name: getattr(repository, name) for name in ("looked_at", "indexed_at", "missed_since", "retry_at")}
+    return {
+        "id": listed.id,
+        "path": listed.path,
+        "entity": repository.entity,
+        "state": repository.state,
+        "former_path": repository.former_path,
+        "archived": listed.archived,
+        "fork": listed.fork,
+        "visibility": listed.visibility,
+        "size_bytes": listed.size_bytes,
+        "commit": repository.commit,
+        "indexed": repository.indexed,
+        "lag_seconds": round(repository.lag_seconds(now), 3),
+        "failures": repository.failures,
+        "reason": repository.excluded or repository.reason,
+    } | {name: moment.isoformat() if moment else None for name, moment in times.items()}
+
+
+def _environ() -> Mapping[str, str]:
+    import os
+
+    return os.environ
+
+
+# -- the state ----------------------------------------------------------------------------------
+
+
+def _prepared(request: FleetRequest) -> Workspace:
+    """Return the workspace, created if it does not exist; private if a fleet is of a private folder."""
+    folders = [fleet.host.url for fleet in request.fleets if fleet.host.provider == "folder"]
+    objects = ObjectStore.open(request.workspace, request.configuration.options())
+    return Workspace.prepare(objects, private=any(only_owner_reads(folder) for folder in folders))
+
+
+def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
+    """Return the state of all fleets, and the entities of the workspace."""
+    try:
+        workspace = Workspace.open(request.workspace, request.configuration.options())
+    except WorkspaceNotFound:
+        return {}, set()
+    fleets, objects, entities = read_fleets(workspace.objects), workspace.objects, workspace.entities()
+    if objects.is_local:  # in a bucket, a request for each record would cost more than all listings
+        entities = [entity for entity in entities if objects.head(f"{entity.directory}/{SOURCE}") is not None]
+    return fleets, {str(entity) for entity in entities}
+
+
+def _save(
+    request: FleetRequest,
+    parts: Iterable[FleetPart],
+    known: Mapping[str, FleetRecord],
+    lease: Lease,
+    now: datetime,
+) -> None:
+    workspace = Workspace.open(request.workspace, request.configuration.options())
+    write_fleets(workspace.objects, {part.fleet.name: part.record(now) for part in parts}, lease)
+
+
+# -- discover -----------------------------------------------------------------------------------
+
+
+def _discover(
+    fleet: ConfiguredFleet, known: Mapping[str, FleetRecord], request: FleetRequest, progress: Progress, now: datetime
+) -> FleetPart:
+    before = known.get(fleet.name, FleetRecord())
+    progress.phase(f"listing {fleet.name}")
+    lines = {identifier: each.listed for identifier, each in before.repositories.items()}
+    listing = discover(fleet.host, lines, before.pages, environ=_environ(), told=progress.message)
+    may_be_empty = request.max_delete_fraction >= 1
+    if not listing.repositories and before.repositories and listing.is_complete and not may_be_empty:
+        listing.problems.append("the host lists no repository any more; --max-delete-fraction 1 confirms that")
+    after = reconcile(before.repositories, listing, fleet.selection.reasons(), now)
+    return FleetPart(fleet, before, listing, after)
+
+
+def _name(parts: Iterable[FleetPart], known: Mapping[str, FleetRecord], now: datetime) -> None:
+    """Give each new repository its entity, which it keeps."""
+    taken = entities_in_use(known.values())
+    for part in parts:
+        for identifier, each in sorted(part.repositories.items(), key=lambda item: (item[1].listed.path, item[0])):
+            if each.entity or each.excluded:
+                continue
+            try:
+                entity = entity_of(part.fleet.template, each.listed, taken)
+            except BadEntity as error:
+                part.repositories[identifier] = each.failed(error, now)
+                continue
+            taken.add(entity)
+            part.repositories[identifier] = each.model_copy(update={"entity": entity})
+
+
+def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
+    """Ask each repository for its commit, unless the listing shows that nothing was pushed."""
+    due = [
+        (part, identifier, each)
+        for part in parts
+        for identifier, each in part.repositories.items()
+        if each.entity and each.must_be_asked(now, is_current=part.is_present(identifier), retry=request.retry)
+    ]
+    progress.phase(f"asking {len(due):,} repositories for their commits")
+
+    def ask(item: tuple[FleetPart, str, KnownRepository]) -> KnownRepository:
+        part, _, each = item
+        try:
+            commit = current_commit(part.fleet.host.remote(each.listed))
+        except DriftlineError as error:
+            return each.failed(error, now)
+        stamp = settled_stamp(part.fleet.host, part.listing, each.listed) if part.is_present(each.listed.id) else ""
+        return each.at_commit(commit, now, part.settings, stamp=stamp)
+
+    with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="fleet") as pool:
+        for (part, identifier, _), answer in zip(due, pool.map(ask, due), strict=True):
+            part.repositories[identifier] = answer
+            part.asked += 1
+
+
+# -- index --------------------------------------------------------------------------------------
+
+
+def _due(part: FleetPart, request: FleetRequest, entities: set[str], now: datetime) -> list[KnownRepository]:
+    """Return the repositories whose index is not at their commit, of the present URI, with the present settings."""
+    found = []
+    for each in part.repositories.values():
+        if each.excluded or each.missed_since or not each.commit or not each.entity or each.failures:
+            continue
+        is_current = (each.indexed, each.settings) == (each.commit, part.settings) and each.entity in entities
+        if not is_current or each.uri != part.source_uri(each):
+            found.append(each)
+    return found
+
+
+def _index(
+    changed: list[tuple[FleetPart, KnownRepository]],
+    request: FleetRequest,
+    progress: Progress,
+    now: Callable[[], datetime],
+) -> str | None:
+    """Index what changed in one run, and note what it has done. Raises the errors of ``index_sources``."""
+    workspace = Workspace.open(request.workspace, request.configuration.options())
+    planned: dict[str, tuple[FleetPart, KnownRepository]] = {}
+    for part, each in changed:
+        uri = part.source_uri(each)
+        error = _conflict(workspace, each, uri, planned)
+        if error is not None:
+            part.repositories[each.listed.id] = each.failed(error, now())
+        else:
+            planned[uri] = part, each
+    if not planned:
+        return None
+    run = IndexRequest(
+        sources=tuple(part.source(each) for part, each in planned.values()),
+        workspace=request.workspace,
+        model=request.configuration.model,
+        storage_options=request.configuration.options(),
+        keep_going=True,
+        max_delete_fraction=request.max_delete_fraction,
+        wait_seconds=request.wait_seconds,
+    )
+    report = index_sources(replace(run, **{name: value for name, value in request.how.items() if value is not None}))
+    failed: dict[str, DriftlineError] = {}
+    for uri, error in report.failed:
+        remote = parse_remote(uri)
+        failed[remote.uri if remote is not None else uri] = error
+    for uri, (part, each) in planned.items():
+        part.repositories[each.listed.id] = _after_run(part, each, uri, failed.get(uri), now())
+    return report.run_id
+
+
+def _after_run(
+    part: FleetPart, each: KnownRepository, uri: str, error: DriftlineError | None, now: datetime
+) -> KnownRepository:
+    if error is None:
+        return each.indexed_at_commit(uri, now, part.settings)
+    return each if isinstance(error, LeaseHeld) else each.failed(error, now)
+
+
+def _conflict(
+    workspace: Workspace, repository: KnownRepository, uri: str, planned: Mapping[str, Any]
+) -> DriftlineError | None:
+    """Return why a repository cannot be indexed as its entity: another source has it, or another one has its URI."""
+    if uri in planned:
+        return SourceConflict("Two entries of the fleet have one URL", uri, "Exclude one of them.")
+    known = workspace.readable_source(Entity.parse(repository.entity))
+    if known is None or known.uri in (uri, repository.uri):
+        return None
+    return SourceConflict(f"{repository.entity} is bound to another URI", known.uri, "Change the fleet's entity.")
+
+
+# -- retire -------------------------------------------------------------------------------------
+
+
+def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
+    """Remove what has been gone for the grace period, unless it still answers, or suspiciously much is gone."""
+    for part in parts:
+        if not part.listing.is_complete:
+            continue
+        doomed = to_retire(part.repositories, now, timedelta(days=part.fleet.grace_days))
+        doomed = [identifier for identifier in doomed if _is_gone(part, identifier)]
+        known = sum(bool(each.indexed) for each in part.repositories.values())
+        if is_suspicious(len(doomed), known, request.max_delete_fraction):
+            part.refused = DeletionRefused(
+                f"{len(doomed):,} of {known:,} repositories are gone, more than the fraction "
+                f"{request.max_delete_fraction:g}; the index keeps them",
+                part.fleet.name,
+                "To remove them, run again with --max-delete-fraction 1.",
+            )
+            continue
+        for identifier in doomed:
+            each = part.repositories[identifier]
+            try:
+                _remove(request, each)
+            except DriftlineError as error:
+                part.repositories[identifier] = each.failed(error, now)
+                continue
+            progress.message(f"{each.entity} is removed: the fleet no longer has {each.listed.path}")
+            part.retired[identifier] = part.repositories.pop(identifier)
+
+
+def _is_gone(part: FleetPart, identifier: str) -> bool:
+    """Return whether a repository that is not listed does not answer either; the reason says that it does."""
+    each = part.repositories[identifier]
+    if each.excluded:
+        return True
+    try:
+        current_commit(part.fleet.host.remote(each.listed))
+    except (SourceNotFound, AccessDenied):
+        return True
+    except StorageError as error:
+        if error.what == REDIRECTS:
+            return True
+        part.repositories[identifier] = each.model_copy(update={"reason": f"not listed, and cannot be asked: {error}"})
+        return False
+    part.repositories[identifier] = each.model_copy(update={"reason": "not listed, but it still answers"})
+    return False
+
+
+def _remove(request: FleetRequest, repository: KnownRepository) -> None:
+    options = request.configuration.options()
+    workspace = Workspace.open(request.workspace, options)
+    known = workspace.readable_source(Entity.parse(repository.entity))
+    if known is None or known.uri != repository.uri:
+        return  # it was removed by hand, or its name belongs to another source now
+    remove_source(request.workspace, repository.entity, wait_seconds=request.wait_seconds, storage_options=options)

@@ -1,0 +1,734 @@
+"""Discover the git repositories of an owner: by the API of a host, in a folder, or from a list.
+
+Answers of hosts are untrusted. The URL of a repository consists of the configured URL and a checked path, so that no
+answer leads git or a token to another host. Redirects and links to the next page are followed on the same host only.
+A listing is complete only if every page arrived, every entry could be read, and the host's own total agrees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote, urljoin, urlsplit
+
+from driftline.storage.entities import DEFAULT_IDS, INDEX_LEVELS, Entity, encode_id
+from driftline.storage.errors import (
+    AccessDenied,
+    BadEntity,
+    DriftlineError,
+    SourceNotFound,
+    StorageError,
+    UsageError,
+    redacted,
+)
+from driftline.storage.globs import check_glob, glob_pattern
+from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
+Provider = Literal["github", "gitlab", "gitea", "bitbucket", "folder", "list"]
+OwnerKind = Literal["org", "group", "user", ""]
+Visibility = Literal["public", "internal", "private"]
+
+MAX_REPOSITORIES = 100_000
+MAX_PAGES = 10_000
+MAX_PAGE_BYTES = 32 * 1024 * 1024
+MAX_LIST_BYTES = 16 * 1024 * 1024
+MAX_FOLDER_DEPTH = 6
+MAX_REDIRECTS = 3
+REQUEST_SECONDS = 60.0
+PAGE_SECONDS = 300.0
+ATTEMPTS = 3
+"""Attempts of a request that fails with a 5xx status or without an answer."""
+MAX_WAIT_SECONDS = 900.0
+"""Maximum time that a listing waits, in total, because the host asks for it."""
+_CHUNK = 1 << 16
+_OK, _NOT_MODIFIED, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _TOO_MANY = 200, 304, 401, 403, 404, 429
+_PART = r"~?[A-Za-z0-9_.][A-Za-z0-9_.+~-]*"
+_PATH = re.compile(rf"(?!(?:.*/)?\.{{1,2}}(?:/|$)){_PART}(?:/{_PART})+")
+_NEXT = re.compile(r'<([^>]*)>\s*(?:;[^,<]*)?;\s*rel="?next"?')
+_MAX_ID = 200
+
+
+TEMPLATE = "org:{org}/project:{group}/source:{name}"
+"""The entity of a repository, unless the fleet has a template of its own."""
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_PLACEHOLDERS = frozenset({"org", "group", "name", "path", "id"})
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository as its host lists it. ``id`` stays the same if it is renamed; ``path`` has its groups and its name.
+
+    ``changed`` is the time of the last push in the host's spelling, "" where the host does not tell; sizes of 0 are
+    unknown.
+    """
+
+    id: str
+    path: str
+    branch: str = ""
+    changed: str = ""
+    archived: bool = False
+    fork: bool = False
+    visibility: Visibility = "private"
+    topics: tuple[str, ...] = ()
+    size_bytes: int = 0
+
+    @property
+    def stamp(self) -> str:
+        """What differs after a push, or after another default branch; "" if the host does not tell."""
+        return f"{self.changed} {self.branch}" if self.changed else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of a listing as it was received, to ask for it again only if it has changed."""
+
+    url: str
+    etag: str
+    next: str
+    ids: tuple[str, ...]
+    total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where repositories are discovered: ``owner`` of a host, or all that the token may read.
+
+    ``url`` is the URL of an own instance, the folder of the provider ``folder``, or the file of the provider ``list``,
+    which also has ``uris``. ``variable`` is the environment variable that holds the token.
+    """
+
+    provider: Provider
+    url: str = ""
+    owner: str = ""
+    owner_kind: OwnerKind = ""
+    variable: str = ""
+    uris: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def site(self) -> str:
+        """The URL of the host's web pages, below which its repositories are."""
+        return (self.url or _API_OF[self.provider].site).rstrip("/")
+
+    @property
+    def name(self) -> str:
+        """A name for people, such as ``github.com/acme``."""
+        if self.provider == "list" and not self.url:
+            return "list"
+        place = self.url if self.provider in ("folder", "list") else self.site.partition("://")[2]
+        return f"{place}/{self.owner}" if self.owner else place
+
+    def token(self, environ: Mapping[str, str]) -> str:
+        """Return the token, "" without one. Raises UsageError if its variable is not set."""
+        if self.variable and not environ.get(self.variable):
+            raise UsageError(f"The fleet needs the variable {self.variable}", self.name, "Set it to the token.")
+        return environ[self.variable] if self.variable else ""
+
+    def remote(self, repository: Repository) -> Remote:
+        """Return the repository as git reaches it, with the reference to the token. Raises UsageError."""
+        remote = parse_remote(self.uri(repository))
+        if remote is None:
+            raise UsageError("Not a path of a repository", repr(repository.path))
+        return remote
+
+    def uri(self, repository: Repository) -> str:
+        """Return the URI of a repository, with the reference to the token. Raises UsageError."""
+        if self.provider == "list":
+            for uri in self.uris:
+                if (remote := parse_remote(uri)) is not None and remote.uri == repository.id:
+                    return uri
+            return repository.id
+        if self.provider == "folder":
+            if os.path.isabs(repository.id) or ".." in repository.id.split("/"):
+                raise UsageError("Not a path below the folder of the fleet", repr(repository.id))
+            return f"git+file://{os.path.join(self.url, repository.id)}"
+        if not _PATH.fullmatch(repository.path):
+            raise UsageError("Not a path of a repository", repr(repository.path))
+        api = _api_of(self)
+        scheme, _, rest = self.site.partition("://")
+        reference = f"{api.git_user}:${{{self.variable}}}@" if self.variable else ""
+        return f"git+{scheme}://{reference}{rest}{api.clone_path}/{repository.path}.git"
+
+    @property
+    def settle_seconds(self) -> float | None:
+        """Seconds after a push from which on another push shows in ``Repository.changed``; None if it never may."""
+        return None if self.provider in ("folder", "list") else _api_of(self).settle_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which repositories of a host belong to a fleet. Globs are of paths; one without a slash is of the name."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()
+    archived: bool = True
+    forks: bool = True
+    visibility: tuple[Visibility, ...] = ()
+    max_size_bytes: int | None = None
+
+    def reasons(self) -> Callable[[Repository], str]:
+        """Return the function that says why a repository is left out, and "" for a selected one. Raises UsageError."""
+        include, exclude = _matcher(self.include), _matcher(self.exclude)
+        topics, limit = {topic.lower() for topic in self.topics}, self.max_size_bytes
+
+        def why_not(repository: Repository) -> str:
+            if (self.include and not include(repository.path)) or exclude(repository.path):
+                return "excluded"
+            if repository.archived and not self.archived:
+                return "archived"
+            if repository.fork and not self.forks:
+                return "fork"
+            if self.visibility and repository.visibility not in self.visibility:
+                return repository.visibility
+            if topics and topics.isdisjoint(topic.lower() for topic in repository.topics):
+                return "other topics"
+            return "too large" if limit is not None and repository.size_bytes > limit else ""
+
+        return why_not
+
+
+def _matcher(globs: Sequence[str]) -> Callable[[str], bool]:
+    patterns = [re.compile(glob_pattern(each)) for glob in globs for each in check_glob(glob)]
+    return lambda path: any(pattern.match(path) for pattern in patterns)
+
+
+@dataclass(slots=True)
+class Listing:
+    """The answer of a host. ``failure`` ended it early; ``problems`` say what could not be read or does not agree.
+
+    ``at`` is the time when the listing began, in seconds by the clock of the host, None if the host tells no time.
+    """
+
+    repositories: dict[str, Repository] = field(default_factory=dict)
+    pages: list[Page] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    failure: DriftlineError | None = None
+    at: float | None = None
+    requests: int = 0
+    unchanged_pages: int = 0
+    waited_seconds: float = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a repository that is missing here is missing at the host."""
+        return self.failure is None and not self.problems
+
+    def add(self, repository: Repository) -> None:
+        """Add a repository. Raises StorageError if there are too many."""
+        self.repositories[repository.id] = repository
+        if len(self.repositories) > MAX_REPOSITORIES:
+            raise StorageError(f"The host lists more than {MAX_REPOSITORIES:,} repositories", fix="Narrow the fleet.")
+
+
+def discover(
+    host: Host,
+    known: Mapping[str, Repository] | None = None,
+    pages: Sequence[Page] = (),
+    *,
+    environ: Mapping[str, str] = os.environ,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], object] = time.sleep,
+    told: Callable[[str], object] = lambda text: None,
+) -> Listing:
+    """List the repositories of ``host``; a failure is part of the listing.
+
+    ``pages`` are those of the last listing, and ``known`` has their repositories by id: a host that answers that a page
+    is unchanged need not send it. ``told`` receives what people who wait should know. Raises UsageError without the
+    variable of the token.
+    """
+    listing = Listing()
+    token = host.token(environ)
+    try:
+        if host.provider == "folder":
+            _list_folder(host, listing)
+        elif host.provider == "list":
+            _list_uris(host, listing)
+        else:
+            _Reader(host, token, listing, known or {}, pages, clock, sleep, told).read()
+    except DriftlineError as error:
+        listing.failure = error
+    return listing
+
+
+# -- folders and lists --------------------------------------------------------------------------
+
+
+def _list_folder(host: Host, listing: Listing) -> None:
+    """Add the repositories below a folder: bare ones, mirrors, and work trees. Follows no links."""
+    if not os.path.isdir(host.url):
+        raise SourceNotFound("The folder of the fleet does not exist", host.url, "Correct its url.")
+
+    def walk(folder: str, depth: int) -> None:
+        try:
+            with os.scandir(folder) as entries:
+                inside = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except OSError as error:
+            listing.problems.append(f"{folder} cannot be read ({error.strerror})")
+            return
+        for name in inside:
+            place = os.path.join(folder, name)
+            if bare_repository(place) is not None or bare_repository(os.path.join(place, ".git")) is not None:
+                path = os.path.relpath(place, host.url)
+                listing.add(Repository(path, path.removesuffix(".git")))
+            elif depth < MAX_FOLDER_DEPTH:
+                walk(place, depth + 1)
+
+    walk(host.url, 1)
+
+
+def _list_uris(host: Host, listing: Listing) -> None:
+    """Add the repositories of the list, and of its file: a URI a line, comments begin with #."""
+    for uri in (*host.uris, *_lines_of(host.url)):
+        remote = parse_remote(uri) or (Remote(os.path.realpath(uri), "file") if bare_repository(uri) else None)
+        if remote is None:
+            listing.problems.append(f"{redacted(uri)!r} is not the URI of a git repository")
+            continue
+        _, _, place = remote.location.rpartition("://")
+        parts = [part for part in place.removesuffix(".git").split("/") if part]
+        if not remote.is_local:  # without the host; a colon precedes a port, or the path of user@host:path
+            host_part = parts.pop(0)
+            parts[:0] = (
+                [host_part.partition(":")[2]] if remote.protocol == "ssh" and "://" not in remote.location else []
+            )
+        path = "/".join(part for part in parts if part) or remote.name
+        listing.add(Repository(remote.uri, path, remote.ref))
+
+
+def _lines_of(file: str) -> Iterator[str]:
+    if not file:
+        return
+    try:
+        with open(file, encoding="utf-8") as lines:
+            text = lines.read(MAX_LIST_BYTES + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceNotFound("The list of the fleet cannot be read", file, str(error)) from error
+    if len(text) > MAX_LIST_BYTES:
+        raise SourceNotFound(f"The list of the fleet is larger than {MAX_LIST_BYTES:,} bytes", file, "Split it.")
+    yield from (line for raw in text.splitlines() if (line := raw.partition("#")[0].strip()))
+
+
+# -- the APIs of hosts --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A page: its entries, the URL of the next page, and the total that the host tells."""
+
+    items: Sequence[Any]
+    next: str = ""
+    total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Api:
+    """How a host lists repositories.
+
+    ``root`` is the URL of the API of a site, and ``targets`` the path of a listing by the kind of its owner.
+    """
+
+    site: str
+    root: Callable[[str], str]
+    targets: Mapping[str, str]
+    authorization: str
+    read: Callable[[str, Any, Mapping[str, str]], _Answer]
+    parse: Callable[[Any], Repository]
+    git_user: str = "x-access-token"
+    clone_path: str = ""
+    settle_seconds: float | None = 60.0
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def _github(item: Any) -> Repository:
+    visibility: Visibility = item.get("visibility") or ("private" if item["private"] else "public")
+    return Repository(
+        str(item["id"]), item["full_name"], item.get("default_branch") or "", item.get("pushed_at") or "",
+        bool(item.get("archived")), bool(item.get("fork")), visibility, tuple(item.get("topics") or ()),
+        1024 * int(item.get("size") or 0),
+    )  # fmt: skip
+
+
+def _gitlab(item: Any) -> Repository:
+    size = (item.get("statistics") or {}).get("repository_size") or 0
+    return Repository(
+        str(item["id"]), item["path_with_namespace"], item.get("default_branch") or "",
+        item.get("last_activity_at") or "", bool(item.get("archived")), bool(item.get("forked_from_project")),
+        item.get("visibility") or "private", tuple(item.get("topics") or item.get("tag_list") or ()), int(size),
+    )  # fmt: skip
+
+
+def _gitea(item: Any) -> Repository:
+    visibility: Visibility = "private" if item["private"] else "internal" if item.get("internal") else "public"
+    return Repository(
+        str(item["id"]), item["full_name"], item.get("default_branch") or "", item.get("updated_at") or "",
+        bool(item.get("archived")), bool(item.get("fork")), visibility, tuple(item.get("topics") or ()),
+        1024 * int(item.get("size") or 0),
+    )  # fmt: skip
+
+
+def _bitbucket_cloud(item: Any) -> Repository:
+    return Repository(
+        str(item["uuid"]), item["full_name"], (item.get("mainbranch") or {}).get("name") or "",
+        item.get("updated_on") or "", fork=item.get("parent") is not None,
+        visibility="private" if item["is_private"] else "public", size_bytes=int(item.get("size") or 0),
+    )  # fmt: skip
+
+
+def _bitbucket_server(item: Any) -> Repository:
+    return Repository(
+        str(item["id"]), f"{item['project']['key'].lower()}/{item['slug']}", archived=bool(item.get("archived")),
+        fork=item.get("origin") is not None, visibility="public" if item.get("public") else "private",
+    )  # fmt: skip
+
+
+def _linked(url: str, body: Any, headers: Mapping[str, str]) -> _Answer:
+    """Read a page whose next one the header ``Link`` names; of a counted listing without it, the number is raised."""
+    found = _NEXT.search(headers.get("Link") or "")
+    told = headers.get("X-Total") or headers.get("X-Total-Count") or ""
+    return _Answer(body, found[1] if found else "", int(told) if told.isdecimal() else None)
+
+
+def _embedded(url: str, body: Any, headers: Mapping[str, str]) -> _Answer:
+    return _Answer(body["values"], body.get("next") or "", body.get("size"))
+
+
+def _numbered(url: str, body: Any, headers: Mapping[str, str]) -> _Answer:
+    if body["isLastPage"]:
+        return _Answer(body["values"])
+    return _Answer(body["values"], re.sub(r"&start=\d+$", "", url) + f"&start={int(body['nextPageStart'])}")
+
+
+_API_OF: dict[str, _Api] = {
+    "github": _Api(
+        "https://github.com",
+        lambda site: "https://api.github.com" if site == "https://github.com" else f"{site}/api/v3",
+        {
+            "org": "/orgs/{owner}/repos?per_page=100&type=all&sort=created&direction=asc",
+            "user": "/users/{owner}/repos?per_page=100&type=owner&sort=created&direction=asc",
+            "": "/user/repos?per_page=100&sort=created&direction=asc",
+        },
+        "Bearer {token}",
+        _linked,
+        _github,
+        headers=(("Accept", "application/vnd.github+json"), ("X-GitHub-Api-Version", "2022-11-28")),
+    ),
+    "gitlab": _Api(
+        "https://gitlab.com",
+        lambda site: f"{site}/api/v4",
+        {
+            "group": "/groups/{owner}/projects?include_subgroups=true&with_shared=false"
+            "&per_page=100&order_by=id&sort=asc",
+            "user": "/users/{owner}/projects?per_page=100&order_by=id&sort=asc",
+            "": "/projects?membership=true&pagination=keyset&per_page=100&order_by=id&sort=asc",
+        },
+        "Bearer {token}",
+        _linked,
+        _gitlab,
+        git_user="oauth2",
+        settle_seconds=7200.0,  # last_activity_at is raised at most once an hour
+    ),
+    "gitea": _Api(
+        "https://gitea.com",
+        lambda site: f"{site}/api/v1",
+        {
+            "org": "/orgs/{owner}/repos?limit=50&page=1",
+            "user": "/users/{owner}/repos?limit=50&page=1",
+            "": "/user/repos?limit=50&page=1",
+        },
+        "token {token}",
+        _linked,
+        _gitea,
+    ),
+    "bitbucket": _Api(
+        "https://bitbucket.org",
+        lambda site: "https://api.bitbucket.org/2.0",
+        {"org": "/repositories/{owner}?pagelen=100&sort=created_on"},
+        "Bearer {token}",
+        _embedded,
+        _bitbucket_cloud,
+        git_user="x-token-auth",
+    ),
+}
+_BITBUCKET_SERVER = _Api(
+    "",
+    lambda site: f"{site}/rest/api/1.0",
+    {"org": "/projects/{owner}/repos?limit=100", "": "/repos?limit=100"},
+    "Bearer {token}",
+    _numbered,
+    _bitbucket_server,
+    git_user="x-token-auth",
+    clone_path="/scm",
+    settle_seconds=None,
+)
+OWNERS: Mapping[str, frozenset[str]] = {
+    "github": frozenset({"org", "user", ""}),
+    "gitlab": frozenset({"group", "user", ""}),
+    "gitea": frozenset({"org", "user", ""}),
+    "bitbucket": frozenset({"org", ""}),
+    "folder": frozenset({""}),
+    "list": frozenset({""}),
+}
+"""The kinds of owner that each provider knows; "" is everything that the token may read."""
+
+
+def _api_of(host: Host) -> _Api:
+    is_server = host.provider == "bitbucket" and host.url and host.site != _API_OF["bitbucket"].site
+    return _BITBUCKET_SERVER if is_server else _API_OF[host.provider]
+
+
+class _Reader:
+    """Reads the pages of one listing, one after another, and waits as the host says."""
+
+    def __init__(
+        self,
+        host: Host,
+        token: str,
+        listing: Listing,
+        known: Mapping[str, Repository],
+        pages: Sequence[Page],
+        clock: Callable[[], float],
+        sleep: Callable[[float], object],
+        told: Callable[[str], object],
+    ) -> None:
+        self._host, self._api, self._listing = host, _api_of(host), listing
+        self._known, self._pages = known, {page.url: page for page in pages}
+        self._clock, self._sleep, self._told = clock, sleep, told
+        self._root = self._api.root(host.site)
+        self._headers = {"User-Agent": "driftline", "Accept": "application/json", **dict(self._api.headers)}
+        if token:
+            self._headers["Authorization"] = self._api.authorization.format(token=token)
+        import urllib.request  # reading a configuration needs none of it
+
+        # No handler follows redirects, reads files or raises errors: every answer comes back as it is.
+        self._opener = urllib.request.OpenerDirector()
+        for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
+            self._opener.add_handler(handler)
+
+    def read(self) -> None:
+        """Fill the listing. Raises AccessDenied, SourceNotFound, StorageError."""
+        target = self._api.targets.get(self._host.owner_kind)
+        if target is None:
+            raise UsageError("This host lists the repositories of an owner only", self._host.name, "Name its org.")
+        url = self._root + target.format(owner=quote(self._host.owner, safe=""))
+        totals: list[int | None] = []
+        seen, received = set[str](), 0
+        while url:
+            if url in seen or len(seen) >= MAX_PAGES:
+                raise StorageError("The pages of the host have no end", self._host.name, "Nothing is taken as gone.")
+            seen.add(url)
+            page = self._page(url)
+            self._listing.pages.append(page)
+            received += len(page.ids)
+            totals.append(page.total)
+            url = page.next or self._counted(page, received)
+        total = next((each for each in reversed(totals) if each is not None), None)
+        if total is not None and total != len(self._listing.repositories):
+            self._listing.problems.append(
+                f"the host counts {total:,} repositories and lists {len(self._listing.repositories):,}"
+            )
+
+    def _counted(self, page: Page, received: int) -> str:
+        """Return the next page of a listing that has more than it has shown and names none; "" otherwise."""
+        number = re.search(r"(?<=[?&]page=)\d+", page.url)
+        if number is None or page.total is None or not page.ids or received >= page.total:
+            return ""
+        return page.url[: number.start()] + str(int(number[0]) + 1) + page.url[number.end() :]
+
+    def _page(self, url: str) -> Page:
+        known = self._pages.get(url)
+        if known is not None and not (known.etag and all(each in self._known for each in known.ids)):
+            known = None
+        status, headers, body = self._ask(url, known.etag if known is not None else "")
+        if status == _NOT_MODIFIED and known is not None:
+            if known.next:  # the state is in the workspace, where others may write
+                self._on_this_host(url, known.next)
+            self._listing.unchanged_pages += 1
+            for each in known.ids:
+                self._listing.add(self._known[each])
+            return known
+        try:
+            answer = self._api.read(url, json.loads(body), headers)
+            following = self._on_this_host(url, answer.next) if answer.next else ""
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise StorageError(
+                "The answer of the host is not a page of repositories", self._host.name, f"({type(error).__name__})"
+            ) from error
+        if not isinstance(answer.items, list):
+            raise StorageError("The answer of the host is not a page of repositories", self._host.name)
+        ids = tuple(self._add(item) for item in answer.items)
+        total = answer.total if isinstance(answer.total, int) else None
+        return Page(url, "" if "" in ids else headers.get("ETag") or "", following, ids, total)
+
+    def _add(self, item: Any) -> str:
+        """Add an entry, and return its id; "" if it cannot be understood."""
+        try:
+            repository = self._api.parse(item)
+            is_right = _PATH.fullmatch(repository.path) and 0 < len(repository.id) <= _MAX_ID
+        except (KeyError, TypeError, ValueError, AttributeError):
+            is_right = False
+        if not is_right:
+            self._listing.problems.append("the host lists a repository that cannot be understood")
+            return ""
+        self._listing.add(repository)
+        return repository.id
+
+    def _on_this_host(self, url: str, target: str) -> str:
+        """Return ``target``, relative to ``url``, if it is on the same host. Raises StorageError, also for others."""
+        whole = urljoin(url, target)
+        if urlsplit(whole)[:2] != urlsplit(url)[:2]:
+            where = f"{urlsplit(whole).scheme}://{urlsplit(whole).netloc}"
+            raise StorageError("The host leads to another host", redacted(where), "Name that one as the fleet's url.")
+        return whole
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def _ask(self, url: str, etag: str) -> tuple[int, Mapping[str, str], bytes]:
+        attempts, redirects = 0, 0
+        while True:
+            status, headers, body = self._answer(url, etag)
+            pause = self._pause(status, headers)
+            if pause is not None:
+                self._wait(pause)
+            elif status in (301, 302, 303, 307, 308) and headers.get("Location") and redirects < MAX_REDIRECTS:
+                url, redirects = self._on_this_host(url, headers["Location"] or ""), redirects + 1
+            elif status >= 500 or status == 0:
+                attempts += 1
+                if attempts == ATTEMPTS:
+                    why = f"status {status}" if status else body.decode("utf-8", "replace")
+                    raise StorageError("The host does not list its repositories", self._host.name, f"It says: {why}.")
+                self._sleep(2.0 ** (attempts - 1))
+            elif status in (_UNAUTHORIZED, _FORBIDDEN):
+                fix = f"Check the token in {self._host.variable}." if self._host.variable else "Set a token."
+                raise AccessDenied(f"The host denies access to its listing (status {status})", self._host.name, fix)
+            elif status == _NOT_FOUND:
+                raise SourceNotFound("The host has no such owner", self._host.name, "Check its name, and the token.")
+            elif status in (_OK, _NOT_MODIFIED):
+                return status, headers, body
+            else:
+                raise StorageError("The host does not list its repositories", self._host.name, f"Status {status}.")
+
+    def _answer(self, url: str, etag: str) -> tuple[int, Mapping[str, str], bytes]:
+        """Send one request; the status is 0 if no whole answer came, and the body then says why."""
+        import urllib.request
+        from http.client import HTTPException
+
+        headers = self._headers | ({"If-None-Match": etag} if etag else {})
+        self._listing.requests += 1
+        try:
+            answer: Any = self._opener.open(urllib.request.Request(url, headers=headers), timeout=REQUEST_SECONDS)
+            with answer:
+                body = self._body(answer)
+        except (OSError, HTTPException, ValueError) as error:
+            return 0, {}, redacted(str(error) or type(error).__name__).encode("utf-8", "replace")
+        if self._listing.at is None:
+            self._listing.at = _time_of(answer.headers)
+        return answer.status, answer.headers, body
+
+    def _body(self, answer: HTTPResponse) -> bytes:
+        """Return the body. Raises StorageError if it is too large, OSError if it comes too slowly."""
+        deadline, parts, size = time.monotonic() + PAGE_SECONDS, [], 0
+        while chunk := answer.read(_CHUNK):
+            parts.append(chunk)
+            size += len(chunk)
+            if size > MAX_PAGE_BYTES:
+                raise StorageError(f"A page of the host has more than {MAX_PAGE_BYTES:,} bytes", self._host.name)
+            if time.monotonic() > deadline:
+                raise OSError("the page comes too slowly")
+        return b"".join(parts)
+
+    def _pause(self, status: int, headers: Mapping[str, str]) -> float | None:
+        """Return the seconds that the host asks to wait before the next attempt; None if it does not."""
+        if status not in (_TOO_MANY, _FORBIDDEN, 503):
+            return None
+        after = headers.get("Retry-After") or ""
+        if after.isdecimal():
+            return float(after)
+        reset = headers.get("X-RateLimit-Reset") or headers.get("RateLimit-Reset") or ""
+        is_empty = (headers.get("X-RateLimit-Remaining") or headers.get("RateLimit-Remaining")) == "0"
+        if reset.isdecimal() and (is_empty or status == _TOO_MANY):
+            return max(0.0, float(reset) - (_time_of(headers) or self._clock())) + 1.0
+        return 60.0 if status == _TOO_MANY else None
+
+    def _wait(self, seconds: float) -> None:
+        if self._listing.waited_seconds + seconds > MAX_WAIT_SECONDS:
+            raise StorageError(
+                f"The host asks to wait {seconds:,.0f} s", self._host.name, "Run it again later, or set a token."
+            )
+        self._told(f"{self._host.name} limits requests: waiting {seconds:,.0f} s")
+        self._listing.waited_seconds += max(seconds, 1.0)
+        self._sleep(max(seconds, 1.0))
+
+
+def _time_of(headers: Mapping[str, str]) -> float | None:
+    """Return the time of an answer by the clock of the host; None if it tells none."""
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return parsedate_to_datetime(headers.get("Date") or "").timestamp()
+    except ValueError:
+        return None
+
+
+def moment(text: str) -> float | None:
+    """Return a time as hosts write it, in seconds; None if it is not one.
+
+    >>> moment("1970-01-01T00:01:00Z")
+    60.0
+    """
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+
+
+# -- entities -----------------------------------------------------------------------------------
+
+
+def check_template(template: str) -> None:
+    """Check the template of entities. Raises UsageError."""
+    unknown = [name for name in _PLACEHOLDER.findall(template) if name not in _PLACEHOLDERS]
+    if unknown or "{" in _PLACEHOLDER.sub("", template) or "}" in _PLACEHOLDER.sub("", template):
+        known = ", ".join(f"{{{name}}}" for name in sorted(_PLACEHOLDERS))
+        raise UsageError("The template of entities has an unknown placeholder", repr(template), f"Known are {known}.")
+    entity = Entity.parse(_PLACEHOLDER.sub("x", template))
+    if entity.type != INDEX_LEVELS[-1]:
+        raise BadEntity("The template names no source", repr(template), "Append /source:{name}.")
+    if not {"name", "path", "id"} & set(_PLACEHOLDER.findall(template)):
+        raise UsageError("The template gives all repositories one entity", repr(template), "Use {name} or {path}.")
+
+
+def entity_of(template: str, repository: Repository, taken: Collection[str]) -> str:
+    """Return an entity for a repository that is none of ``taken``: a name in use gets a suffix.
+
+    >>> entity_of(TEMPLATE, Repository("1", "acme/tools/lint/cli"), ())
+    'org:acme/project:tools.lint/source:cli'
+
+    Raises BadEntity.
+    """
+    *groups, name = repository.path.split("/")
+    values = {
+        "org": groups[0] if groups else DEFAULT_IDS["org"],
+        "group": ".".join(groups[1:]) or DEFAULT_IDS["project"],
+        "name": name + (f"@{repository.branch}" if "@" in repository.id else ""),
+        "path": repository.path,
+        "id": repository.id,
+    }
+    filled = _PLACEHOLDER.sub(lambda match: values[match[1]].replace("/", "."), template)
+    suffix = hashlib.blake2b(repository.id.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+    for candidate in (filled, f"{filled}-{suffix}"):
+        entity = Entity.parse(candidate)
+        for _, each in entity.parts:
+            encode_id(each)
+        if str(entity) not in taken:
+            return str(entity)
+    raise BadEntity("No entity is free for the repository", repository.path, "Use {path} in the template.")

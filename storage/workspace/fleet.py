@@ -1,0 +1,229 @@
+"""Keep the state of fleets: which repositories their hosts have listed, what is indexed of them, and what failed.
+
+``_fleet.json`` holds it all; one sync at a time writes it, under a lease of its own. Pure functions decide what follows
+from a listing: an incomplete one takes nothing away, a renamed repository keeps its entity, and one that is gone stays
+for a grace period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from driftline.storage.errors import DriftlineError, ObjectNotFound
+from driftline.storage.layout import FLEET, FLEET_LEASE
+from driftline.storage.leases.lease import Lease, acquire
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.sources.discovery import Host, Listing, Page, Repository, moment
+from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_record
+
+State = Literal["new", "indexed", "behind", "empty", "failing", "missing", "excluded"]
+
+FIRST_BACKOFF = timedelta(minutes=5)
+MAX_BACKOFF = timedelta(days=1)
+LOOKED_AT_AGAIN_AFTER = timedelta(days=1)
+"""A repository is asked for its commit at least this often, whatever its host lists."""
+RETIRED_AFTER_MISSES = 2
+"""Complete listings without a repository before it may be retired, however short the grace period is."""
+GUARDED_REPOSITORIES = 3
+"""Up to this number, retirements are never refused."""
+
+
+class KnownRepository(BaseModel):
+    """A repository of a fleet.
+
+    ``commit`` is the one that the repository had when it was last asked, ``looked_at``; ``stamp`` is the host's stamp
+    of that moment, "" if a later push might not have changed it. ``indexed`` is the commit in the index, indexed with
+    ``settings``, and ``behind_since`` the first time that it was behind. ``missed_since`` and ``misses`` count complete
+    listings that lack it. ``excluded`` says why it does not belong to the fleet. ``uri`` is that of the source.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    listed: Repository
+    entity: str = ""
+    uri: str = ""
+    former_path: str = ""
+    commit: str = ""
+    stamp: str = ""
+    looked_at: datetime | None = None
+    indexed: str = ""
+    indexed_at: datetime | None = None
+    settings: str = ""
+    behind_since: datetime | None = None
+    missed_since: datetime | None = None
+    misses: int = 0
+    excluded: str = ""
+    failures: int = 0
+    retry_at: datetime | None = None
+    reason: str = ""
+
+    @property
+    def state(self) -> State:
+        """What people read first about the repository."""
+        if self.excluded:
+            return "excluded"
+        if self.missed_since is not None:
+            return "missing"
+        if self.failures:
+            return "failing"
+        if not self.indexed:
+            return "empty" if self.looked_at is not None and not self.commit else "new"
+        return "behind" if self.behind_since is not None else "indexed"
+
+    def lag_seconds(self, now: datetime) -> float:
+        """Return for how long the index has been known to be behind."""
+        return (now - self.behind_since).total_seconds() if self.behind_since is not None else 0.0
+
+    def must_be_asked(self, now: datetime, *, is_current: bool, retry: bool) -> bool:
+        """Return whether its host must be asked for its commit: not if the listing shows that nothing was pushed.
+
+        ``is_current`` tells whether the present listing has it. With ``retry``, its backoff is over.
+        """
+        if self.excluded or self.missed_since is not None or (self.is_waiting(now) and not retry):
+            return False
+        is_quiet = bool(self.stamp) and is_current and self.stamp == self.listed.stamp and not self.failures
+        return not is_quiet or self.looked_at is None or now - self.looked_at >= LOOKED_AT_AGAIN_AFTER
+
+    def is_waiting(self, now: datetime) -> bool:
+        """Return whether it has failed, and is not yet tried again."""
+        return self.retry_at is not None and now < self.retry_at
+
+    def failed(self, error: DriftlineError, now: datetime) -> KnownRepository:
+        """Return it after another failure: each doubles the time until the next attempt."""
+        pause = min(FIRST_BACKOFF * 2 ** min(self.failures, 20), MAX_BACKOFF)
+        changes = {"failures": self.failures + 1, "retry_at": now + pause, "reason": str(error), "stamp": ""}
+        return self.model_copy(update=changes)
+
+    def at_commit(self, commit: str, now: datetime, settings: str, *, stamp: str) -> KnownRepository:
+        """Return it after its host has named ``commit``."""
+        is_behind = bool(commit) and (commit, settings) != (self.indexed, self.settings)
+        since = (self.behind_since or now) if is_behind else None
+        fine = {"failures": 0, "retry_at": None, "reason": ""}
+        return self.model_copy(
+            update={"commit": commit, "looked_at": now, "behind_since": since, "stamp": stamp} | fine
+        )
+
+    def indexed_at_commit(self, uri: str, now: datetime, settings: str) -> KnownRepository:
+        """Return it after a run has indexed its commit from ``uri``."""
+        done = {"indexed": self.commit, "indexed_at": now, "settings": settings, "uri": uri, "former_path": ""}
+        return self.model_copy(update={"behind_since": None, "failures": 0, "retry_at": None, "reason": ""} | done)
+
+
+class FleetRecord(BaseModel):
+    """The state of one fleet: its repositories by the host's id, and the pages of its last listing."""
+
+    model_config = ConfigDict(frozen=True)
+
+    repositories: dict[str, KnownRepository] = {}
+    pages: tuple[Page, ...] = ()
+    listed_at: datetime | None = None
+    problem: str = ""
+
+
+class FleetFile(BaseModel):
+    """The content of ``_fleet.json``: the state of each fleet, by its name."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    fleets: dict[str, FleetRecord] = {}
+
+
+def read_fleets(objects: ObjectStore) -> dict[str, FleetRecord]:
+    """Return the state of each fleet, by its name. Raises CorruptFile, WorkspaceTooNew, StorageError."""
+    found = read_record(objects, FLEET, FleetFile)
+    return dict(found.fleets) if found is not None else {}
+
+
+def write_fleets(objects: ObjectStore, fleets: Mapping[str, FleetRecord], lease: Lease) -> None:
+    """Replace the state of ``fleets``, and keep that of others; ``lease`` is that of ``fleet_lease``.
+
+    Raises LeaseLost, PreconditionFailed if another process has written it, StorageError.
+    """
+    lease.check()
+    try:
+        data, version = objects.get_versioned(FLEET)
+    except ObjectNotFound:
+        objects.create(FLEET, FleetFile(fleets=dict(fleets)).model_dump_json().encode())
+        return
+    known = parse_record(objects, FLEET, data, FleetFile)
+    changed = known.model_copy(update={"fleets": known.fleets | dict(fleets)})
+    if changed != known:
+        objects.replace(FLEET, changed.model_dump_json().encode(), version)
+
+
+def fleet_lease(objects: ObjectStore, run_id: str, *, wait_seconds: float = 0.0) -> Lease:
+    """Acquire the lease of all fleets of a workspace. Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError."""
+    return acquire(objects, FLEET_LEASE, run_id, wait_seconds=wait_seconds)
+
+
+# -- what follows from a listing -----------------------------------------------------------------------
+
+
+def reconcile(
+    known: Mapping[str, KnownRepository], listing: Listing, why_not: Callable[[Repository], str], now: datetime
+) -> dict[str, KnownRepository]:
+    """Return the repositories after a listing: those in it, and those known before that it lacks.
+
+    Only a complete listing counts as a miss. A repository that is missing before anything of it was indexed is
+    forgotten. One that the fleet no longer selects counts as missing, too.
+    """
+    after: dict[str, KnownRepository] = {}
+    for identifier, listed in listing.repositories.items():
+        old = known.get(identifier) or KnownRepository(listed=listed)
+        excluded = why_not(listed)
+        was_renamed = bool(old.indexed) and old.listed.path != listed.path
+        former = old.former_path or old.listed.path if was_renamed else old.former_path
+        new = old.model_copy(update={"listed": listed, "excluded": excluded, "former_path": former})
+        if not (excluded and old.indexed):
+            new = new.model_copy(update={"missed_since": None, "misses": 0})
+        elif listing.is_complete:
+            new = _missed(new, now)
+        after[identifier] = new
+    for identifier, old in known.items():
+        if identifier in after:
+            continue
+        if not listing.is_complete:
+            after[identifier] = old
+        elif old.indexed:
+            after[identifier] = _missed(old, now)
+    return after
+
+
+def _missed(repository: KnownRepository, now: datetime) -> KnownRepository:
+    since = repository.missed_since or now
+    return repository.model_copy(update={"missed_since": since, "misses": repository.misses + 1})
+
+
+def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace: timedelta) -> list[str]:
+    """Return the ids of repositories that were missing for the grace period, in several complete listings."""
+    return [
+        identifier
+        for identifier, each in repositories.items()
+        if each.missed_since is not None and each.misses >= RETIRED_AFTER_MISSES and now - each.missed_since >= grace
+    ]
+
+
+def is_suspicious(retired: int, known: int, max_fraction: float) -> bool:
+    """Return whether so many of the known repositories are gone that a person should confirm it."""
+    return retired > GUARDED_REPOSITORIES and retired > max_fraction * known
+
+
+def settled_stamp(host: Host, listing: Listing, repository: Repository) -> str:
+    """Return the stamp of a repository if any later push will change it; "" if one might not.
+
+    Hosts write the time of the last push in whole seconds, or raise it once an hour.
+    """
+    after, pushed = host.settle_seconds, moment(repository.changed)
+    if after is None or pushed is None or listing.at is None or listing.at - pushed < after:
+        return ""
+    return repository.stamp
+
+
+def entities_in_use(fleets: Iterable[FleetRecord]) -> set[str]:
+    """Return the entities of all repositories of ``fleets``."""
+    return {each.entity for fleet in fleets for each in fleet.repositories.values() if each.entity}

@@ -1,0 +1,231 @@
+"""Hosts that lie: no answer leads git or a token elsewhere, grows without end, or takes a repository away."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.storage.errors import DriftlineError, UsageError
+from driftline.storage.sources import discovery
+from driftline.storage.sources.discovery import Host, Listing, Page, Repository, Selection, discover
+from tests.servers.git_server import GitServer, running_git_server
+from tests.servers.host_api import HostApi, Hosted, moved
+from tests.support.fleets import Fleet
+
+TOKEN = {"TOKEN": "s3cret"}
+
+
+@pytest.fixture
+def api(git_server: GitServer) -> HostApi:
+    git_server.api = HostApi(git_server, "github", [Hosted(each, f"acme/r{each}") for each in range(1, 6)])
+    return git_server.api
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[GitServer]:
+    """Another host, which has the same listing."""
+    (tmp_path / "elsewhere").mkdir()
+    with running_git_server(tmp_path / "elsewhere") as server:
+        server.api = HostApi(server, "github", [Hosted(1, "acme/r1")])
+        yield server
+
+
+def look(api: HostApi) -> Listing:
+    return discover(Host("github", f"http://{api.server.host}", "acme", "org", "TOKEN"), environ=TOKEN, sleep=abs)
+
+
+def answering(body: Any, **headers: str) -> Any:
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return lambda _: (200, headers, text)
+
+
+def test_redirects_and_links_to_another_host_are_not_followed(api: HostApi, elsewhere: GitServer) -> None:
+    there = f"http://{elsewhere.host}"
+    items = [Hosted(1, "acme/r1").item("github")]
+    for fault in (
+        moved(there),
+        moved(there.replace("http:", "")),
+        answering(items, Link=f'<{there}/api/v3/orgs/acme/repos?page=2>; rel="next"'),
+        answering(items, Link='<file:///etc/passwd>; rel="next"'),
+        moved("file://"),
+    ):
+        api.faults = [fault]
+        listing = look(api)
+        assert "another host" in str(listing.failure)
+        assert not listing.is_complete
+    assert elsewhere.asked == []
+    assert "s3cret" not in str(listing.failure)
+
+
+def test_a_redirect_without_end_is_an_error(api: HostApi) -> None:
+    api.faults = [moved("")] * 50
+    assert isinstance(look(api).failure, DriftlineError)
+    assert len(api.faults) > 40
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../etc/passwd",
+        "acme/..",
+        "acme/./x",
+        "acme/x@evil.example",
+        "acme//x",
+        "/acme/x",
+        "-acme/--upload-pack=touch",
+        "acme/x y",
+        "acme/x\n",
+        "acme/x?y=1",
+        "acme/x#y",
+        "https://evil.example/x",
+        "acme\\x/y",
+        "only-one",
+        "",
+        None,
+        7,
+    ],
+)
+def test_a_path_that_leads_elsewhere_is_not_a_repository(api: HostApi, path: Any) -> None:
+    api.repositories[1].path = "acme/placeholder"
+    items = [each.item("github") for each in api.repositories[:2]]
+    items[1]["full_name"] = path
+    api.faults = [answering(items)]
+    listing = look(api)
+    assert ([*listing.repositories], listing.is_complete) == (["1"], False)
+    with pytest.raises((UsageError, TypeError)):
+        Host("github", "https://host", "acme", "org").uri(Repository("2", path))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>",
+        b"[" * 100_000,
+        b"null",
+        b"{}",
+        b'"text"',
+        b"[null, 1, [], {}]",
+        b'[{"id": {}, "full_name": [], "private": 1}]',
+        b'[{"id": 1, "full_name": "acme/x", "private": true, "size": "many"}]',
+        b"\xff\xfe",
+    ],
+)
+def test_an_answer_that_is_not_a_page_makes_the_listing_incomplete(api: HostApi, body: bytes) -> None:
+    api.faults = [answering(body)]
+    assert not look(api).is_complete
+
+
+def test_pages_that_lead_in_a_circle_or_grow_without_end_are_errors(
+    api: HostApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = f"http://{api.server.host}/api/v3/orgs/acme/repos"
+    api.faults = [answering([], Link=f'<{here}?page=7>; rel="next"')] * 3
+    assert "no end" in str(look(api).failure)
+    monkeypatch.setattr(discovery, "MAX_PAGES", 5)
+    api.faults = [answering([], Link=f'<{here}?page={number}>; rel="next"') for number in range(50)]
+    assert "no end" in str(look(api).failure)
+    assert len(api.faults) > 40
+    api.faults = [answering(b" " * 100_000)]
+    monkeypatch.setattr(discovery, "MAX_PAGE_BYTES", 10_000)
+    assert "10,000 bytes" in str(look(api).failure)
+    monkeypatch.setattr(discovery, "MAX_REPOSITORIES", 3)
+    monkeypatch.setattr(discovery, "MAX_PAGE_BYTES", 10_000_000)
+    api.faults = []
+    assert "more than 3" in str(look(api).failure)
+
+
+@pytest.mark.parametrize("provider", ["gitlab", "gitea"])
+def test_a_wrong_total_makes_the_listing_incomplete(git_server: GitServer, provider: Any) -> None:
+    api = HostApi(git_server, provider, [Hosted(each, f"acme/r{each}") for each in range(1, 6)], total=7)
+    git_server.api = api
+    host = Host(provider, f"http://{git_server.host}", "acme", "group" if provider == "gitlab" else "org")
+    listing = discover(host, sleep=abs)
+    assert (len(listing.repositories), listing.is_complete) == (5, False)
+    api.total = 5
+    assert discover(host).is_complete
+
+
+def test_an_unchanged_page_that_was_never_sent_is_an_error(api: HostApi) -> None:
+    api.faults = [lambda _: (304, {}, b"")]
+    assert not look(api).is_complete
+    first = f"http://{api.server.host}/api/v3/orgs/acme/repos?per_page=100&type=all&sort=created&direction=asc"
+    forged = (Page(first, '"etag"', "http://evil.example/", ("1",)),)
+    api.faults = [lambda _: (304, {}, b"")]
+    host = Host("github", f"http://{api.server.host}", "acme", "org", "TOKEN")
+    listing = discover(host, {"1": Repository("1", "acme/r1")}, forged, environ=TOKEN, sleep=abs)
+    assert "another host" in str(listing.failure)
+
+
+def test_a_state_that_someone_has_changed_leads_nowhere_else(
+    git_server: GitServer, tmp_path: Path, tiny_model: Path
+) -> None:
+    secret = tmp_path / "secret"
+    subprocess.run(["git", "init", "-q", "--bare", str(secret)], check=True)
+    (git_server.root / "a").mkdir()
+    git_server.create("a/b.git")
+    fleet = Fleet(tmp_path, tiny_model, f'[[fleet]]\nprovider = "folder"\nurl = "{git_server.root}"\n')
+    fleet.sync()
+    file = tmp_path / "index" / "_fleet.json"
+    state = json.loads(file.read_text())
+    (record,) = state["fleets"].values()
+    forged = record["repositories"]["a/b.git"] | {"indexed": "0" * 40, "entity": "source:x"}
+    forged["listed"] = forged["listed"] | {"id": "../secret", "path": "../secret"}
+    record["repositories"]["../secret"] = forged
+    file.write_text(json.dumps(state))
+    git_server.root.rename(tmp_path / "unmounted")  # so that the entry is not missing, and would be asked
+    fleet.now += timedelta(days=2)
+    report = fleet.sync()
+    (row,) = [row for row in report["fleets"][0]["repositories"] if row["id"] == "../secret"]
+    assert "Not a path below" in row["reason"]
+
+
+def test_a_huge_listing_takes_little_memory(tmp_path: Path) -> None:
+    """Ten thousand repositories, of which each line of the host has 5 KB, as GitHub's have."""
+    program = f"""
+import json, sys, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+sys.path.insert(0, {str(Path.cwd())!r})
+from driftline.storage.sources.discovery import Host, discover
+padding = {{f"url_{{n}}": "https://api.example/" + "x" * 80 for n in range(45)}}
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        page = int(self.path.rpartition("page=")[2]) if "&page=" in self.path else 1
+        first = (page - 1) * 100
+        common = padding | {{"private": True, "pushed_at": "2020-01-01T00:00:00Z"}}
+        items = [common | {{"id": n, "full_name": f"acme/r{{n}}"}} for n in range(first, first + 100)]
+        body = json.dumps(items).encode()
+        self.send_response(200)
+        if page < 100:
+            target = f"http://127.0.0.1:{{server.server_address[1]}}/api/v3/orgs/acme/repos?x=1&page={{page + 1}}"
+            self.send_header("Link", f'<{{target}}>; rel="next"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_): ...
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+listing = discover(Host("github", f"http://127.0.0.1:{{server.server_address[1]}}", "acme", "org"))
+with open("/proc/self/status") as lines:  # ru_maxrss would begin at that of the process that forked this one
+    peak = next(line.split()[1] for line in lines if line.startswith("VmHWM"))
+print(len(listing.repositories), listing.is_complete, peak)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    output = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment
+    ).stdout.split()
+    assert output[:2] == ["10000", "True"]
+    assert int(output[2]) * 1024 < 200_000_000
+
+
+def test_globs_of_a_fleet_that_match_nothing_are_refused() -> None:
+    with pytest.raises(UsageError):
+        Selection(include=("!acme",)).reasons()

@@ -1,0 +1,201 @@
+"""Fleets: what is discovered, what a sync indexes and costs, and what happens to what is renamed, gone or failing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.flows.runs import fleet as fleet_runs
+from driftline.flows.runs.fleet import has_failed
+from tests.servers.git_server import Checkout, GitServer, git
+from tests.support.fleets import Fleet, rows, states
+
+Driftline = Callable[..., Any]
+
+
+@pytest.fixture
+def projects(git_server: GitServer, tmp_path: Path) -> dict[str, Checkout]:
+    """Three repositories of the server, ``team/a.git`` to ``team/c.git``, of one file each."""
+    (git_server.root / "team").mkdir()
+    found = {}
+    for name in "abc":
+        tree = Checkout.of(git_server.create(f"team/{name}.git"), tmp_path / "trees" / name)
+        tree.write(f"{name}.md", f"file of {name}\n")
+        tree.push()
+        found[name] = tree
+    return found
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, tiny_model: Path, git_server: GitServer) -> Fleet:
+    """The fleet of the folder that the server serves."""
+    table = f'[[fleet]]\nprovider = "folder"\nname = "here"\nurl = {json.dumps(str(git_server.root))}\n'
+    return Fleet(tmp_path, tiny_model, table)
+
+
+def listed(git_server: GitServer, *names: str) -> str:
+    uris = [git_server.url(f"team/{name}.git") for name in names]
+    return f'[[fleet]]\nprovider = "list"\nrepositories = {json.dumps(uris)}\n'
+
+
+def test_a_list_is_indexed_in_one_run_and_then_costs_no_run(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet
+) -> None:
+    fleet.tables = listed(git_server, "a", "b", "c")
+    first = fleet.sync()
+    assert (states(first), fleet.runs()) == (dict.fromkeys(("team/a", "team/b", "team/c"), "indexed"), 1)
+    assert fleet.documents() == {"a": {"a.md"}, "b": {"b.md"}, "c": {"c.md"}}
+    git_server.asked.clear()
+    second = fleet.sync()
+    assert (second["run_id"], second["to_index"], fleet.runs()) == (None, [], 1)
+    asked = [each.path.partition("?")[0].rpartition("/")[2] for each in git_server.asked]
+    assert sorted(asked) == sorted(["refs", "git-upload-pack"] * 3)
+    projects["b"].write("more.md", "another file\n")
+    commit = projects["b"].push()
+    third = fleet.sync()
+    assert third["to_index"] == [rows(third)["team/b"]["entity"]]
+    assert rows(third)["team/b"]["indexed"] == commit
+    assert fleet.documents()["b"] == {"b.md", "more.md"}
+
+
+def test_the_command_lists_syncs_and_shows_the_state(
+    projects: dict[str, Checkout], fleet: Fleet, driftline: Driftline
+) -> None:
+    config = fleet.config
+    found = driftline("fleet", "list", "--config", config)
+    assert (found.code, "team/a" in found.out) == (0, True), found.err
+    dry = driftline("fleet", "sync", "--config", config, "--dry-run", "--json")
+    assert (len(dry.json["to_index"]), (fleet.folder / "index").exists()) == (3, False)
+    synced = driftline("fleet", "sync", "--config", config)
+    assert (synced.code, "3 indexed" in synced.out) == (0, True), synced.err
+    status = driftline("fleet", "status", "--config", config, "--json")
+    assert set(states(status.json).values()) == {"indexed"}
+    assert driftline("search", "file of b", "--workspace", fleet.folder / "index").out.startswith("b.md:1")
+
+
+def test_a_failing_repository_stops_no_other_and_is_tried_again_with_backoff(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet
+) -> None:
+    fleet.tables = listed(git_server, "a", "gone", "c")
+    first = fleet.sync()
+    assert states(first) == {"team/a": "indexed", "team/gone": "failing", "team/c": "indexed"}
+    assert "no such repository" in rows(first)["team/gone"]["reason"]
+    assert has_failed(first)
+    git_server.asked.clear()
+    fleet.now += timedelta(minutes=4)
+    fleet.sync()
+    assert not [each for each in git_server.asked if "gone" in each.path]
+    fleet.now += timedelta(minutes=2)
+    again = rows(fleet.sync())["team/gone"]
+    assert again["failures"] == 2
+    assert datetime.fromisoformat(again["retry_at"]) - fleet.now == timedelta(minutes=10)
+    shutil.copytree(git_server.root / "team/a.git", git_server.root / "team/gone.git")
+    assert states(fleet.sync(retry=True))["team/gone"] == "indexed"
+
+
+def test_an_empty_repository_is_no_failure(git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet) -> None:
+    git_server.create("team/empty.git")
+    report = fleet.sync()
+    assert (states(report)["team/empty"], has_failed(report)) == ("empty", False)
+
+
+def test_what_is_gone_is_retired_after_the_grace_period_and_what_returns_is_indexed_again(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet
+) -> None:
+    fleet.sync()
+    away = git_server.root.parent / "away.git"
+    (git_server.root / "team/b.git").rename(away)
+    assert states(fleet.sync())["team/b"] == "missing"
+    fleet.now += timedelta(days=6)
+    fleet.sync()
+    assert "b" in fleet.documents()
+    fleet.now += timedelta(days=2)
+    assert states(fleet.sync())["team/b"] == "retired"
+    assert set(fleet.documents()) == {"a", "c"}
+    away.rename(git_server.root / "team/b.git")
+    assert states(fleet.sync())["team/b"] == "indexed"
+
+
+def test_an_unreadable_folder_retires_nothing(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.sync()
+    git_server.root.rename(git_server.root.with_name("unmounted"))
+    for _ in range(3):
+        fleet.now += timedelta(days=30)
+        report = fleet.sync()
+    assert report["fleets"][0]["problems"]
+    git_server.root.mkdir()
+    for _ in range(3):
+        fleet.now += timedelta(days=30)
+        report = fleet.sync()
+    assert "lists no repository" in report["fleets"][0]["problems"][0]
+    assert len(fleet.documents()) == 3
+
+
+def test_suspiciously_many_retirements_need_a_confirmation(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet
+) -> None:
+    for name in "defgh":
+        shutil.copytree(git_server.root / "team/a.git", git_server.root / f"team/{name}.git")
+    fleet.sync()
+    for name in "abcde":
+        shutil.rmtree(git_server.root / f"team/{name}.git")
+    for _ in range(3):
+        fleet.now += timedelta(days=8)
+        report = fleet.sync()
+    assert "5 of 8 repositories are gone" in report["fleets"][0]["problems"][0]
+    assert len(fleet.documents()) == 8
+    fleet.sync(max_delete_fraction=1.0)
+    assert len(fleet.documents()) == 3
+
+
+def test_a_kill_between_run_and_state_loses_nothing(
+    projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet_runs, "_save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fleet.sync()
+    report = fleet.sync()
+    assert set(states(report).values()) == {"indexed"}
+    assert len(fleet.documents()) == 3
+
+
+def test_a_source_that_was_removed_by_hand_is_indexed_again(
+    projects: dict[str, Checkout], fleet: Fleet, driftline: Driftline
+) -> None:
+    entity = rows(fleet.sync())["team/a"]["entity"]
+    driftline("remove", entity, "--workspace", fleet.folder / "index")
+    assert fleet.sync()["to_index"] == [entity]
+    assert len(fleet.documents()) == 3
+
+
+def test_other_file_globs_index_the_fleet_again(projects: dict[str, Checkout], fleet: Fleet) -> None:
+    projects["a"].write("code.py", "x = 1\n")
+    projects["a"].push()
+    fleet.sync()
+    fleet.tables += 'include_files = ["*.md"]\n'
+    assert len(fleet.sync()["to_index"]) == 3
+    assert fleet.documents()["a"] == {"a.md"}
+    assert fleet.sync()["to_index"] == []
+
+
+def test_an_entity_of_another_source_is_not_taken(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, driftline: Driftline
+) -> None:
+    driftline("index", projects["a"].folder, "--workspace", fleet.folder / "index", "--model", fleet.model)
+    fleet.tables = listed(git_server, "a", "b")
+    report = fleet.sync()
+    assert states(report) == {"team/a": "failing", "team/b": "indexed"}, rows(report)
+    assert "bound to another URI" in rows(report)["team/a"]["reason"]
+    assert git(projects["a"].folder, "rev-parse", "HEAD") == rows(report)["team/a"]["commit"]

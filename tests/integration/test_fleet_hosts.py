@@ -1,0 +1,265 @@
+"""Hosts and their APIs: paging, unchanged pages, limits, renames and pushes, from the listing to the index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError
+from driftline.storage.sources import discovery
+from driftline.storage.sources.discovery import Host, Listing, Selection, discover
+from tests.servers.git_server import Checkout, GitServer
+from tests.servers.host_api import PREFIXES, HostApi, Hosted, failing, moved, throttled
+from tests.support.fleets import Fleet, rows, states
+
+OWNERS = {"github": "org", "gitlab": "group", "gitea": "org", "cloud": "org", "server": "org"}
+
+
+@pytest.fixture(params=list(PREFIXES))
+def api(request: pytest.FixtureRequest, git_server: GitServer, monkeypatch: pytest.MonkeyPatch) -> HostApi:
+    """A host of each kind with five repositories of ``acme``, on three pages."""
+    found = HostApi(git_server, request.param, [Hosted(each, f"acme/r{each}") for each in range(1, 6)])
+    git_server.api = found
+    if request.param == "cloud":
+        cloud = discovery._API_OF["bitbucket"]
+        here = f"http://{git_server.host}"
+        changed = replace(cloud, site=here, root=lambda site: f"{here}/2.0")
+        monkeypatch.setitem(discovery._API_OF, "bitbucket", changed)
+    return found
+
+
+def host_of(api: HostApi, **options: Any) -> Host:
+    provider: Any = "bitbucket" if api.provider in ("cloud", "server") else api.provider
+    kind: Any = OWNERS[api.provider]
+    return Host(provider, f"http://{api.server.host}", "acme", kind, **options)
+
+
+def look(api: HostApi, last: Listing | None = None, **options: Any) -> tuple[Listing, list[float]]:
+    """List a host; returns the listing, and the seconds that it has waited."""
+    waits: list[float] = []
+    known, pages = (last.repositories, last.pages) if last is not None else ({}, ())
+    host = host_of(api, **options)
+    return discover(host, known, pages, environ={"TOKEN": "s3cret"}, sleep=waits.append), waits
+
+
+def test_every_page_is_read_and_an_unchanged_one_is_not_sent_again(api: HostApi) -> None:
+    first, _ = look(api)
+    assert (len(first.repositories), first.is_complete, first.requests) == (5, True, 3)
+    assert {each.path for each in first.repositories.values()} == {f"acme/r{number}" for number in range(1, 6)}
+    second, _ = look(api, first)
+    assert (second.repositories, second.unchanged_pages, api.not_modified) == (first.repositories, 3, 3)
+    api.repositories[4].path = "acme/renamed"
+    api.repositories.append(Hosted(6, "acme/r6"))
+    third, _ = look(api, second)
+    assert len(third.repositories) == 6
+    assert third.is_complete
+    assert "acme/renamed" in {each.path for each in third.repositories.values()}
+
+
+def test_the_token_is_sent_to_the_host_by_its_own_scheme(api: HostApi, git_server: GitServer) -> None:
+    api.token = "s3cret"
+    assert isinstance(look(api)[0].failure, AccessDenied)
+    assert look(api, variable="TOKEN")[0].is_complete
+    with pytest.raises(UsageError, match="needs the variable TOKEN"):
+        discover(host_of(api, variable="TOKEN"), environ={})
+
+
+def test_a_limit_is_waited_for_as_told_and_a_long_one_is_reported(api: HostApi) -> None:
+    api.faults = [throttled(429, Retry_After="17"), lambda _: None, throttled(403, Retry_After="5")]
+    listing, waits = look(api)
+    assert (listing.is_complete, waits) == (True, [17.0, 5.0])
+    now = datetime.now(UTC).timestamp()
+    api.faults = [throttled(403, X_RateLimit_Remaining="0", X_RateLimit_Reset=str(int(now) + 300))]
+    listing, waits = look(api)
+    assert listing.is_complete
+    assert 290 < waits[0] < 310
+    api.faults = [throttled(429, Retry_After="86400")]
+    listing, waits = look(api)
+    assert (listing.is_complete, waits) == (False, [])
+    assert "86,400 s" in str(listing.failure)
+
+
+def test_a_failing_page_is_asked_for_again_and_its_loss_makes_the_listing_incomplete(api: HostApi) -> None:
+    api.faults = [lambda _: None, failing(), failing(500)]
+    listing, waits = look(api)
+    assert (listing.is_complete, waits, len(listing.repositories)) == (True, [1.0, 2.0], 5)
+    api.faults = [lambda _: None, failing(), failing(), failing()]
+    listing, _ = look(api)
+    assert (listing.is_complete, len(listing.repositories)) == (False, 2)
+    assert isinstance(listing.failure, StorageError)
+    api.faults = [failing(404)]
+    assert isinstance(look(api)[0].failure, SourceNotFound)
+
+
+def test_a_redirect_on_the_same_host_is_followed(api: HostApi, git_server: GitServer) -> None:
+    api.faults = [moved("")]
+    assert look(api)[0].is_complete
+
+
+@pytest.mark.parametrize(
+    ("selection", "chosen"),
+    [
+        (Selection(), {"acme/app", "acme/old", "acme/deep/lib", "acme/copy"}),
+        (Selection(include=("acme/*",)), {"acme/app", "acme/old", "acme/copy"}),
+        (Selection(exclude=("lib",)), {"acme/app", "acme/old", "acme/copy"}),
+        (Selection(archived=False, forks=False), {"acme/app", "acme/deep/lib"}),
+        (Selection(topics=("Search",)), {"acme/app"}),
+        (Selection(visibility=("public",)), {"acme/app"}),
+        (Selection(max_size_bytes=4096), {"acme/app", "acme/old", "acme/copy"}),
+    ],
+)
+def test_a_selection_narrows_what_a_host_lists(selection: Selection, chosen: set[str]) -> None:
+    found = [
+        discovery.Repository("1", "acme/app", visibility="public", topics=("search",)),
+        discovery.Repository("2", "acme/old", archived=True, size_bytes=4096),
+        discovery.Repository("3", "acme/deep/lib", size_bytes=4097),
+        discovery.Repository("4", "acme/copy", fork=True),
+    ]
+    why_not = selection.reasons()
+    assert {each.path for each in found if not why_not(each)} == chosen
+
+
+# -- from the listing to the index --------------------------------------------------------------
+
+
+@pytest.fixture
+def hosted(git_server: GitServer, tmp_path: Path, tiny_model: Path) -> tuple[Fleet, HostApi, dict[int, Checkout]]:
+    """A fleet of a GitHub of one's own, with three repositories of ``acme`` that git serves as well."""
+    (git_server.root / "acme").mkdir()
+    api = HostApi(git_server, "github", [])
+    trees: dict[int, Checkout] = {}
+    for number in (1, 2, 3):
+        name = f"acme/r{number}"
+        trees[number] = Checkout.of(git_server.create(f"{name}.git"), tmp_path / "trees" / name)
+        trees[number].write(f"f{number}.md", f"file {number}\n")
+        trees[number].push()
+        api.repositories.append(Hosted(number, name))
+    git_server.api = api
+    table = f'[[fleet]]\nprovider = "github"\nurl = "http://{git_server.host}"\norg = "acme"\n'
+    return Fleet(tmp_path, tiny_model, table), api, trees
+
+
+def git_requests(server: GitServer) -> list[str]:
+    asked = [each.path for each in server.asked if ".git/" in each.path]
+    server.asked.clear()
+    return asked
+
+
+def test_a_repository_whose_line_is_unchanged_costs_no_request_of_git(
+    hosted: tuple[Fleet, HostApi, dict[int, Checkout]], git_server: GitServer
+) -> None:
+    fleet, api, trees = hosted
+    first = fleet.sync()
+    assert set(states(first).values()) == {"indexed"}
+    assert rows(first)["acme/r1"]["entity"] == "org:acme/project:default/source:r1"
+    git_requests(git_server)
+    second = fleet.sync()
+    assert (second["to_index"], git_requests(git_server), second["fleets"][0]["unchanged_pages"]) == ([], [], 2)
+    trees[2].write("new.md", "pushed\n")
+    trees[2].push()
+    api.repositories[1].pushed = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert len(fleet.sync()["to_index"]) == 1
+    assert all("r2.git" in path for path in git_requests(git_server))
+    trees[2].write("new.md", "pushed in the same second\n")
+    commit = trees[2].push()
+    assert rows(fleet.sync())["acme/r2"]["indexed"] == commit, "a push this second leaves the time as it was"
+    git_requests(git_server)
+    fleet.now += timedelta(days=1)
+    fleet.sync()
+    assert len({path.partition(".git")[0] for path in git_requests(git_server)}) == 3, "once a day, all are asked"
+
+
+def test_a_renamed_repository_keeps_its_entity_and_its_lines(
+    hosted: tuple[Fleet, HostApi, dict[int, Checkout]], git_server: GitServer
+) -> None:
+    fleet, api, _ = hosted
+    entity = rows(fleet.sync())["acme/r1"]["entity"]
+    api.repositories[0].path = "acme/better"
+    (git_server.root / "acme/r1.git").rename(git_server.root / "acme/better.git")
+    report = fleet.sync()
+    assert report["to_index"] == [entity]
+    assert (rows(report)["acme/better"]["entity"], rows(report)["acme/better"]["state"]) == (entity, "indexed")
+    (record,) = [record for each, record in fleet.workspace.sources() if str(each) == entity]
+    assert record.uri == git_server.url("acme/better.git")
+    assert fleet.sync()["to_index"] == []
+    api.repositories.append(Hosted(9, "acme/r1"))
+    new = Checkout.of(git_server.create("acme/r1.git"), fleet.folder / "trees" / "new")
+    new.write("other.md", "another project\n")
+    new.push()
+    report = fleet.sync()
+    assert rows(report)["acme/r1"]["entity"].startswith("org:acme/project:default/source:r1-")
+    assert fleet.documents()["r1"] == {"f1.md"}
+
+
+def test_a_listing_that_lacks_a_repository_that_still_answers_retires_nothing(
+    hosted: tuple[Fleet, HostApi, dict[int, Checkout]], git_server: GitServer
+) -> None:
+    fleet, api, _ = hosted
+    fleet.sync()
+    del api.repositories[1]
+    for _ in range(3):
+        fleet.now += timedelta(days=10)
+        report = fleet.sync()
+    assert rows(report)["acme/r2"]["reason"] == "not listed, but it still answers"
+    assert len(fleet.documents()) == 3
+    (git_server.root / "acme/r2.git").rename(git_server.root / "elsewhere.git")
+    assert states(fleet.sync())["acme/r2"] == "retired"
+
+
+def test_an_incomplete_listing_indexes_what_it_has_and_misses_nothing(
+    hosted: tuple[Fleet, HostApi, dict[int, Checkout]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, api, trees = hosted
+    monkeypatch.setattr(discovery, "ATTEMPTS", 1)
+    fleet.sync()
+    trees[1].write("new.md", "pushed\n")
+    trees[1].push()
+    api.repositories[0].pushed = "2021-01-01T00:00:00Z"
+    for _ in range(3):
+        fleet.now += timedelta(days=10)
+        api.faults = [lambda _: None, failing()]
+        report = fleet.sync()
+    assert set(states(report).values()) == {"indexed"}
+    assert (len(fleet.documents()), "new.md" in fleet.documents()["r1"]) == (3, True)
+
+
+def test_an_archived_repository_can_leave_the_fleet(hosted: tuple[Fleet, HostApi, dict[int, Checkout]]) -> None:
+    fleet, api, _ = hosted
+    fleet.sync()
+    fleet.tables += "archived = false\ngrace_days = 1\n"
+    api.repositories[2].archived = True
+    assert states(fleet.sync())["acme/r3"] == "excluded"
+    fleet.now += timedelta(days=2)
+    assert states(fleet.sync())["acme/r3"] == "retired"
+    assert states(fleet.sync())["acme/r3"] == "excluded", "it is listed still"
+    assert set(fleet.documents()) == {"r1", "r2"}
+
+
+def test_the_token_reaches_the_api_and_git_and_no_file(
+    hosted: tuple[Fleet, HostApi, dict[int, Checkout]],
+    git_server: GitServer,
+    monkeypatch: pytest.MonkeyPatch,
+    driftline: Callable[..., Any],
+) -> None:
+    fleet, api, _ = hosted
+    fleet.tables += 'token = "${ACME_TOKEN}"\n'
+    config = fleet.config
+    assert driftline("fleet", "sync", "--config", config).code == 2
+    assert not (fleet.folder / "index").exists()
+    monkeypatch.setenv("ACME_TOKEN", "s3cret-token")
+    api.token = "s3cret-token"
+    outcome = driftline("fleet", "sync", "--config", config, "--json")
+    assert outcome.code == 0, outcome.err
+    assert all(each.authorization for each in git_server.asked)
+    written = [path for path in (fleet.folder / "index").rglob("*") if path.is_file()]
+    assert written
+    assert not [path for path in written if b"s3cret" in path.read_bytes()]
+    assert "s3cret" not in outcome.out + outcome.err
+    state = json.loads((fleet.folder / "index/_fleet.json").read_text())
+    assert "ACME_TOKEN" not in json.dumps(state)

@@ -1,0 +1,131 @@
+"""The listings of GitHub, GitLab, Gitea and Bitbucket, as their public API descriptions give them, on a git server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from tests.servers.git_server import GitServer, Reply
+
+
+@dataclass
+class Hosted:
+    """A repository of the host; ``pushed`` is the time of its last push."""
+
+    id: int
+    path: str
+    pushed: str = "2020-01-01T00:00:00Z"
+    branch: str = "main"
+    archived: bool = False
+    fork: bool = False
+    visibility: str = "private"
+    topics: tuple[str, ...] = ()
+    size_kb: int = 1
+
+    def item(self, provider: str) -> dict[str, Any]:
+        """The entry of a listing."""
+        owner, _, name = self.path.rpartition("/")
+        common = {"id": self.id, "default_branch": self.branch, "archived": self.archived, "topics": [*self.topics]}
+        is_private = self.visibility == "private"
+        match provider:
+            case "github":
+                own = {"full_name": self.path, "name": name, "private": is_private, "visibility": self.visibility}
+                return common | own | {"fork": self.fork, "pushed_at": self.pushed, "size": self.size_kb}
+            case "gitlab":
+                own = {"path_with_namespace": self.path, "visibility": self.visibility}
+                origin = {"forked_from_project": {"id": 1}} if self.fork else {}
+                return common | own | origin | {"last_activity_at": self.pushed}
+            case "gitea":
+                own = {"full_name": self.path, "private": is_private, "internal": self.visibility == "internal"}
+                return common | own | {"fork": self.fork, "updated_at": self.pushed, "size": self.size_kb}
+            case "cloud":
+                return {
+                    "uuid": f"{{{self.id}}}", "full_name": self.path, "is_private": is_private,
+                    "parent": {} if self.fork else None, "size": 1024 * self.size_kb, "updated_on": self.pushed,
+                    "mainbranch": {"name": self.branch},
+                }  # fmt: skip
+            case _:
+                return {
+                    "id": self.id, "slug": name, "project": {"key": owner.upper()}, "public": not is_private,
+                    "archived": self.archived,
+                }  # fmt: skip
+
+
+PREFIXES = {
+    "github": "/api/v3/",
+    "gitlab": "/api/v4/",
+    "gitea": "/api/v1/",
+    "cloud": "/2.0/",
+    "server": "/rest/api/1.0/",
+}
+
+
+@dataclass
+class HostApi:
+    """Answers listings of ``repositories`` in pages of ``per_page``.
+
+    ``faults`` answer the next requests in place of the host, in turn; one that returns None lets the host answer.
+    ``total`` is what the host claims to have.
+    """
+
+    server: GitServer
+    provider: str
+    repositories: list[Hosted] = field(default_factory=list)
+    per_page: int = 2
+    total: int | None = None
+    etags: bool = True
+    token: str = ""
+    faults: list[Callable[[str], Reply | None]] = field(default_factory=list)
+    served: list[str] = field(default_factory=list)
+    not_modified: int = 0
+
+    def __call__(self, target: str, headers: Mapping[str, str]) -> Reply | None:
+        if not target.startswith(PREFIXES[self.provider]):
+            return None
+        if self.faults and (reply := self.faults.pop(0)(target)) is not None:
+            return reply
+        self.served.append(target)
+        if self.token and self.token not in headers.get("Authorization", ""):
+            return 401, {}, b'{"message": "Bad credentials"}'
+        query = parse_qs(urlsplit(target).query)
+        start = int(query.get("start", ["0"])[0]) or self.per_page * (int(query.get("page", ["1"])[0]) - 1)
+        items = [each.item(self.provider) for each in self.repositories[start : start + self.per_page]]
+        following = start + self.per_page if start + self.per_page < len(self.repositories) else None
+        answer, more = self._page(items, target, following)
+        body = json.dumps(answer).encode()
+        etag = f'W/"{hashlib.sha256(body + str(more).encode()).hexdigest()}"'
+        if self.etags and headers.get("If-None-Match") == etag:
+            self.not_modified += 1
+            return 304, {}, b""
+        return 200, more | ({"ETag": etag} if self.etags else {}), body
+
+    def _page(self, items: list[Any], target: str, following: int | None) -> tuple[Any, dict[str, str]]:
+        total = len(self.repositories) if self.total is None else self.total
+        here = f"http://{self.server.host}{target}".partition("&page=")[0]
+        link = f"{here}&page={following // self.per_page + 1}" if following is not None else ""
+        if self.provider == "cloud":
+            return {"values": items, "size": total} | ({"next": link} if link else {}), {}
+        if self.provider == "server":
+            return {"values": items, "isLastPage": following is None, "nextPageStart": following}, {}
+        counted = {"gitlab": {"X-Total": str(total)}, "gitea": {"X-Total-Count": str(total)}}.get(self.provider, {})
+        linked = {"Link": f'<{here}&page=1>; rel="first", <{link}>; rel="next"'} if link else {}
+        return items, counted | linked
+
+
+def throttled(status: int, **headers: str) -> Callable[[str], Reply | None]:
+    """A fault: the host asks to wait."""
+    return lambda _: (status, {name.replace("_", "-"): value for name, value in headers.items()}, b"{}")
+
+
+def failing(status: int = 502) -> Callable[[str], Reply | None]:
+    """A fault: the host fails."""
+    return lambda _: (status, {}, b"<html>bad gateway</html>")
+
+
+def moved(place: str) -> Callable[[str], Reply | None]:
+    """A fault: a redirect to ``place``, with the same path."""
+    return lambda target: (302, {"Location": place + target}, b"")

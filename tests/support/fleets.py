@@ -1,0 +1,56 @@
+"""A fleet of a test: its configuration, its workspace, and a clock that the test turns on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from driftline.flows.config.toml_file import load_config
+from driftline.flows.runs.fleet import FleetRequest, sync_fleets
+from driftline.storage.workspace.workspace import Workspace
+
+
+@dataclass
+class Fleet:
+    """A configuration, its workspace, and a clock that tests turn on."""
+
+    folder: Path
+    model: Path
+    tables: str
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def config(self) -> Path:
+        path = self.folder / "driftline.toml"
+        path.write_text(f'workspace = "index"\nmodel = {json.dumps(str(self.model))}\n{self.tables}')
+        return path
+
+    def sync(self, **options: Any) -> dict[str, Any]:
+        config = load_config(self.config)
+        return sync_fleets(FleetRequest(config, config.workspace, **options), now=lambda: self.now)
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace.open(str(self.folder / "index"))
+
+    def documents(self) -> dict[str, set[str]]:
+        """The paths of the documents of each source, by the id of the source."""
+        workspace = self.workspace
+        return {
+            entity.id: set(workspace.manifest(entity).read(columns=["path"])["path"].to_pylist())
+            for entity, _ in workspace.sources()
+        }
+
+    def runs(self) -> int:
+        return len(list((self.folder / "index").glob("org:*/_runs/*.json")))
+
+
+def states(report: dict[str, Any]) -> dict[str, str]:
+    return {row["path"]: row["state"] for fleet in report["fleets"] for row in fleet["repositories"]}
+
+
+def rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["path"]: row for fleet in report["fleets"] for row in fleet["repositories"]}
