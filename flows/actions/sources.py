@@ -74,7 +74,7 @@ def index_paths(
         for report in _run(request, taken_over):
             reports.setdefault(report.entity, report)
         waiting = [part for part in waiting if batch[part.uri] is not part]
-    _tell_skipped(reports.values(), wanted.values(), on_skip)
+    _report_skipped(reports.values(), wanted.values(), on_skip)
     return list(reports.values())
 
 
@@ -98,14 +98,14 @@ def _run(request: IndexRequest, taken_over: Iterable[str]) -> list[SourceReport]
         raise DeletionRefused(error.what, error.where, fix) from error
 
 
-def _tell_skipped(
+def _report_skipped(
     reports: Iterable[SourceReport], wanted: Iterable[SourceRequest], on_skip: Callable[[str, str], None]
 ) -> None:
     rules = {part.uri: Rules(part.include, part.exclude) for part in wanted if part.include}
     for report in reports:
         for path, reason in sorted(report.skipped):
-            asked = report.uri not in rules or lets_through(rules[report.uri], path)
-            if asked and reason != SkipReason.EXCLUDED:
+            was_named = report.uri not in rules or lets_through(rules[report.uri], path)
+            if was_named and reason != SkipReason.EXCLUDED:
                 on_skip(f"{report.uri.rstrip('/')}/{path}", str(reason))
 
 

@@ -134,7 +134,7 @@ def index(
         branch=named_branch(branch, (sources or ["."])[0]),
         **how,
     )
-    with _telling_what_stays(), open_progress() as progress:
+    with _reporting_what_was_committed(), open_progress() as progress:
         result = index_sources(request, progress).to_dict()
     show(result, as_json, partial(print_index, dry_run=dry_run, prices=configuration.prices if configuration else {}))
     _warn_of_empty(result["sources"], filtered=bool(include or exclude))
@@ -142,7 +142,7 @@ def index(
 
 
 @contextmanager
-def _telling_what_stays() -> Iterator[None]:
+def _reporting_what_was_committed() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:

@@ -281,10 +281,10 @@ class _Section:
         return self if _MARKS.search(text) else None
 
     def added_to(self, text: str, path: Path) -> str:
-        told = _like(text, INSTRUCTIONS)
+        block = _like(text, INSTRUCTIONS)
         if self.present_in(text, path):
-            return _MARKS.sub(lambda _: told, text, count=1)
-        return (f"{text}{_like(text, chr(10))}" if text else self.head) + told
+            return _MARKS.sub(lambda _: block, text, count=1)
+        return (f"{text}{_like(text, chr(10))}" if text else self.head) + block
 
     def removed_from(self, text: str, path: Path) -> str:
         found = _MARKS.search(text)

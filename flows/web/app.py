@@ -83,20 +83,20 @@ class Pages:
 
     @spread("given", parameters(_OF_PAGE))
     def search(self, request: Request, q: str = "", *, given: dict[str, Any]) -> Response:
-        """Show the box and what is indexed or, once something is asked, the results."""
-        asked = SearchRequest("")
+        """Show the box and what is indexed or, with a query, the results."""
+        search = SearchRequest("")
         try:
-            asked = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND)
-            if not asked.query:
-                return HTMLResponse(pages.home_page(asked, self.reader.home(), datetime.now(UTC)))
-            report = self.reader.search(asked)
+            search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND)
+            if not search.query:
+                return HTMLResponse(pages.home_page(search, self.reader.home(), datetime.now(UTC)))
+            report = self.reader.search(search)
             branches = self.reader.branch_names()
             folders = {source: self.reader.folder_of(source) for source in {hit.source for hit in report.results}}
         except DriftlineError as error:
             failed = problem_of(error, to_owner=request.app.state.tells_owner)
             request.state.error = failed.kind
-            return HTMLResponse(pages.search_page(asked, error=failed.detail), failed.status_code)
-        return HTMLResponse(pages.search_page(asked, report, branches=branches, folders=folders))
+            return HTMLResponse(pages.search_page(search, error=failed.detail), failed.status_code)
+        return HTMLResponse(pages.search_page(search, report, branches=branches, folders=folders))
 
     def document(self, request: Request, line: Line | None = None, branch: BranchName = None) -> Response:
         """Show a document as it was indexed, with lines similar to ``line``."""
@@ -350,11 +350,11 @@ class _Api:
         The link 'next' of the answer leads to the next page.
         """
         begin = decode_cursor(cursor, int)[0] if cursor is not None else 0
-        asked = SearchRequest.of(q, given_by(given))
-        end = min(begin + asked.top_k, MAX_RANK)
+        search = SearchRequest.of(q, given_by(given))
+        end = min(begin + search.top_k, MAX_RANK)
         if not 0 <= begin < end:
             raise no_such_page()
-        report = self.reader.search(replace(asked, top_k=end))
+        report = self.reader.search(replace(search, top_k=end))
         found = replace(report, results=report.results[begin:]).to_dict()
         is_last = len(report.results) < end or end == MAX_RANK
         return _page(request, found, None if is_last else encode_cursor(end))

@@ -328,13 +328,13 @@ def _model_of(workspace: Workspace) -> ModelRef | None:
     return ModelRef(config.model, config.fingerprint, config.dim)
 
 
-def _deep(workspace: Workspace, asked: bool | None, mode: Mode) -> Encoder | None:
+def _deep(workspace: Workspace, deep: bool | None, mode: Mode) -> Encoder | None:
     """Return the transformer of the workspace, if a search joins its definitions.
 
     Raises UsageError for a workspace without any; MissingExtra, ModelNotFound, FingerprintMismatch if it was requested.
     """
     known = workspace.deep_model
-    if asked is False or (asked is None and (known is None or mode != "hybrid")):
+    if deep is False or (deep is None and (known is None or mode != "hybrid")):
         return None
     if known is None:
         raise UsageError("The workspace has no definitions of a transformer", fix="Run: driftline index SOURCE --deep")
@@ -344,7 +344,7 @@ def _deep(workspace: Workspace, asked: bool | None, mode: Mode) -> Encoder | Non
             raise FingerprintMismatch("The transformer is another one than the workspace's", known.name, fix)
         return load_transformer(known.name)
     except (MissingExtra, ModelNotFound, FingerprintMismatch) as error:
-        if asked:
+        if deep:
             raise
         log.warning("Definitions are left out: %s", error)
         return None
