@@ -221,8 +221,8 @@ def test_a_document_shows_its_lines_outline_neighbours_and_remote(site: Site) ->
     page.get_by_role("link", name="Lease.release", exact=True).click()
     page.wait_for_url("**#L11")
     (site.tree / "src/lease.py").write_text(LEASE.replace("class Lease", "class Secret"))
-    site.browser.open(f"{site.url}d/{SOURCE}/src/lease.py", "has changed since it was indexed")
-    expect(page.locator("#remote")).to_have_count(0)
+    site.browser.open(f"{site.url}d/{SOURCE}/src/lease.py?line=7", "has changed since it was indexed")
+    expect(page.locator("#remote")).to_have_attribute("href", remote)  # the text that the page shows
     assert page.locator("#L4").inner_text().endswith("class Lease:")
     assert "Secret" not in page.content()
 

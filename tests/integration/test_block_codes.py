@@ -1,0 +1,146 @@
+"""Blocks by meaning: codes find what vectors find, under filters, after commits, and without reading again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+from driftline.storage.deltas.manifest import BatchId
+from driftline.storage.entities import Entity
+from driftline.storage.lines import block_codes
+from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.queries import LineQuery
+from driftline.storage.lines.table import LINES_PER_BLOCK, LineTable
+from driftline.storage.model import ManifestRow, new_ulid
+from driftline.storage.objects.store import ObjectStore
+from driftline.tasks.indexing.rows import line_rows
+
+DIM = 96
+"""Not a multiple of a word, so that codes are padded."""
+SOURCE = Entity.parse("org:acme/project:alpha/source:web")
+
+
+def vectors_of(documents: int, lines: int, seed: int) -> NDArray[np.float32]:
+    """``(documents, lines, DIM)`` unit vectors; the lines of a block are alike."""
+    random = np.random.default_rng(seed)
+    blocks = random.standard_normal((documents, -(-lines // LINES_PER_BLOCK), DIM))
+    found = blocks.repeat(LINES_PER_BLOCK, axis=1)[:, :lines] + random.standard_normal((documents, lines, DIM))
+    found /= np.linalg.norm(found, axis=2, keepdims=True)
+    return found.astype(np.float32)
+
+
+def committed(
+    table: LineTable, vectors: NDArray[np.float32], paths: Sequence[str], replaced: Sequence[str] = ()
+) -> None:
+    """Commit documents with a line of text for each vector."""
+    documents, lines = vectors.shape[:2]
+    rows = line_rows(
+        SOURCE,
+        [ManifestRow(path, 1, 1, None, path, "f00d") for path in paths],
+        pa.array(np.arange(documents).repeat(lines), pa.int32()),
+        pa.array(np.tile(np.arange(lines), documents), pa.int32()),
+        pa.array(["a line"] * documents * lines),
+        vectors.reshape(-1, DIM).astype(np.float16),
+    )
+    table.commit(SOURCE, 1, BatchId(new_ulid(), 1), replaced, table.write_fragments(rows))
+
+
+def exact(vectors: NDArray[np.float32], paths: Sequence[str], query: NDArray[np.float32]) -> list[tuple[str, int]]:
+    """The blocks of the documents, the nearest first."""
+    sums = [
+        ((path, first), vectors[at, first : first + LINES_PER_BLOCK].sum(axis=0))
+        for at, path in enumerate(paths)
+        for first in range(0, vectors.shape[1], LINES_PER_BLOCK)
+    ]
+    return [place for place, total in sorted(sums, key=lambda each: -float(each[1] @ query / np.linalg.norm(each[1])))]
+
+
+def places(found: pa.Table) -> list[tuple[str, int]]:
+    return list(zip(found["path"].to_pylist(), found["line_number"].to_pylist(), strict=True))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LineTable:
+    table = LineTable(ObjectStore.open(str(tmp_path)), SOURCE, "f00d")
+    table.create(DIM)
+    return table
+
+
+def test_codes_find_most_of_the_blocks_that_vectors_find(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_codes, "MIN_SELECTED", 16)  # so that signs alone select
+    paths = [f"{at % 10}/{at}.py" for at in range(200)]
+    vectors = vectors_of(200, 50, seed=5)
+    committed(table, vectors, paths)
+    found, total = 0, 0
+    for document, first in ((3, 0), (70, 16), (199, 48)):
+        query = vectors[document, first]
+        best = exact(vectors, paths, query)
+        near = LineQuery(table).near_blocks(query, 10)
+        assert places(near)[0] == best[0] == (paths[document], first)
+        assert near["cosine"].to_pylist() == sorted(near["cosine"].to_pylist(), reverse=True)
+        found, total = found + len({*places(near)} & {*best[:5]}), total + 5
+    assert found / total >= 0.6  # of blocks that have little in common: chance finds 2 %
+
+
+@pytest.mark.parametrize("strategy", ["auto", "prefilter", "postfilter"])
+@pytest.mark.parametrize("folders", [1, 5])
+def test_a_filter_leaves_the_nearest_of_what_it_allows(table: LineTable, folders: int, strategy: str) -> None:
+    paths = [f"{at % 10}/{at}.py" for at in range(200)]
+    vectors = vectors_of(200, 32, seed=6)
+    committed(table, vectors, paths)
+    where = LineFilter(dirs=tuple(f"{folder}/" for folder in range(folders)))
+    query = vectors[123, 7]  # in folder 3
+    allowed = {path for path in paths if int(path[0]) < folders}
+    found = places(LineQuery(table, where, strategy).near_blocks(query, 8))  # type: ignore[arg-type]
+    assert len(found) == 8
+    assert {path for path, _ in found} <= allowed
+    best = [place for place in exact(vectors, paths, query) if place[0] in allowed]
+    assert {*found} & {*best[:2]}
+    everything = LineQuery(table, where, strategy).near_blocks(query, 10_000)  # type: ignore[arg-type]
+    assert {*places(everything)} == {(path, first) for path in allowed for first in (0, 16)}
+
+
+def test_only_new_fragments_are_read_and_replaced_documents_are_gone(
+    table: LineTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int | None] = []
+    original = block_codes.codes_of
+
+    def counting(dataset: object, reads: block_codes._Read) -> block_codes.BlockCodes:
+        def count(fragments: object) -> pa.Table:
+            read.append(None if fragments is None else len(fragments))  # type: ignore[arg-type]
+            return reads(fragments)  # type: ignore[arg-type]
+
+        return original(dataset, count)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("driftline.storage.lines.queries.codes_of", counting)
+    old, new = vectors_of(40, 20, seed=7), vectors_of(1, 20, seed=8)
+    paths = [f"{at}.py" for at in range(40)]
+    committed(table, old, paths)
+    assert places(LineQuery(table).near_blocks(old[4, 2], 1)) == [("4.py", 0)]
+    committed(table, new, ["4.py"], replaced=["4.py"])
+    assert places(LineQuery(table).near_blocks(new[0, 2], 1)) == [("4.py", 0)]
+    assert read[0] is None
+    assert all(count in (1, 2) for count in read[1:])  # the rows, and a commit marker without a code
+    gone = places(LineQuery(table).near_blocks(old[4, 2], 100))
+    assert len(gone) == len({*gone}) == 80
+    cached = original(table.open(), lambda _: pytest.fail("codes of a known version are read again"))
+    block_codes._CODES.clear()
+    afresh = LineQuery(table)._codes
+    assert {*afresh.rows.tolist()} < {*cached.rows.tolist()}  # cached ones include the replaced blocks
+    by_row = dict(zip(cached.rows.tolist(), cached.signs.T.tolist(), strict=True))
+    assert [by_row[row] for row in afresh.rows.tolist()] == afresh.signs.T.tolist()
+
+
+def test_a_query_or_a_table_without_meaning_finds_nothing(table: LineTable) -> None:
+    assert len(LineQuery(table).near_blocks(np.ones(DIM, np.float32), 5)) == 0
+    committed(table, np.zeros((1, 20, DIM), np.float32), ["zero.py"])
+    assert len(LineQuery(table).near_blocks(np.ones(DIM, np.float32), 5)) == 0
+    committed(table, vectors_of(1, 20, seed=9), ["one.py"])
+    assert len(LineQuery(table).near_blocks(np.zeros(DIM, np.float32), 5)) == 0
+    assert {path for path, _ in places(LineQuery(table).near_blocks(np.ones(DIM, np.float32), 5))} == {"one.py"}
