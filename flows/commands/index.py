@@ -265,7 +265,7 @@ def sync(
         retry=retry,
         dry_run=dry_run,
     )
-    with _telling_what_stays(), open_progress() as progress:
+    with _reporting_what_was_committed(), open_progress() as progress:
         result = sync_fleets(request, progress)
     show(result, as_json, print_fleets)
     return FAILED if has_failed(result) else DONE

@@ -41,7 +41,7 @@ def committed(
     documents, lines = vectors.shape[:2]
     rows = line_rows(
         SOURCE,
-        [ManifestRow(path, 1, 1, None, path, "f00d") for path in paths],
+        [ManifestRow(path, 1, 1, "", path, "f00d") for path in paths],
         pa.array(np.arange(documents).repeat(lines), pa.int32()),
         pa.array(np.tile(np.arange(lines), documents), pa.int32()),
         pa.array(["a line"] * documents * lines),
