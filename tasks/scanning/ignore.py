@@ -13,6 +13,7 @@ import re
 import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -57,6 +58,7 @@ class Pattern:
     only_folders: bool
 
 
+@lru_cache(maxsize=8_192)
 def translate(line: bytes, base: str = "") -> Pattern | None:
     """Translate a line into a pattern, relative to the folder ``base`` ("" or with a trailing slash).
 
