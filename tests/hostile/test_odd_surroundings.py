@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from driftline.flows.commands.main import COMMANDS, main
+from tests.support.waiting import PATIENCE_SECONDS
 
 PROGRAM = str(Path(sys.executable).parent / "driftline")
 NOT_UTF8 = b"gr\xf6\xdfe"
-SECONDS = 120
 LINES: dict[str, Sequence[str]] = {
     "index": ("index", "."),
     "remove": ("remove", "source:none"),
@@ -73,7 +73,7 @@ def run(
     command = ["sh", "-c", script, "sh", PROGRAM, *arguments]
     return subprocess.run(
         command, cwd=cwd, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True,
-        timeout=SECONDS, check=False,
+        timeout=PATIENCE_SECONDS, check=False,
     )  # fmt: skip
 
 

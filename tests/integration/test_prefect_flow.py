@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from tests.servers.prefect_server import PrefectServer
 from tests.servers.s3_server import S3Server
+from tests.support.waiting import until
 
 PROGRAM = """
 import json, sys
@@ -148,10 +148,7 @@ def test_the_graph_of_a_run_leads_from_stage_to_stage(
         return {(names[parent["id"]], names[key]) for key, node in nodes.items() for parent in node["parents"]}
 
     expected = {("whole run", "scan"), ("scan", "embed"), ("embed", "commit"), ("embed", "index"), ("commit", "index")}
-    deadline = time.monotonic() + 60
-    while edges() != expected and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert edges() == expected
+    until(lambda: edges() == expected, "the edges between tasks", poll=0.5)
 
 
 def test_progress_ends_at_100_and_a_report_shows_counts_phases_and_growth(

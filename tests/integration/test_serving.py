@@ -57,7 +57,7 @@ def test_serving_starts_a_server_keeps_the_index_in_step_and_is_safe_to_start_tw
     log = tmp_path / "serve.log"
     with started(command, log, environment, tmp_path) as process:
         until(in_step, "the first run", unless=lambda: ended(process, log), poll=0.3)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ui-settings", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ui-settings", timeout=PATIENCE_SECONDS) as answer:
             assert json.load(answer)["api_url"] == url  # what the web page asks
         again = subprocess.run(
             command,

@@ -170,7 +170,7 @@ def test_a_refused_deletion_is_told_once_with_a_way_on(
     monkeypatch.setattr(watch, "COMPARE_SECONDS", 600.0)
     command = shlex.split(watching.errors[-1].fix.partition("run: ")[2])
     assert command[:2] == ["driftline", "index"]
-    outcome: object = driftline(*command[1:], "--wait", "30")
+    outcome: object = driftline(*command[1:], "--wait", str(PATIENCE_SECONDS))
     assert getattr(outcome, "code") == 0  # noqa: B009 -- the fixture's type is that of the command line
     until(lambda: len(watching.paths()) == 3)
 
