@@ -452,7 +452,7 @@ def test_the_pool_has_the_configured_size(
 
         with psycopg.connect(postgres_server.url("postgres")) as connection:
             name = postgres_catalog.rpartition("/")[2]
-            query = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s"
+            query = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'"
             row = connection.execute(query, (name,)).fetchone()
         assert row is not None
         assert 1 <= row[0] <= 3

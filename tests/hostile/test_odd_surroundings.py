@@ -43,6 +43,7 @@ LINES: dict[str, Sequence[str]] = {
     "trust": ("trust",),
     "sql": ("sql", "SELECT 'größe' AS name"),
     "agents": ("agents", "list"),
+    "fleet": ("fleet", "list", "--help"),
 }
 """A call of each command that ends by itself."""
 QUIET = {"mcp", "trust", "remove", "pull", "diff", "ci", "memory"}
