@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from logging import Logger, LoggerAdapter
@@ -48,12 +48,14 @@ RunLog = Logger | LoggerAdapter[Any]
 class PrefectProgress(AbstractContextManager["PrefectProgress"]):
     """Writes phases to the log of the flow run, and counts to its progress artifact.
 
-    A separate thread updates the artifact, so that a slow or unreachable server does not delay the run.
+    A separate thread updates the artifact, so that a slow or unreachable server does not delay the run. A ``quiet`` one
+    has no artifact, and writes no phases to the log, before the first document.
     """
 
-    def __init__(self, log: RunLog) -> None:
+    def __init__(self, log: RunLog, *, quiet: bool = False) -> None:
         self._log = log
-        self._artifact = cast(UUID, create_progress_artifact(0.0, key="driftline-progress", description="starting"))
+        self._quiet = quiet
+        self._artifact: UUID | None = None if quiet else self._create()
         self._name = ""
         self._total: int | None = None
         self._documents = self._lines = 0
@@ -65,7 +67,8 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
         self._thread.start()
 
     def phase(self, name: str, total: int | None = None) -> None:
-        self._log.info("%s%s", name, "" if total is None else f": {total:,} documents")
+        level = logging.DEBUG if self._quiet and self._artifact is None else logging.INFO
+        self._log.log(level, "%s%s", name, "" if total is None else f": {total:,} documents")
         self._name, self._total = name, total
         self._documents = self._lines = 0
 
@@ -77,19 +80,26 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
         self._log.warning("%s", text)
 
     def finish(self, description: str) -> None:
-        """Show 100 % and ``description``."""
+        """Show 100 % and ``description``; without an artifact, write it to the log."""
         self._end()
-        update_progress_artifact(self._artifact, progress=100.0, description=description)
+        if self._artifact is None:
+            self._log.info("%s", description)
+        else:
+            update_progress_artifact(self._artifact, progress=100.0, description=description)
+
+    def _create(self) -> UUID:
+        return cast(UUID, create_progress_artifact(0.0, key="driftline-progress", description="starting"))
 
     def _update_until_ended(self) -> None:
         pause = UPDATE_SECONDS
         while not self._ended.wait(pause):
             description = f"{self._name}: {self._documents:,} documents, {self._lines:,} lines"
-            if description == self._shown:
+            if description == self._shown or (self._quiet and not self._documents):
                 continue
             percent = min(100.0, 100.0 * self._documents / self._total) if self._total else 0.0
             started = time.monotonic()
             try:
+                self._artifact = self._artifact or self._create()
                 update_progress_artifact(self._artifact, progress=percent, description=description)
                 self._shown = description
             except Exception as error:  # the client raises many kinds if the server is away; the run continues
@@ -118,8 +128,11 @@ class _ToRunLog(logging.Handler):
 
 
 @contextmanager
-def flow_progress() -> Iterator[PrefectProgress]:
-    """Yield the progress of the current flow run; its log receives the records of Driftline here and on workers."""
+def flow_progress(*, quiet: bool = False) -> Iterator[PrefectProgress]:
+    """Yield the progress of the current flow run; its log receives the records of Driftline here and on workers.
+
+    A ``quiet`` run shows nothing until it changes something, and its stages are no tasks.
+    """
     log = get_run_logger()
     own, handler = logging.getLogger("driftline"), _ToRunLog(log)
     before = own.level, own.propagate
@@ -127,7 +140,8 @@ def flow_progress() -> Iterator[PrefectProgress]:
     own.setLevel(logging.INFO)
     own.propagate = False
     try:
-        with PrefectProgress(log) as progress, stages_run_by(TaskStages()):
+        stages = nullcontext() if quiet else stages_run_by(TaskStages())
+        with PrefectProgress(log, quiet=quiet) as progress, stages:
             yield progress
     finally:
         own.removeHandler(handler)
