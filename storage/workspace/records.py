@@ -95,7 +95,7 @@ class SourceRecord(BaseModel):
     reached: IndexedCommit | None = None
     link: str | None = None
 
-    def same_place(self, other: SourceRecord) -> bool:
+    def same_location(self, other: SourceRecord) -> bool:
         """Return whether two records scan the same files.
 
         Args:

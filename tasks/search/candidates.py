@@ -25,7 +25,7 @@ from driftline.tasks.search.ranking import (
     BM25_K1,
     WEIGHTS,
     CandidateLines,
-    Reach,
+    Neighbourhood,
     Weights,
     count_words,
     document_scores,
@@ -379,7 +379,7 @@ def _begins_definition(candidates: Candidates, chosen: NDArray[np.int64]) -> NDA
 def _meaning(
     candidates: Candidates,
     chosen: NDArray[np.int64],
-    meaning: Sequence[Reach],
+    meaning: Sequence[Neighbourhood],
     vector: NDArray[np.float32],
     embedder: Embedder,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
