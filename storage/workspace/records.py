@@ -106,7 +106,7 @@ class SourceRecord(BaseModel):
 
         Examples:
             >>> a, b = (driftline.SourceRecord(entity="source:a", uri=uri) for uri in ("/a", "/b"))
-            >>> a.same_place(a), a.same_place(b)
+            >>> a.same_location(a), a.same_location(b)
             (True, False)
         """
         if self.origin and other.origin:

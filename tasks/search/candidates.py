@@ -384,7 +384,7 @@ def _meaning(
     embedder: Embedder,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return ``(n,)`` each, for the ``chosen`` rows of candidates: their cosines, and their ``meaning_scores``."""
-    farthest = max(reach.lines for reach in meaning)
+    farthest = max(near.lines for near in meaning)
     around = np.unique((chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1))
     vectors = embedder.embed([candidates.texts[number] for number in around.tolist()])
     at = np.searchsorted(around, chosen)  # the positions of the chosen rows among those around them

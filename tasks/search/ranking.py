@@ -155,10 +155,10 @@ def meaning_scores(
 ) -> NDArray[np.float32]:
     """Return ``(n,)``: weighted cosines of ``query`` and the mean ``vectors``, ``(n, dim)``, around each line."""
     scores = np.zeros(len(vectors), np.float32)
-    for reach in meaning:
-        around = _around(lines, vectors, reach.lines, reach.decay)
+    for near in meaning:
+        around = _around(lines, vectors, near.lines, near.decay)
         norms = np.linalg.norm(around, axis=1)
-        scores += reach.weight * np.divide(around @ query, norms, out=np.zeros_like(norms), where=norms > 0)
+        scores += near.weight * np.divide(around @ query, norms, out=np.zeros_like(norms), where=norms > 0)
     return scores
 
 
