@@ -396,6 +396,8 @@ class LineQuery:
 
     def _held(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return ``(n,)``: whether each of ``rows`` exists and the filter allows it."""
+        if not len(rows):
+            return np.zeros(0, np.bool_)
         where = _is_among(rows) + (f" AND ({self.sql})" if self.sql else "")
         return np.isin(rows, self._scanned([], filter=where, with_row_id=True)["_rowid"].to_numpy())
 
