@@ -77,13 +77,27 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
     if exact is not None and not any(hit["label"] for hit in results):
         lines = [_exact_line(hit, with_source, styled) for hit in results]
         lines += [] if results else [f"{exact['lines']:,} lines in {exact['documents']:,} files\n"]
-        emit("".join(lines))
+        emit("".join(lines) + _facets(result))
         return
     shown = ["No good match. The nearest, all weak:\n"] if results and all_weak(results) else []
     for hit in results:
         folder = (folders or {}).get(hit["source"])
         shown.append("".join([_header(hit, folder, with_source, styled), *_window(hit, styled)]))
-    emit("\n".join(shown))
+    emit("\n".join(shown) + _facets(result))
+
+
+_SHOWN_VALUES = 12
+"""Of each facet."""
+
+
+def _facets(result: Mapping[str, Any]) -> str:
+    """Return the numbers of files, a line for each facet."""
+    text = ""
+    for name, values in result.get("facets", {}).get("files", {}).items():
+        shown = [f"{printable(value)} {count:,}" for value, count in [*values.items()][:_SHOWN_VALUES]]
+        more = f", and {len(values) - _SHOWN_VALUES:,} more" if len(values) > _SHOWN_VALUES else ""
+        text += f"{name}: {', '.join(shown)}{more}\n"
+    return f"\nFiles\n{text}" if text else ""
 
 
 def _exact_line(hit: Mapping[str, Any], with_source: bool, styled: bool) -> str:

@@ -92,6 +92,7 @@ LANGUAGES: dict[str, tuple[str, ...]] = {
     "html": ("html", "htm"),
     "java": ("java",),
     "javascript": ("js", "jsx", "mjs", "cjs"),
+    "json": ("json", "jsonc", "jsonl"),
     "kotlin": ("kt", "kts"),
     "markdown": ("md", "markdown"),
     "php": ("php",),
@@ -102,8 +103,10 @@ LANGUAGES: dict[str, tuple[str, ...]] = {
     "scala": ("scala", "sc", "sbt"),
     "sql": ("sql",),
     "swift": ("swift",),
+    "text": ("txt",),
     "toml": ("toml",),
     "typescript": ("ts", "tsx", "mts", "cts"),
+    "xml": ("xml", "xsd", "xsl"),
     "yaml": ("yaml", "yml"),
 }
 ALIASES = {
@@ -290,6 +293,11 @@ class SearchRequest(SearchFilter):
     )
     count: bool = option(False, "Count the lines that match exact terms, and show none.")
     files: bool = option(False, "Show only the first matching line of each file.")
+    facets: bool = option(
+        False,
+        "Count the files that match by source, language, kind, directory and tests.",
+        only_in=INTERFACES - {"mcp"},
+    )
     explain: bool = option(False, "Show the steps of the search and their times.", only_in=_TOLD)
 
     def __post_init__(self) -> None:
