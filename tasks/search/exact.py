@@ -59,7 +59,7 @@ RANKED_WINDOWS = 200
 """The number of windows found by words in which matching lines are ranked."""
 MAX_PATHS_IN_FILTER = 1_000
 """Up to this many matching documents become the filter of a ranked search; its results are filtered otherwise."""
-MAX_FACET_PACKS = 1_000
+MAX_FACET_PACKS = 300
 """Packs to read for counting the files of facets: a limit that, unlike a time limit, always gives the same counts."""
 _FIRST_PACKS, _MOST_PACKS = 16, 256
 """Packs read at once: few at first, because the first ones often hold enough."""

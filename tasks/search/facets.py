@@ -1,19 +1,20 @@
 """Facets: how many matching files each source, language, directory and kind of definition has, and how many are tests.
 
 The values of one facet are alternatives, so each facet counts as if none of its own values were chosen: the counts of
-the others then say what choosing them as well would add. An exact search counts all files that match, within a time
-limit; a ranked one counts the files of the lines that it ranks.
+the others then say what choosing them as well would add. They come from one more search, without any chosen value,
+whatever their number. An exact search counts the files that match, up to a limit; a ranked one counts the files of the
+lines that it ranks.
 """
 
 from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from driftline.tasks.search.request import ALIASES, FILTERS, LANGUAGES, SearchRequest, is_test
+from driftline.tasks.search.request import ALIASES, FILTERS, LANGUAGES, SearchRequest, extensions_of, is_test
 
 FACETS = ("sources", "languages", "kinds", "dirs", "tests")
 """The options that are facets, in the order in which pages show them."""
@@ -33,11 +34,13 @@ class Match:
 class Facets:
     """For each option of FACETS that can be counted, its values and their numbers of files, most files first.
 
-    Those of ``tests`` are ``true`` and ``false``. Unless ``complete``, there may be more files.
+    Those of ``tests`` are ``true`` and ``false``. Unless ``complete``, there may be more files. ``files`` are those
+    counted, as long as a search is not finished.
     """
 
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     complete: bool = True
+    files: tuple[Match, ...] = ()
 
     @classmethod
     def of(cls, files: Mapping[str, Mapping[str, int]], *, complete: bool) -> Facets:
@@ -61,6 +64,11 @@ def counted(matches: Iterable[Match], request: SearchRequest, *, complete: bool 
         >>> found.counts["languages"], found.counts["dirs"]
         ({'python': 1, 'go': 1}, {'src': 1})
     """
+    files = tuple(matches)
+    return Facets(_counts(files, request), complete, files)
+
+
+def _counts(matches: Iterable[Match], request: SearchRequest) -> dict[str, dict[str, int]]:
     totals: dict[str, Counter[str]] = {name: Counter() for name in FACETS}
     for match in matches:
         totals["sources"][match.source] += 1
@@ -68,7 +76,7 @@ def counted(matches: Iterable[Match], request: SearchRequest, *, complete: bool 
         totals["languages"].update(filter(None, [language_of(match.path)]))
         totals["dirs"].update(_directories(match.path, request.dirs or ()))
         totals["tests"]["true" if is_test(match.path) else "false"] += 1
-    return Facets({name: dict(found.most_common()) for name, found in totals.items() if found}, complete)
+    return {name: dict(found.most_common()) for name, found in totals.items() if found}
 
 
 def language_of(path: str) -> str | None:
@@ -94,17 +102,36 @@ def chosen(request: SearchRequest) -> dict[str, tuple[str, ...]]:
     return found | ({} if request.tests else {"tests": ("false",)})
 
 
-def without(request: SearchRequest, name: str) -> SearchRequest:
-    """Return a request for the facet ``name`` alone, without its chosen values, whose results do not matter."""
-    rest: dict[str, Any] = {name: FILTERS[name].default, "n_lines": 0, "count": False, "explain": False}
+def without_chosen(request: SearchRequest) -> SearchRequest:
+    """Return a request without the chosen values of all facets, whose results do not matter."""
+    rest: dict[str, Any] = {name: FILTERS[name].default for name in FACETS}
+    rest |= {"n_lines": 0, "count": False, "explain": False}
     return replace(request, top_k=1, rerank=False, deep=False, **rest)
 
 
-def joined(facets: Facets, others: Mapping[str, Facets]) -> Facets:
-    """Return ``facets`` with the counts of ``others``, each of which counts the facet that names it."""
-    counts = {
-        name: others.get(name, facets).counts.get(name, {})
-        for name in FACETS
-        if name in others or name in facets.counts
+def with_alternatives(found: Facets, wider: Facets, request: SearchRequest) -> Facets:
+    """Return ``found`` with the alternatives to each chosen value, counted among the files of ``wider``."""
+    counts, conditions = dict(found.counts), _conditions(request)
+    for name in conditions:
+        others = [holds for other, holds in conditions.items() if other != name]
+        values = _counts((file for file in wider.files if all(holds(file) for holds in others)), request).get(name, {})
+        for value, count in found.counts.get(name, {}).items():
+            values[value] = max(count, values.get(value, 0))
+        counts[name] = dict(sorted(values.items(), key=lambda each: -each[1]))
+    return Facets({name: counts[name] for name in FACETS if counts.get(name)}, found.complete and wider.complete)
+
+
+def _conditions(request: SearchRequest) -> dict[str, Callable[[Match], bool]]:
+    """Return for each facet with chosen values whether a file has one of them."""
+    sources = tuple(map(str, request.sources or ()))
+    dirs = tuple(f"{each.strip('/')}/" for each in request.dirs or ())
+    exts = frozenset(extensions_of(request.languages or ()))
+    kinds = frozenset(request.kinds or ())
+    of_facets: dict[str, Callable[[Match], bool]] = {
+        "sources": lambda file: any(f"{file.source}/".startswith(f"{each}/") for each in sources),
+        "languages": lambda file: posixpath.splitext(file.path)[1][1:].lower() in exts,
+        "kinds": lambda file: not kinds.isdisjoint(file.kinds),
+        "dirs": lambda file: file.path.startswith(dirs),
+        "tests": lambda file: not is_test(file.path),
     }
-    return Facets(counts, all(each.complete for each in (facets, *others.values())))
+    return {name: of_facets[name] for name in FACETS if name in chosen(request)}

@@ -21,7 +21,7 @@ from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.patterns import Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import ExactTerms, search_exactly
-from driftline.tasks.search.facets import Facets, chosen, joined, without
+from driftline.tasks.search.facets import chosen, with_alternatives, without_chosen
 from driftline.tasks.search.query import SearchReport, answer
 from driftline.tasks.search.request import SearchRequest, extensions_of
 
@@ -103,10 +103,12 @@ def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
     ``answer`` raise.
     """
     report = _asked(workspace, request)
-    if not request.facets:
+    if report.facets is None:
         return report
-    others = {name: _asked(workspace, without(request, name)).facets or Facets() for name in chosen(request)}
-    return replace(report, facets=joined(report.facets or Facets(), others))
+    facets = replace(report.facets, files=())
+    if chosen(request) and (wider := _asked(workspace, without_chosen(request)).facets):
+        facets = with_alternatives(facets, wider, request)
+    return replace(report, facets=facets)
 
 
 def _asked(workspace: Workspace, request: SearchRequest) -> SearchReport:
