@@ -114,9 +114,11 @@ def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict
 
     A glob that matches no document is wrong use, because it is usually a mistake.
     """
+    from driftline.tasks.search.request import in_flags
+
     show(found, as_json, print_text)
     for note in found.get("notes", ()):
-        warn(note)
+        warn(in_flags(note))
     if found["results"] or found.get("exact", {}).get("lines"):
         return DONE
     return WRONG_USE if found.get("unmatched") else NOTHING_FOUND

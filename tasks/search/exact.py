@@ -265,11 +265,11 @@ def search_exactly(
 
 
 def what_is_missing(counts: ExactCounts, shown: int) -> str:
-    """Return a note if not all matching lines are shown, or an empty text."""
+    """Return a note if not all matching lines are shown, or an empty text. Names of options stand in backticks."""
     if counts.reason == "time":
         return "The search took too long, and there may be more lines: narrow it to some files."
     if counts.reason == "limit":
-        return f"These are the first {shown:,} lines: --top-k shows more, --count counts them."
+        return f"More lines match than the {shown:,} shown: a larger `top_k` shows them, `count` counts them."
     return ""
 
 

@@ -271,7 +271,7 @@ def nothing_indexed(workspace: Workspace) -> str:
 
 def _trivially(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
     if request.top_k == 0:
-        return ("No results were asked for (top_k is 0).",)
+        return ("No results were asked for (`top_k` is 0).",)
     return ("The query is blank.",) if not request.query.strip() else (nothing_indexed(workspace),)
 
 
@@ -300,7 +300,7 @@ def _matches(workspace: Workspace, where: LineFilter | None) -> bool:
 def _why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only: LineKinds) -> str:
     """Return why the lines that the filters allow are not results."""
     if not nearest and only != ALL_LINES:
-        return "No line near the query is of these kinds (kinds, symbols, tests)."
+        return "No line near the query is of these kinds (`kinds`, `symbols`, `tests`)."
     if not nearest:
         return "No line holds a word of the query, and the model knows none of them."
     if limit is None or nearest[0].distance <= limit:

@@ -353,6 +353,21 @@ def options_in(interface: str, *names: str) -> dict[str, Option]:
     return {name: row for name, row in OPTIONS.items() if interface in row.only_in and (not names or name in names)}
 
 
+_NAMED = re.compile(r"`(\w+)`")
+
+
+def in_flags(note: str) -> str:
+    """Return a note with the flags of the command line for the options that it names in backticks.
+
+    All other interfaces call them as the note does.
+
+    Examples:
+        >>> in_flags("a larger `top_k` shows more")
+        'a larger --top-k shows more'
+    """
+    return _NAMED.sub(lambda found: OPTIONS[found[1]].flag if found[1] in OPTIONS else found[0], note)
+
+
 MEMORY_OPTIONS: Mapping[str, Option] = MappingProxyType(
     {name: OPTIONS[name] for name in ("max_distance", "mode", "explain")}
     | {"top_k": replace(OPTIONS["top_k"], default=DEFAULT_ENTRIES)}
