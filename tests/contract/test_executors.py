@@ -29,6 +29,7 @@ from driftline.tasks.embedding.context import ModelRef, TaskContext
 from driftline.tasks.indexing.batch import BatchSpec
 from driftline.tasks.scanning.scan import plan_partitions
 from tests.servers.ports import free_port
+from tests.support.processes import forked_dask_workers
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 COLUMNS = ("id", "entity", "path", "line_number", "text", "vector", "parent_dirs", "ext", "hash")
@@ -37,20 +38,8 @@ ROOT = str(Path(__file__).parents[2])
 
 @pytest.fixture(scope="module", autouse=True)
 def forking() -> Iterator[ForkServerContext]:
-    """Fork workers from a process that has imported what they need, where each would import for two seconds.
-
-    The runs that tests of kills start spawn theirs, as everywhere else.
-    """
-    import dask
-    from distributed.utils import get_mp_context
-
-    with (
-        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with forked_dask_workers() as context, pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT)  # workers inherit this process's path, and import this file
-        context: ForkServerContext = get_mp_context()
-        context.set_forkserver_preload(["distributed.cli.dask_scheduler", "distributed.cli.dask_worker", __name__])
         yield context
 
 
@@ -313,8 +302,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str,
     """Opens each executor once; its workers can import this file."""
     context = make_context(tmp_path_factory.mktemp("shared") / "workspace")
     opened: dict[str, Executor] = {}
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.syspath_prepend(ROOT)  # local workers inherit this process's path
+    with ExitStack() as stack:
 
         def start(name: str, workers: int | None) -> Executor:
             if f"{name} {workers}" not in opened:
