@@ -111,6 +111,7 @@ def test_stages_are_tried_again(flow_run: dict[str, Any]) -> None:
 
 
 @criterion("pipeline", "1", "the state of a large local tree is computed in parallel on Dask")
+@pytest.mark.usefixtures("forked_workers")
 def test_the_state_of_a_local_tree_is_computed_in_parallel(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

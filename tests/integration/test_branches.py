@@ -411,6 +411,7 @@ def test_only_a_remote_that_was_asked_proves_that_a_branch_is_gone(
     assert not trap.exists()
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("executor", ["local"])
 def test_workers_index_a_branch(repository: Path, tmp_path: Path, tiny_model: Path, executor: str) -> None:
     options: dict[str, Any] = {"workspace": str(tmp_path / "index"), "model": str(tiny_model), "executor": executor}
