@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -41,6 +41,7 @@ from driftline.tasks.search.deep import (
     weight_in,
     windows_to_rerank,
 )
+from driftline.tasks.search.facets import Facets, Match, counted
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
     HIT_TYPES,
@@ -123,6 +124,8 @@ class SearchReport:
     """The globs that match no document, if there are no results."""
     exact: ExactCounts | None = None
     """The counts of an exact search: how much of all there is was found."""
+    facets: Facets | None = None
+    """The numbers of files that match, if they are requested."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary.
@@ -137,6 +140,7 @@ class SearchReport:
         found: dict[str, Any] = {"query": self.query, "results": [hit.to_dict() for hit in self.results]}
         found |= {"explanation": self.explanation.to_dict()} if self.explanation else {}
         found |= {"exact": self.exact.to_dict()} if self.exact else {}
+        found |= {"facets": self.facets.to_dict()} if self.facets else {}
         found |= {"notes": list(self.notes)} if self.notes else {}
         found |= {"unmatched": list(self.unmatched)} if self.unmatched else {}
         return found | ({"nearest": self.nearest.to_dict()} if self.nearest else {})
@@ -198,6 +202,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
     only = LineKinds.of(request)
     explanation, model = Explanation(mode, request.strategy), _model_of(workspace)
     nothing = SearchReport(query, (), explanation if request.explain else None)
+    nothing = replace(nothing, facets=Facets() if request.facets else None)
     if top_k == 0 or not query.strip() or model is None:
         return replace(nothing, notes=_trivially(workspace, request))
     with explanation.timed("open"):
@@ -206,7 +211,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
     if not queries or (mode == "vector" and not vector.any()):
         return replace(nothing, notes=(UNKNOWN_WORDS if queries else nothing_indexed(workspace),))
     limit = (calibration := Calibration.of(embedder)).limit(request)
-    finder = _Finder(query, vector, embedder, queries, limit, explanation, only)
+    finder = _Finder(query, vector, embedder, queries, limit, explanation, only, [] if request.facets else None)
     records, wanted = SourceRecords(workspace), max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
     deep_search = joining and DeepSearch.of(workspace, joining, where, only, limit)
     with ThreadPoolExecutor(1) as pool:
@@ -222,6 +227,8 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
         found = tuple(hits(workspace, queries, windows[:top_k], query, n_lines, records, calibration, mode != "vector"))
     if request.explain:
         _count(explanation, queries)
+    if request.facets:
+        nothing = replace(nothing, facets=counted(finder.matches(), request))
     return replace(nothing, results=found) if found else _explained(nothing, workspace, finder, request, records)
 
 
@@ -264,7 +271,7 @@ def nothing_indexed(workspace: Workspace) -> str:
 
 def _trivially(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
     if request.top_k == 0:
-        return ("No results were asked for (top_k is 0).",)
+        return ("No results were asked for (`top_k` is 0).",)
     return ("The query is blank.",) if not request.query.strip() else (nothing_indexed(workspace),)
 
 
@@ -293,7 +300,7 @@ def _matches(workspace: Workspace, where: LineFilter | None) -> bool:
 def _why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only: LineKinds) -> str:
     """Return why the lines that the filters allow are not results."""
     if not nearest and only != ALL_LINES:
-        return "No line near the query is of these kinds (kinds, symbols, tests)."
+        return "No line near the query is of these kinds (`kinds`, `symbols`, `tests`)."
     if not nearest:
         return "No line holds a word of the query, and the model knows none of them."
     if limit is None or nearest[0].distance <= limit:
@@ -429,6 +436,24 @@ class _Finder:
     max_distance: float | None
     explanation: Explanation
     only: LineKinds = ALL_LINES
+    ranked: list[dict[str, Any]] | None = None
+    """The lines that the last attempt has ranked, best first, if facets need them."""
+
+    def matches(self) -> Iterator[Match]:
+        """Yield the files of the ranked lines."""
+        kinds: dict[tuple[str, str], set[str]] = {}
+        for row in self.ranked or ():
+            definition = row.get("definition")
+            of_file = kinds.setdefault((row["entity"], row["path"]), set())
+            of_file |= {definition.kind} if definition is not None else set()
+        return (Match(*file, frozenset(found)) for file, found in kinds.items())
+
+    def _kept(self, rows: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+        """Return ``rows``, and keep them for facets."""
+        if self.ranked is None:
+            return rows
+        self.ranked[:] = rows
+        return self.ranked
 
     def find(self, wanted: int, n_lines: int, mode: Mode) -> list[Window]:
         """Return the best windows, best first."""
@@ -443,7 +468,7 @@ class _Finder:
         while True:
             with self.explanation.timed("vector"):
                 found = self._nearest(fetch)
-            windows = merge_windows(self._allowed(found.sort_by("distance").to_pylist()), max_gap, wanted)
+            windows = merge_windows(self._kept(self._allowed(found.sort_by("distance").to_pylist())), max_gap, wanted)
             if len(windows) == wanted or len(found) < fetch:
                 return windows
             fetch *= 2
@@ -462,7 +487,7 @@ class _Finder:
                 options: dict[str, Any] = {"wanted": wanted, "meaning": meaning, "only": self.only}
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 farthest = np.inf if self.max_distance is None else self.max_distance
-                near = (row for row in rows if row["distance"] <= farthest)
+                near = self._kept(row for row in rows if row["distance"] <= farthest)
                 merged = merge_windows(near, max_gap, max(wanted, JUDGED_WINDOWS))
                 windows = arranged(merged, lines.words, query_form(self.query))[:wanted]
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
