@@ -495,8 +495,11 @@ def test_the_strategy_is_an_argument_everywhere(searched: Path, registry: Regist
 
 
 @criterion("search", "7", "hit rates and times are kept in the run history, and plotted")
-def test_hit_rates_and_times_are_plotted(tmp_path: Path, ws: str, driftline: Driftline, registry: Registry) -> None:
+def test_hit_rates_and_times_are_plotted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ws: str, driftline: Driftline, registry: Registry
+) -> None:
     """However often they are written down, a report after some searches with a filter shows them."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # copies of a workspace share their records
     tree = plant(tmp_path / "tree", {f"{folder}/{n}.txt": "parser\n" for folder in "ab" for n in range(5)})
     dl.index(str(tree), workspace=ws)
     page = tmp_path / "report.html"
