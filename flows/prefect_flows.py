@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 from pydantic import Field
 
@@ -167,7 +167,8 @@ def fleet(
     with flow_progress(quiet=True) as progress:
         result = attempt.with_options(name="sync")(lambda: sync_fleets(request, progress))
         show_fleets(result)
-        progress.finish(summary(result))
+        get_run_logger().info("%s", summary(result))
+        progress.finish(summary(result), has_changed=result["run_id"] is not None)
     problems = [f"{each['name']}: {problem}" for each in result["fleets"] for problem in each["problems"]]
     problems += [f"{row['path']}: {row['reason']}" for each in result["fleets"] for row in _failed(each)]
     if problems:
@@ -188,8 +189,9 @@ def _finish(
     for source in result["sources"]:
         if source["deltas"] > max_deltas and not request.dry_run:
             ask_for_source(workspace, source["entity"], source["deltas"])
-    show_index(result, request)
-    progress.finish(f"{sum(source['lines_embedded'] for source in result['sources']):,} lines embedded")
+    has_changed = show_index(result, request)
+    lines = sum(source["lines_embedded"] for source in result["sources"])
+    progress.finish(f"{lines:,} lines embedded", has_changed=has_changed)
     return result
 
 
@@ -279,7 +281,8 @@ def cleanup(
         work = attempt.with_options(name="cleanup")
         result = work(lambda: clean_workspace(request, progress).to_dict())
         show_cleanup(result)
-        progress.finish(f"{result['orphan_count']:,} orphans, {result['deleted_count']:,} deleted")
+        found = bool(result["orphan_count"])
+        progress.finish(f"{result['orphan_count']:,} orphans, {result['deleted_count']:,} deleted", has_changed=found)
     return result
 
 
@@ -315,7 +318,7 @@ def prune(
             return {"workspace": place, "dry_run": dry_run, "pruned": [asdict(branch) for branch in pruned]}
 
         result = attempt.with_options(name="prune")(work)
-        progress.finish(f"{len(result['pruned']):,} branches pruned")
+        progress.finish(f"{len(result['pruned']):,} branches pruned", has_changed=bool(result["pruned"]))
     return result
 
 
@@ -351,7 +354,7 @@ def verify(
         result = work(lambda: verify_workspace(request, progress).to_dict())
         show_verification(result)
         findings = len(result["findings"])
-        progress.finish(f"{result['lines']:,} lines, {findings:,} findings")
+        progress.finish(f"{result['lines']:,} lines, {findings:,} findings", has_changed=bool(findings))
     if findings:
         raise StorageError(f"{findings:,} findings", result["workspace"], "See: driftline verify --repair")
     return result

@@ -46,16 +46,16 @@ RunLog = Logger | LoggerAdapter[Any]
 
 
 class PrefectProgress(AbstractContextManager["PrefectProgress"]):
-    """Writes phases to the log of the flow run, and counts to its progress artifact.
+    """Writes phases to the log of the flow run, and counts to its progress artifact, once there is something to show.
 
     A separate thread updates the artifact, so that a slow or unreachable server does not delay the run. A ``quiet`` one
-    has no artifact, and writes no phases to the log, before the first document.
+    logs no phases before there is something to show.
     """
 
     def __init__(self, log: RunLog, *, quiet: bool = False) -> None:
         self._log = log
         self._quiet = quiet
-        self._artifact: UUID | None = None if quiet else self._create()
+        self._artifact: UUID | None = None
         self._name = ""
         self._total: int | None = None
         self._documents = self._lines = 0
@@ -67,7 +67,7 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
         self._thread.start()
 
     def phase(self, name: str, total: int | None = None) -> None:
-        level = logging.DEBUG if self._quiet and self._artifact is None else logging.INFO
+        level = logging.DEBUG if self._quiet and not self._artifact else logging.INFO
         self._log.log(level, "%s%s", name, "" if total is None else f": {total:,} documents")
         self._name, self._total = name, total
         self._documents = self._lines = 0
@@ -79,28 +79,27 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
     def message(self, text: str) -> None:
         self._log.warning("%s", text)
 
-    def finish(self, description: str) -> None:
-        """Show 100 % and ``description``; without an artifact, write it to the log."""
+    def finish(self, description: str, *, has_changed: bool = True) -> None:
+        """Show 100 % and ``description``, unless the run has neither shown nor changed anything."""
         self._end()
-        if self._artifact is None:
-            self._log.info("%s", description)
-        else:
-            update_progress_artifact(self._artifact, progress=100.0, description=description)
+        if has_changed or self._artifact is not None:
+            self._show(100.0, description)
 
-    def _create(self) -> UUID:
-        return cast(UUID, create_progress_artifact(0.0, key="driftline-progress", description="starting"))
+    def _show(self, percent: float, description: str) -> None:
+        if self._artifact is None:
+            self._artifact = cast(UUID, create_progress_artifact(percent, key="driftline-progress"))
+        update_progress_artifact(self._artifact, progress=percent, description=description)
 
     def _update_until_ended(self) -> None:
         pause = UPDATE_SECONDS
         while not self._ended.wait(pause):
             description = f"{self._name}: {self._documents:,} documents, {self._lines:,} lines"
-            if description == self._shown or (self._quiet and not self._documents):
+            if description == self._shown or not (self._artifact or self._documents or self._lines):
                 continue
             percent = min(100.0, 100.0 * self._documents / self._total) if self._total else 0.0
             started = time.monotonic()
             try:
-                self._artifact = self._artifact or self._create()
-                update_progress_artifact(self._artifact, progress=percent, description=description)
+                self._show(percent, description)
                 self._shown = description
             except Exception as error:  # the client raises many kinds if the server is away; the run continues
                 self._log.debug("The progress artifact was not updated: %s", error)
@@ -131,7 +130,7 @@ class _ToRunLog(logging.Handler):
 def flow_progress(*, quiet: bool = False) -> Iterator[PrefectProgress]:
     """Yield the progress of the current flow run; its log receives the records of Driftline here and on workers.
 
-    A ``quiet`` run shows nothing until it changes something, and its stages are no tasks.
+    A ``quiet`` run logs no phases until it changes something, and its stages are no tasks.
     """
     log = get_run_logger()
     own, handler = logging.getLogger("driftline"), _ToRunLog(log)
@@ -191,13 +190,27 @@ class TaskStages:
             Completed(data=each, state_details=StateDetails(task_run_id=each)) for each in before
         ]
         run = _repeated_stage if stage.repeatable else _single_stage
-        return run.with_options(name=stage.name)(replace(stage, work=partial(self._begin, stage)), wait_for=inputs)
+        return run.with_options(name=_short(stage.name))(
+            replace(stage, work=partial(self._begin, stage)), wait_for=inputs
+        )
 
     def _begin(self, stage: Stage) -> Any:
         here = TaskRunContext.get()
         if here is not None:
             self._runs[stage.name] = here.task_run.id
         return stage.work()
+
+
+def _short(name: str) -> str:
+    """Return the name of a stage as timelines show it, which cut long names: with the last id of each source.
+
+    Examples:
+        >>> _short("scan org:acme/project:shop/source:web"), _short("scan")
+        ('scan web', 'scan')
+    """
+    stage, _, entities = name.partition(" ")
+    shown = ", ".join(entity.rpartition(":")[2] for entity in entities.split(", "))
+    return f"{stage} {shown}".rstrip()
 
 
 def _run_stage(stage: Stage) -> Any:
