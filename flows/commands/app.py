@@ -41,8 +41,8 @@ def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict
     A glob that matches no document is wrong use, because it is usually a mistake.
     """
     show(found, as_json, print_text)
-    for note in found.get("notes", ()):
-        warn(note)
+    for note in () if found["results"] and "exact" not in found else found.get("notes", ()):
+        warn(note)  # that all results are weak stands above them
     if found["results"] or found.get("exact", {}).get("lines"):
         return DONE
     return WRONG_USE if found.get("unmatched") else NOTHING_FOUND

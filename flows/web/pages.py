@@ -97,7 +97,6 @@ def search_page(
         report=report,
         files=_by_file(question, branch, hits, folders) if question is not None else (),
         names=_short_names({hit.source for hit in hits}),
-        is_weak=bool(hits) and all(hit.label == "weak" for hit in hits),
         facets=facets,
         error=error,
     )
