@@ -58,7 +58,8 @@ class SearchAnswer(BaseModel):
 
     ``exact`` counts the matches of an exact search, whether they are in ``results`` or not.
 
-    ``notes`` say why there are no results, or that none is a good match; without results, ``nearest`` is the nearest line that the filters allow.
+    ``notes`` say why there are no results, or that none is a good match. Without results, ``nearest`` is the nearest
+    line that the filters allow.
     """
 
     query: str
