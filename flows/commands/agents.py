@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from driftline.flows.commands.app import DONE, JsonOption, WorkspaceOption, app
+from driftline.flows.commands.app import DONE, Commands, JsonOption, WorkspaceOption, app
 from driftline.flows.output.plain import print_json, say, warn
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
     from driftline.flows.config.agents import Scope
 
-agents = typer.Typer(help="Add the MCP server and its instructions to coding agents.", rich_markup_mode=None)
+agents = Commands(help="Add the MCP server and its instructions to coding agents.", rich_markup_mode=None)
 app.add_typer(agents, name="agents")
 
 NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="AGENT...", help="'agents list' names them.")]

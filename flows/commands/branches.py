@@ -12,6 +12,7 @@ import typer
 from driftline.flows.commands.app import (
     DONE,
     NOTHING_FOUND,
+    Commands,
     JsonOption,
     QueryArgument,
     WorkspaceOption,
@@ -20,7 +21,7 @@ from driftline.flows.commands.app import (
     show,
 )
 from driftline.flows.config.locate import workspace_for_reading
-from driftline.flows.output.plain import say, warn
+from driftline.flows.output.plain import say, say_done, warn
 from driftline.storage.errors import UsageError
 from driftline.storage.options import spread
 from driftline.tasks.search.request import SearchRequest, options_in
@@ -33,7 +34,7 @@ MAIN = "main"
 """The name of the main index in ``driftline diff``."""
 PRUNED_AFTER_DAYS = 14.0
 
-branches = typer.Typer(help="List, delete and prune the branches that runs with --branch have indexed.")
+branches = Commands(help="List, delete and prune the branches that runs with --branch have indexed.")
 app.add_typer(branches, name="branches")
 
 EntityOption = Annotated[
@@ -153,12 +154,12 @@ def _opened(workspace: str | None, entity: str | None) -> tuple[Workspace, Entit
 
 def _print_deleted(name: str, result: dict[str, Any]) -> None:
     for entity in result["deleted"]:
-        say(f"deleted the branch {name} of {entity}")
+        say_done(f"deleted the branch {name} of {entity}")
 
 
 def _print_pruned(result: dict[str, Any]) -> None:
     done = "would delete" if result["dry_run"] else "deleted"
     for branch in result["pruned"]:
-        say(f"{done} {branch['name']} of {branch['entity']}: {branch['why']}")
+        (say if result["dry_run"] else say_done)(f"{done} {branch['name']} of {branch['entity']}: {branch['why']}")
     if not result["pruned"]:
-        say("no branch to prune")
+        say_done("no branch to prune")

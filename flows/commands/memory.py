@@ -16,6 +16,7 @@ import typer
 from driftline.flows.commands.app import (
     DONE,
     NOTHING_FOUND,
+    Commands,
     JsonOption,
     WithinOption,
     WorkspaceOption,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 MAX_SECONDS = 1e10
 """About 300 years."""
 
-memory = typer.Typer(help="Store JSON values under keys, owned by entities; look them up by key, entity or meaning.")
+memory = Commands(help="Store JSON values under keys, owned by entities; look them up by key, entity or meaning.")
 app.add_typer(memory, name="memory")
 
 ConfigOption = Annotated[

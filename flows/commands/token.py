@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftline.flows.commands.app import DONE, JsonOption, WithinOption, WorkspaceOption, app, show
+from driftline.flows.commands.app import DONE, Commands, JsonOption, WithinOption, WorkspaceOption, app, show
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain import say, warn
 from driftline.storage.errors import UsageError
@@ -23,7 +23,7 @@ DEFAULT_EXPIRY = "90d"
 _DURATION = re.compile(r"([1-9]\d{0,4})([hdw])")
 _HOURS = {"h": 1, "d": 24, "w": 7 * 24}
 
-token = typer.Typer(help="Create, list and revoke tokens of the web server.", no_args_is_help=True)
+token = Commands(help="Create, list and revoke tokens of the web server.", no_args_is_help=True)
 app.add_typer(token, name="token")
 
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, TypeVar
 
 from driftline.flows.output.logs import writes_json
-from driftline.flows.output.plain import printable, warn
+from driftline.flows.output.plain import appearance, printable, wants_styles, warn
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -49,6 +49,13 @@ class NullProgress:
     def advance(self, documents: int = 1, lines: int = 0) -> None: ...
 
     def message(self, text: str) -> None: ...
+
+
+class WarningsOnly(NullProgress):
+    """Print warnings alone."""
+
+    def message(self, text: str) -> None:
+        warn(text)
 
 
 class EarlyProgress:
@@ -198,7 +205,7 @@ class RichProgress:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[lines]}", markup=False),
-            console=Console(stderr=True),
+            console=Console(stderr=True, no_color=not wants_styles(sys.stderr)),
             transient=True,
         )
         self._task: TaskID | None = None
@@ -236,9 +243,14 @@ class RichProgress:
 
 
 def open_progress() -> AbstractContextManager[Progress]:
-    """Return the progress for standard error: JSON lines if logs are JSON, a bar on a terminal, else plain lines."""
-    if writes_json():
+    """Return the progress for standard error: JSON lines if logs are JSON, a bar on a terminal, else plain lines.
+
+    A quiet command shows warnings only, and a verbose one logs each phase.
+    """
+    if writes_json() or appearance().verbose:
         return nullcontext(LogProgress())
+    if appearance().quiet:
+        return nullcontext(WarningsOnly())
     return RichProgress() if sys.stderr.isatty() else QuietProgress()
 
 

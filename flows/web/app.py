@@ -72,7 +72,7 @@ _AROUND = 4
 """Lines of context on each side of a hit."""
 _SIMILAR = 5
 """Lines similar to the one at which a document is opened."""
-_OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("top_k", "n_lines")}
+_OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("top_k", "n_lines", "facets")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Pages:
         """Show the box and what is indexed or, with a query, the results."""
         search = SearchRequest("")
         try:
-            search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND)
+            search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND, facets=True)
             if not search.query:
                 return HTMLResponse(pages.home_page(search, self.reader.home(), datetime.now(UTC)))
             report = self.reader.search(search)

@@ -553,7 +553,7 @@ class _Reader:
                 self._on_this_host(url, known.next)
             self._listing.unchanged_pages += 1
             for each in known.ids:
-                self._listing.add(self._known[each])
+                self._take(self._known[each])
             return known
         try:
             answer = self._api.read(url, json.loads(body), headers)
@@ -578,8 +578,13 @@ class _Reader:
         if not is_right:
             self._listing.problems.append("the host lists a repository that cannot be understood")
             return ""
-        self._listing.add(repository)
+        self._take(repository)
         return repository.id
+
+    def _take(self, repository: Repository) -> None:
+        if repository.id in self._listing.repositories:  # the pages have shifted, so another one may be on none
+            self._listing.problems.append(f"the host lists {repository.path} twice")
+        self._listing.add(repository)
 
     def _on_this_host(self, url: str, target: str) -> str:
         """Return ``target``, relative to ``url``, if it is on the same host. Raises StorageError, also for others."""

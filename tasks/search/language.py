@@ -21,6 +21,7 @@ from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.patterns import Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import ExactTerms, search_exactly
+from driftline.tasks.search.facets import chosen, with_alternatives, without_chosen
 from driftline.tasks.search.query import SearchReport, answer
 from driftline.tasks.search.request import SearchRequest, extensions_of
 
@@ -101,6 +102,16 @@ def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
     The branch that a query names is left to the caller, who opens the workspace. Raises what ``search_exactly`` and
     ``answer`` raise.
     """
+    report = _asked(workspace, request)
+    if report.facets is None:
+        return report
+    facets = replace(report.facets, files=())
+    if chosen(request) and (wider := _asked(workspace, without_chosen(request)).facets):
+        facets = with_alternatives(facets, wider, request)
+    return replace(report, facets=facets)
+
+
+def _asked(workspace: Workspace, request: SearchRequest) -> SearchReport:
     question = asked_by(request)
     if not question.terms and (request.count or request.files):
         raise UsageError("Only exact matches can be counted", question.text, "Give an exact text or an expression.")

@@ -92,6 +92,7 @@ LANGUAGES: dict[str, tuple[str, ...]] = {
     "html": ("html", "htm"),
     "java": ("java",),
     "javascript": ("js", "jsx", "mjs", "cjs"),
+    "json": ("json", "jsonc", "jsonl"),
     "kotlin": ("kt", "kts"),
     "markdown": ("md", "markdown"),
     "php": ("php",),
@@ -102,8 +103,10 @@ LANGUAGES: dict[str, tuple[str, ...]] = {
     "scala": ("scala", "sc", "sbt"),
     "sql": ("sql",),
     "swift": ("swift",),
+    "text": ("txt",),
     "toml": ("toml",),
     "typescript": ("ts", "tsx", "mts", "cts"),
+    "xml": ("xml", "xsd", "xsl"),
     "yaml": ("yaml", "yml"),
 }
 ALIASES = {
@@ -290,6 +293,11 @@ class SearchRequest(SearchFilter):
     )
     count: bool = option(False, "Count the lines that match exact terms, and show none.")
     files: bool = option(False, "Show only the first matching line of each file.")
+    facets: bool = option(
+        False,
+        "Count the files that match by source, language, kind, directory and tests.",
+        only_in=INTERFACES - {"mcp"},
+    )
     explain: bool = option(False, "Show the steps of the search and their times.", only_in=_TOLD)
 
     def __post_init__(self) -> None:
@@ -343,6 +351,21 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(options_of(SearchRequest))
 def options_in(interface: str, *names: str) -> dict[str, Option]:
     """Return the options that ``interface`` offers, or those of them that ``names`` are."""
     return {name: row for name, row in OPTIONS.items() if interface in row.only_in and (not names or name in names)}
+
+
+_NAMED = re.compile(r"`(\w+)`")
+
+
+def in_flags(note: str) -> str:
+    """Return a note with the flags of the command line for the options that it names in backticks.
+
+    All other interfaces call them as the note does.
+
+    Examples:
+        >>> in_flags("a larger `top_k` shows more")
+        'a larger --top-k shows more'
+    """
+    return _NAMED.sub(lambda found: OPTIONS[found[1]].flag if found[1] in OPTIONS else found[0], note)
 
 
 MEMORY_OPTIONS: Mapping[str, Option] = MappingProxyType(
