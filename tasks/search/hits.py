@@ -60,7 +60,7 @@ class Window:
     which the text begins in its line, and ``definition``, the innermost around it, belong to this hit; the definition
     is unknown unless the window is ``outlined``. ``score`` is that of the hit that places the window: its relevance, of
     which ``attainable`` is the maximum, or its cosine if hits are ordered by that; nothing is attainable then.
-    ``set_back`` is what better windows of its file have taken from the score. ``copies`` are other documents of its
+    ``set_back`` is what better windows of its file have taken from the score, which does not make it less likely. ``copies`` are other documents of its
     source with the same content. If the query has ``named`` the definition, the window stays inside it.
     """
 
@@ -611,7 +611,6 @@ def hits(
             context = [known.get(number, "") for number in range(start, end + 1)]
         at = match_in(window.text, query)
         judged = _judged(window, document, records.redaction(window.entity), unchanged=text is not None)
-        # A place behind others of its file says nothing about whether it is right.
         likely = likelihood(window.score + window.set_back, window.attainable) if window.attainable else None
         score = min(score, window.score if likely is None else likely)  # windows after the reranked ones score apart
         yield Hit(
