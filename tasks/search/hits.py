@@ -60,8 +60,9 @@ class Window:
     which the text begins in its line, and ``definition``, the innermost around it, belong to this hit; the definition
     is unknown unless the window is ``outlined``. ``score`` is that of the hit that places the window: its relevance, of
     which ``attainable`` is the maximum, or its cosine if hits are ordered by that; nothing is attainable then.
-    ``set_back`` is what better windows of its file have taken from the score, which does not make it less likely. ``copies`` are other documents of its
-    source with the same content. If the query has ``named`` the definition, the window stays inside it.
+    ``set_back`` is what better windows of its file have taken from the score, which makes it no less likely. ``copies``
+    are other documents of its source with the same content. If the query has ``named`` the definition, the window stays
+    inside it.
     """
 
     entity: str
