@@ -336,7 +336,7 @@ def read_excerpt(
     is the manifest's. Raises NotIndexed for anything else, UsageError, StorageError.
     """
     if line < 1 or n_lines < 0:
-        raise UsageError("Lines count from 1, and n_lines must not be negative", f"{line}, {n_lines}")
+        raise UsageError("line must be at least 1, and n_lines at least 0", f"{line}, {n_lines}")
     entity, digest = _indexed_excerpt(workspace, path, source, within)
     record = workspace.readable_source(entity)
     data = _read_excerpt(workspace, record, path, digest)
@@ -383,7 +383,7 @@ def _indexed_excerpt(workspace: Workspace, path: str, source: str | None, within
         raise NotIndexed("No such document is indexed", path, "Take path and source from search results.")
     if len(found) > 1:
         names = ", ".join(str(entity) for entity, _ in found)
-        raise UsageError("Several sources have this document", path, f"Name one of them: {names}.")
+        raise UsageError("Several sources contain this document", path, f"Name one of them: {names}.")
     return found[0]
 
 
@@ -499,7 +499,7 @@ class Hit:
 
     ``path`` is that of the document in its source, and ``file`` can be opened: an absolute path or a URI, or None for
     standard input and removed sources. ``line`` and ``text`` are the best line, and ``column`` is where it answers the
-    query. ``score`` orders the list: how likely such a hit is right, which ``label`` says in a word; in the mode
+    query. ``score`` orders the list: the probability that such a hit is right, which ``label`` classifies; in the mode
     ``vector``, it is the cosine of the best line, without a label. ``distance`` is 1 - the cosine of the best line,
     ``relevance`` the share of random pairs of lines that are farther. ``copies`` are the paths of other documents of
     the source with the same content, which are not shown. ``context`` has the lines from ``start_line`` to
@@ -511,7 +511,7 @@ class Hit:
     line, ``kind`` its kind (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` its lines as they
     were indexed, comments above it included; None outside of any, and if definitions are not indexed. ``anchor`` is the
     place of the best line in a file from which text was extracted (``cell 7``); line numbers are those of that text.
-    ``fragment`` is what opens the place behind ``#`` in a viewer (``page=12``), None if no viewer would.
+    ``fragment`` is the URL fragment for a viewer (``page=12``), None if no viewer supports one.
     ``matches`` are the places in the best line that match the patterns of an exact search: the columns of the first
     character and after the last one, 1-based. ``url`` is the permanent link of the best line at a commit on the host of
     its repository; None if it is not known that the text there is the same.

@@ -312,9 +312,11 @@ def _why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only:
     if not nearest and only != ALL_LINES:
         return "No line near the query is of these kinds (`kinds`, `symbols`, `tests`)."
     if not nearest:
-        return "No line holds a word of the query, and the model knows none of them."
+        return "No line contains a word of the query, and the model knows none of them."
     if limit is None or nearest[0].distance <= limit:
-        return "No line holds a word of the query." if mode == "text" else "No line near the query is of these kinds."
+        return (
+            "No line contains a word of the query." if mode == "text" else "No line near the query is of these kinds."
+        )
     return nearest_note(nearest[0], limit)
 
 
@@ -354,11 +356,11 @@ def _deep(workspace: Workspace, deep: bool | None, mode: Mode) -> Encoder | None
     if deep is False or (deep is None and (known is None or mode != "hybrid")):
         return None
     if known is None:
-        raise UsageError("The workspace has no definitions of a transformer", fix="Run: driftline index SOURCE --deep")
+        raise UsageError("The workspace has no definition embeddings", fix="Run: driftline index SOURCE --deep")
     try:
         if deep_fingerprint(resolve_deep_model(known.name)) != known.fingerprint:
             fix = "Install the transformer that the workspace was indexed with, or run: driftline index --deep"
-            raise FingerprintMismatch("The transformer is another one than the workspace's", known.name, fix)
+            raise FingerprintMismatch("The transformer differs from the workspace's", known.name, fix)
         return load_transformer(known.name)
     except (MissingExtra, ModelNotFound, FingerprintMismatch) as error:
         if deep:
