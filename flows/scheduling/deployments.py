@@ -70,7 +70,7 @@ def deployments_of(configuration: Configuration, *, executor: str = DEFAULT_EXEC
     """
     if not configuration.sources and not configuration.fleets:
         fix = "Add a [[sources]] or a [[fleet]] table."
-        raise UsageError("There is no source to deploy", str(configuration.path), fix)
+        raise UsageError("The configuration has no sources and no fleets to deploy", str(configuration.path), fix)
     text = files("driftline.deployments").joinpath("prefect.yaml").read_text(encoding="utf-8")
     file = _filled(yaml.safe_load(text), configuration.workspace)
     deployments: list[dict[str, Any]] = []
