@@ -76,6 +76,7 @@ def index(
     storage_options: dict[str, str] | None = None,
     branch: str | None = None,
     redact: Redaction | None = None,
+    link: str | None = None,
 ) -> dict[str, Any]:
     """Update the index of the sources: embed new and changed documents, delete vanished ones.
 
@@ -101,12 +102,15 @@ def index(
         redact: Which credentials inside text are replaced; default: as before, else known.
         storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
         branch: Index this branch of the sources; the main index does not change.
+        link: The kind of the sources' host, or a template of links to it; default: as before, else by its name.
 
     Returns:
         The report of the run, as ``driftline index --json`` prints it.
     """
     how: dict[str, Any] = {"redact": redact, "rebind": rebind, "reembed": reembed, "full": full, "dry_run": dry_run}
-    request = IndexRequest(tuple(sources), workspace_named(workspace), entity, model=model, branch=branch, **how)
+    request = IndexRequest(
+        tuple(sources), workspace_named(workspace), entity, model=model, branch=branch, link=link, **how
+    )
     request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()))
     request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
     request = replace(request, max_file_bytes=max_file_bytes, max_document_bytes=max_document_bytes)

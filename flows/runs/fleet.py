@@ -114,12 +114,9 @@ class FleetPart:
         return identifier in self.listing.repositories
 
     def source(self, repository: KnownRepository) -> SourceRequest:
-        """Return the repository as a source of an index run."""
-        uri = self.fleet.host.uri(repository.listed)
-        may_move = bool(repository.uris)
-        files, host = (self.fleet.include, self.fleet.exclude), self.fleet.host
-        link = host.provider if host.provider in ("github", "gitlab", "gitea") else None
-        return SourceRequest(uri, repository.entity, *files, link=link, commit=repository.commit, rebind=may_move)
+        """Return the repository as a source of an index run at its commit."""
+        found = _source(self.fleet, repository)
+        return replace(found, commit=repository.commit, rebind=bool(repository.uris))
 
     def source_uri(self, repository: KnownRepository) -> str:
         """Return the URI that the source has in the workspace, without credentials."""
@@ -155,6 +152,30 @@ class FleetPart:
             "asked": self.asked,
             "repositories": rows,
         }
+
+
+def _source(fleet: ConfiguredFleet, repository: KnownRepository) -> SourceRequest:
+    provider = fleet.host.provider
+    link = provider if provider in ("github", "gitlab", "gitea") else None
+    uri = fleet.host.uri(repository.listed)
+    return SourceRequest(uri, repository.entity, fleet.include, fleet.exclude, link=link)
+
+
+def sources_of_fleets(configuration: Configuration) -> dict[str, tuple[SourceRequest, ...]]:
+    """Return the repositories that each fleet had at the last sync, as sources, by the name of the fleet.
+
+    Raises CorruptFile, StorageError.
+    """
+    try:
+        known = read_fleets(Workspace.open(configuration.workspace, configuration.options()).objects)
+    except WorkspaceNotFound:
+        return {}
+    found = {}
+    for fleet in configuration.fleets:
+        there = known.get(fleet.name, FleetRecord()).repositories.values()
+        present = (each for each in there if each.entity and not each.excluded and each.missed_since is None)
+        found[fleet.name] = tuple(_source(fleet, each) for each in present)
+    return found
 
 
 def list_fleets(request: FleetRequest, progress: Progress | None = None) -> dict[str, Any]:
