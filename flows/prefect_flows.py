@@ -167,7 +167,7 @@ def fleet(
     configuration = Configuration(Path("fleets"), place, model, fleets=found, redact=redact)
     how = {"executor": executor, "workers": workers, "indexes": indexes}
     request = FleetRequest(configuration, place, how, max_delete_fraction, wait_seconds, retry)
-    request = replace(request, storage_options=options_of(storage_options))
+    request = replace(request, storage_options=options_of(storage_options), has_all_fleets=False)
     with flow_progress(quiet=True) as progress:
         result = attempt.with_options(name="sync")(lambda: sync_fleets(request, progress))
         show_fleets(result)
