@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import pytest
 from driftline.storage.entities import Entity
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
-from tests.support.processes import stands_still
+from tests.support.processes import ForkedProgram, stands_still
 from tests.support.waiting import PATIENCE_SECONDS, ended, until
 
 PROGRAM = Path(__file__).with_name("small_run.py")
@@ -34,7 +32,7 @@ class Writers:
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.model = folder, model
         self.workspace = folder / "workspace"
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[ForkedProgram] = []
 
     def tree(self, name: str, files: int) -> Path:
         for number in range(files):
@@ -43,28 +41,26 @@ class Writers:
             target.write_text("\n".join(WORDS[number : number + 3]))
         return self.folder / name
 
-    def start(self, tree: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, tree: Path, *more: str, **environment: str) -> ForkedProgram:
         command = [
-            sys.executable, str(PROGRAM), "index", str(tree), "--workspace", str(self.workspace),
-            "--entity", f"source:{tree.name}", "--model", str(self.model), "--indexes", "none", "--json", *more,
+            "index", str(tree), "--workspace", str(self.workspace), "--entity", f"source:{tree.name}",
+            "--model", str(self.model), "--indexes", "none", "--json", *more,
         ]  # fmt: skip
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
-        )
+        process = ForkedProgram(PROGRAM, *command, **environment)
         self.processes.append(process)
         return process
 
-    def finish(self, process: subprocess.Popen[str]) -> dict[str, object]:
+    def finish(self, process: ForkedProgram) -> dict[str, object]:
         """The JSON output, with the exit code as ``exit``."""
         output, errors = process.communicate(timeout=PATIENCE_SECONDS)
         answer: dict[str, object] = json.loads(output) if output else {"errors": errors}
         return answer | {"exit": process.returncode}
 
-    def wait_for_lease(self, tree: Path, holder: subprocess.Popen[str]) -> None:
+    def wait_for_lease(self, tree: Path, holder: ForkedProgram) -> None:
         files = f"_leases/*source:{tree.name}.json"
         until(lambda: list(self.workspace.rglob(files)), "the lease", unless=lambda: ended(holder))
 
-    def wait_for_pause(self, process: subprocess.Popen[str]) -> None:
+    def wait_for_pause(self, process: ForkedProgram) -> None:
         known = psutil.Process(process.pid)
         until(lambda: stands_still(known), "the pause", unless=lambda: ended(process))
 
