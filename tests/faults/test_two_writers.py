@@ -18,7 +18,7 @@ from tests.support.processes import ForkedProgram, stands_still
 from tests.support.waiting import PATIENCE_SECONDS, ended, until
 
 PROGRAM = Path(__file__).with_name("small_run.py")
-LEASE_SECONDS = 3
+LEASE_SECONDS = 1
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_second_run_of_a_source_says_who_holds_it(writers: Writers) -> None:
 
 def test_a_second_run_of_a_source_waits_if_it_may(writers: Writers) -> None:
     tree = writers.tree("one", 12)
-    first = writers.start(tree, DELAY_SECONDS="0.7")
+    first = writers.start(tree, DELAY_SECONDS="0.7", LEASE_SECONDS=str(PATIENCE_SECONDS))
     writers.wait_for_lease(tree, first)
     (tree / "late.txt").write_text("word99")
     second = writers.finish(writers.start(tree, "--wait", str(PATIENCE_SECONDS)))
@@ -123,7 +123,7 @@ def test_a_holder_that_sleeps_through_its_own_replacement_publishes_nothing(writ
         (tree / f"file{number}.txt").unlink()
     (tree / "file1.txt").write_bytes(b"\0")
     (tree / "file3.txt").write_text("word77\nword78")
-    successor = writers.finish(writers.start(tree, "--wait", str(PATIENCE_SECONDS), LEASE_SECONDS=str(LEASE_SECONDS)))
+    successor = writers.finish(writers.start(tree, "--wait", str(PATIENCE_SECONDS)))
     assert successor["exit"] == 0, successor
     sleeper.send_signal(signal.SIGCONT)
     answer = writers.finish(sleeper)

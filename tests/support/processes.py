@@ -71,6 +71,7 @@ def forked_dask_workers() -> Iterator[ForkServerContext]:
 PRELOADED = (
     *(f"driftline.flows.commands.{name}" for name in sorted({*COMMANDS.values()} - {"serve", "mcp", "web"})),
     *("driftline.flows.runs.index", "driftline.flows.runs.compact", "driftline.flows.runs.cleanup", "model2vec"),
+    *("dateutil.relativedelta", "lance.dataset", "pyarrow.dataset", "rich.console", "rich.table", "safetensors.numpy"),
 )
 """What commands import, for most of a second."""
 
@@ -138,6 +139,33 @@ def _forking() -> Path:
     return path
 
 
+_CLIENT = """#!{python} -IS
+import json, os, socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect({path!r})
+request = {{"argv": [{program!r}, *sys.argv[1:]], "cwd": os.getcwd(), "environment": dict(os.environ)}}
+data = json.dumps(request).encode() + b"\\n"
+connection.sendall(data[socket.send_fds(connection, [data], [0, 1, 2]) :])
+with connection.makefile() as answer:
+    _, code = answer.readline(), int(answer.readline())
+sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+@cache
+def forked_command() -> Path:
+    """Return a program that is used like the command ``driftline``, for scripts: it runs in a forked process.
+
+    A signal ends the program only, not the command.
+    """
+    path, python = _forking(), Path(sys.executable)
+    program = path.with_name("driftline")
+    text = _CLIENT.format(python=python, path=str(path), program=str(python.with_name("driftline")))
+    program.write_text(text)
+    program.chmod(0o755)
+    return program
+
+
 def _request(path: Path, request: dict[str, object], streams: Sequence[IO[Any]]) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(str(path))
@@ -191,7 +219,7 @@ def _forked(connection: socket.socket) -> Callable[[], object]:
             connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
         os._exit(0)
     request = json.loads(data)
-    if request["session"]:
+    if request.get("session"):
         os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -199,6 +227,7 @@ def _forked(connection: socket.socket) -> Callable[[], object]:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # depends on the environment
     sys.argv = request["argv"]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     signal.signal(signal.SIGINT, signal.default_int_handler)
