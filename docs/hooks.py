@@ -137,7 +137,8 @@ def cli(argument: str, meanings: Mapping[str, str]) -> str:
 
     _load("driftline.flows.commands.main:load")()
     root = typer.main.get_command(_load("driftline.flows.commands.main:app"))
-    parts = ["## Options before the command", _parameters(root)]
+    behind = ", ".join(f"`{option.opts[0]}`" for option in _load("driftline.flows.commands.app:output_options")())
+    parts = ["## Options before the command", f"{behind} may follow the command as well.", _parameters(root)]
     for name, command in sorted(root.commands.items()):  # type: ignore[attr-defined]
         if not hasattr(command, "commands"):
             parts += _command(f"driftline {name}", name, command)
@@ -155,7 +156,7 @@ def _command(title: str, anchor: str, command: Any, level: str = "##") -> list[s
         f"{level} {title} {{#{anchor}}}",
         inspect.cleandoc(command.help or ""),
         f"```text\n{usage}\n```",
-        _parameters(command),
+        _parameters(command, of_all=False),
     ]
 
 
@@ -164,8 +165,9 @@ def _metavar(parameter: Any) -> str:
     return name if parameter.required or name.startswith("[") else f"[{name}]"
 
 
-def _parameters(command: Any) -> str:
-    rows = [(f"`{_spelling(p)}`", _default(p), str(p.help or "")) for p in command.params if not p.hidden]
+def _parameters(command: Any, *, of_all: bool = True) -> str:
+    listed = [p for p in command.params if not p.hidden and (of_all or p.expose_value)]
+    rows = [(f"`{_spelling(p)}`", _default(p), str(p.help or "")) for p in listed]
     return _table(("Argument or option", "Default", "Meaning"), rows) if rows else ""
 
 

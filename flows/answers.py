@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from driftline.flows.runs.branches import BranchReport
 from driftline.storage.model import WorkspaceStats
 from driftline.tasks.search.documents import Document
+from driftline.tasks.search.facets import Facets
 from driftline.tasks.search.hits import Excerpt, Hit
 from driftline.tasks.search.query import ExactCounts, SearchReport
 
@@ -22,10 +23,17 @@ class ExactMatches(BaseModel):
     reason: Literal["limit", "time"] | None = None
 
 
+class FileCounts(BaseModel):
+    """How many files match, by parameter and value; if not ``complete``, there may be more."""
+
+    complete: bool
+    files: dict[str, dict[str, int]]
+
+
 class SearchAnswer(BaseModel):
     """Windows of lines, best first; without any, the reasons and the nearest line that the filters allow.
 
-    ``exact`` counts the matches of an exact search, whether they are in ``results`` or not.
+    ``exact`` counts the matches of an exact search, whether they are in ``results`` or not, and ``facets`` the files.
     """
 
     query: str
@@ -34,12 +42,15 @@ class SearchAnswer(BaseModel):
     unmatched: tuple[str, ...] = ()
     nearest: Hit | None = None
     exact: ExactMatches | None = None
+    facets: FileCounts | None = None
 
     def report(self) -> SearchReport:
         """Return the report of the library."""
         counts = self.exact
         exact = ExactCounts(counts.lines, counts.documents, counts.reason) if counts is not None else None
-        return SearchReport(self.query, tuple(self.results), None, self.notes, self.nearest, self.unmatched, exact)
+        facets = Facets.of(self.facets.files, complete=self.facets.complete) if self.facets is not None else None
+        found = (self.notes, self.nearest, self.unmatched, exact, facets)
+        return SearchReport(self.query, tuple(self.results), None, *found)
 
 
 class DocumentsAnswer(BaseModel):

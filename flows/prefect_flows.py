@@ -115,8 +115,9 @@ def _finish(
     for source in result["sources"]:
         if source["deltas"] > max_deltas and not request.dry_run:
             ask_for_source(workspace, source["entity"], source["deltas"])
-    show_index(result, request)
-    progress.finish(f"{sum(source['lines_embedded'] for source in result['sources']):,} lines embedded")
+    has_changed = show_index(result, request)
+    lines = sum(source["lines_embedded"] for source in result["sources"])
+    progress.finish(f"{lines:,} lines embedded", has_changed=has_changed)
     return result
 
 
@@ -206,7 +207,8 @@ def cleanup(
         work = attempt.with_options(name="cleanup")
         result = work(lambda: clean_workspace(request, progress).to_dict())
         show_cleanup(result)
-        progress.finish(f"{result['orphan_count']:,} orphans, {result['deleted_count']:,} deleted")
+        found = bool(result["orphan_count"])
+        progress.finish(f"{result['orphan_count']:,} orphans, {result['deleted_count']:,} deleted", has_changed=found)
     return result
 
 
@@ -222,7 +224,7 @@ def prune(
     dry_run: bool = False,
     storage_options: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Delete branches that are merged, gone from the remote, or not indexed for a while.
+    """Delete branches that are merged, deleted on the remote, or not indexed for a while.
 
     Args:
         workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
@@ -242,7 +244,7 @@ def prune(
             return {"workspace": place, "dry_run": dry_run, "pruned": [asdict(branch) for branch in pruned]}
 
         result = attempt.with_options(name="prune")(work)
-        progress.finish(f"{len(result['pruned']):,} branches pruned")
+        progress.finish(f"{len(result['pruned']):,} branches pruned", has_changed=bool(result["pruned"]))
     return result
 
 
@@ -278,7 +280,7 @@ def verify(
         result = work(lambda: verify_workspace(request, progress).to_dict())
         show_verification(result)
         findings = len(result["findings"])
-        progress.finish(f"{result['lines']:,} lines, {findings:,} findings")
+        progress.finish(f"{result['lines']:,} lines, {findings:,} findings", has_changed=bool(findings))
     if findings:
-        raise StorageError(f"{findings:,} findings", result["workspace"], "See: driftline verify --repair")
+        raise StorageError(f"{findings:,} findings", result["workspace"], "Run: driftline verify --repair")
     return result

@@ -69,9 +69,10 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _git_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep mirrors of git repositories out of the user's cache."""
+def _caches(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep mirrors of git repositories and blocks of buckets out of the user's cache."""
     monkeypatch.setenv("DRIFTLINE_GIT_CACHE", str(tmp_path_factory.getbasetemp() / "git-mirrors"))
+    monkeypatch.setenv("DRIFTLINE_BLOCK_CACHE", str(tmp_path_factory.getbasetemp() / "blocks"))
 
 
 @pytest.fixture

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from driftline.flows.commands.app import DONE, JsonOption, WorkspaceOption, app
+from driftline.flows.commands.app import DONE, Commands, JsonOption, WorkspaceOption, app
 from driftline.flows.output.plain import print_json, say, warn
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
     from driftline.flows.config.agents import Scope
 
-agents = typer.Typer(help="Add the MCP server and its instructions to coding agents.", rich_markup_mode=None)
+agents = Commands(help="Add the MCP server and its instructions to coding agents.", rich_markup_mode=None)
 app.add_typer(agents, name="agents")
 
 NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="AGENT...", help="'agents list' names them.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All agents.")]
 UserOption = Annotated[
-    bool, typer.Option("--user/--project", help="For this user everywhere, or in the current folder.")
+    bool, typer.Option("--user/--project", help="Configure agents for this user, or in the current folder.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would change, write nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change, write nothing.")]
 
 
 @agents.command("install")

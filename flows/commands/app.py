@@ -3,18 +3,92 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from driftline.flows.output.plain import print_json, warn
+from driftline.flows.output.logs import log_more
+from driftline.flows.output.plain import COLORS, print_json, show_as, warn
 from driftline.storage.options import Option
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 DONE, NOTHING_FOUND, WRONG_USE, FAILED = 0, 1, 2, 3
 
-app = typer.Typer(
+
+def _quiet(_context: Any, _option: Any, given: bool) -> None:
+    if given:
+        show_as(quiet=True)
+
+
+def _verbose(_context: Any, _option: Any, given: int) -> None:
+    if given:
+        show_as(verbose=given)
+        log_more(logging.INFO if given == 1 else logging.DEBUG)
+
+
+def _color(_context: Any, _option: Any, given: str | None) -> None:
+    if given in COLORS:
+        show_as(color=given)
+    elif given is not None:
+        raise typer.BadParameter(f"{given!r} is not one of {', '.join(COLORS)}", param_hint="--color")
+
+
+def output_options() -> list[Any]:
+    """Return the options that every command takes, before its name or behind it."""
+    shared: dict[str, Any] = {"expose_value": False}
+    return [
+        TyperOption(
+            param_decls=["--quiet", "-q"],
+            is_flag=True,
+            default=False,
+            callback=_quiet,
+            help="Print results, warnings and errors only.",
+            **shared,
+        ),
+        TyperOption(
+            param_decls=["--verbose", "-v"],
+            count=True,
+            default=0,
+            callback=_verbose,
+            help="Log the progress and failures of runs to standard error; -vv logs everything.",
+            **shared,
+        ),
+        TyperOption(
+            param_decls=["--color"],
+            metavar="WHEN",
+            callback=_color,
+            help=f"Colours: {', '.join(COLORS[:-1])} or {COLORS[-1]}.",
+            **shared,
+        ),
+    ]
+
+
+class _Command(TyperCommand):
+    def __init__(self, *args: Any, params: list[Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, params=[*(params or ()), *output_options()], **kwargs)
+
+
+class _Group(TyperGroup):
+    def __init__(self, *args: Any, params: list[Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, params=[*(params or ()), *output_options()], **kwargs)
+
+
+class Commands(typer.Typer):
+    """A group of commands, each of which takes the ``output_options``."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(cls=_Group, **settings)
+
+    def command(self, *args: Any, **settings: Any) -> Callable[[_Function], _Function]:
+        """Add a command, as typer does."""
+        return super().command(*args, cls=_Command, **settings)
+
+
+app = Commands(
     name="driftline",
     help="Keep a semantic index of every line in your repositories and buckets up to date.",
     add_completion=True,
@@ -24,7 +98,7 @@ app = typer.Typer(
 
 
 class Interrupted(Exception):
-    """Ctrl-C, with a sentence of what stays. Typer would turn KeyboardInterrupt into an exit code alone."""
+    """Ctrl-C, with a sentence about committed work. Typer would turn KeyboardInterrupt into a mere exit code."""
 
 
 def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> None:
@@ -40,9 +114,11 @@ def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict
 
     A glob that matches no document is wrong use, because it is usually a mistake.
     """
+    from driftline.tasks.search.request import in_flags
+
     show(found, as_json, print_text)
-    for note in found.get("notes", ()):
-        warn(note)
+    for note in () if found["results"] and "exact" not in found else found.get("notes", ()):
+        warn(in_flags(note))  # that all results are weak stands above them
     if found["results"] or found.get("exact", {}).get("lines"):
         return DONE
     return WRONG_USE if found.get("unmatched") else NOTHING_FOUND

@@ -12,6 +12,7 @@ import typer
 from driftline.flows.commands.app import (
     DONE,
     NOTHING_FOUND,
+    Commands,
     JsonOption,
     QueryArgument,
     WorkspaceOption,
@@ -20,7 +21,7 @@ from driftline.flows.commands.app import (
     show,
 )
 from driftline.flows.config.locate import workspace_for_reading
-from driftline.flows.output.plain import say, warn
+from driftline.flows.output.plain import say, say_done, warn
 from driftline.storage.errors import UsageError
 from driftline.storage.options import spread
 from driftline.tasks.search.request import SearchRequest, options_in
@@ -33,7 +34,7 @@ MAIN = "main"
 """The name of the main index in ``driftline diff``."""
 PRUNED_AFTER_DAYS = 14.0
 
-branches = typer.Typer(help="List, delete and prune the branches that runs with --branch have indexed.")
+branches = Commands(help="List, delete and prune the branches that runs with --branch have indexed.")
 app.add_typer(branches, name="branches")
 
 EntityOption = Annotated[
@@ -93,10 +94,10 @@ def prune(
     older_than_days: Annotated[
         float, typer.Option(min=0.0, metavar="DAYS", help="Delete branches not indexed for this many days.")
     ] = PRUNED_AFTER_DAYS,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report only.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Delete branches that are merged, gone from the remote, or old. Contacts the remote to list its branches."""
+    """Delete branches that are merged, deleted on the remote, or old. Contacts the remote to list its branches."""
     opened, within = _opened(workspace, entity)
     from driftline.flows.runs.branches import prune_branches
 
@@ -109,7 +110,7 @@ def prune(
 @app.command()
 @spread("given", parameters(options_in("command", "top_k", "n_lines")))
 def diff(
-    base: Annotated[str, typer.Argument(metavar="BASE", help="main, for the main index.")],
+    base: Annotated[str, typer.Argument(metavar="BASE", help="The base: main.")],
     branch: Annotated[str, typer.Argument(metavar="BRANCH", help="Branch name, as listed by 'driftline branches'.")],
     query: QueryArgument,
     workspace: WorkspaceOption = None,
@@ -119,7 +120,9 @@ def diff(
 ) -> int:
     """Search the lines that BRANCH adds to the main index. Exit code 1 if nothing is found."""
     if base != MAIN:
-        raise UsageError("A branch is compared with the main index only", base, f"Write: driftline diff {MAIN} BRANCH")
+        raise UsageError(
+            "A branch can be compared with the main index only", base, f"Write: driftline diff {MAIN} BRANCH"
+        )
     opened, _ = _opened(workspace, None)
     from driftline.flows.output.plain import print_search
     from driftline.storage.workspace.branches import on_branch
@@ -137,7 +140,7 @@ def _of_build() -> str:
     build = Build.detect(os.environ, ".")
     branch = build.index_branch() if build.is_request else None
     if branch is None:
-        raise UsageError("This build is not of a pull request", build.system, "Name the branch.")
+        raise UsageError("This build does not belong to a pull request", build.system, "Name the branch.")
     return branch
 
 
@@ -153,12 +156,12 @@ def _opened(workspace: str | None, entity: str | None) -> tuple[Workspace, Entit
 
 def _print_deleted(name: str, result: dict[str, Any]) -> None:
     for entity in result["deleted"]:
-        say(f"deleted the branch {name} of {entity}")
+        say_done(f"deleted the branch {name} of {entity}")
 
 
 def _print_pruned(result: dict[str, Any]) -> None:
     done = "would delete" if result["dry_run"] else "deleted"
     for branch in result["pruned"]:
-        say(f"{done} {branch['name']} of {branch['entity']}: {branch['why']}")
+        (say if result["dry_run"] else say_done)(f"{done} {branch['name']} of {branch['entity']}: {branch['why']}")
     if not result["pruned"]:
-        say("no branch to prune")
+        say_done("no branch to prune")

@@ -20,6 +20,7 @@ from driftline.flows.commands.app import (
 )
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.logs import writes_json
+from driftline.flows.output.plain import appearance
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_AGE_SECONDS,
@@ -77,7 +78,7 @@ def cleanup(
         float, typer.Option(min=0.0, metavar="SECONDS", help="Keep objects younger than this, by the store's clock.")
     ] = DEFAULT_MAX_AGE_SECONDS,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run/--no-dry-run", " /--delete", help="Report only, or also delete.")
+        bool, typer.Option("--dry-run/--no-dry-run", " /--delete", help="Only report, or also delete.")
     ] = True,
     as_json: JsonOption = False,
 ) -> int:
@@ -120,10 +121,10 @@ def verify(
 
 @contextmanager
 def _audit_shown() -> Iterator[None]:
-    """Print a line for each deletion to standard error; JSON logs contain these records anyway."""
+    """Print a line for each deletion to standard error; other logs contain these records anyway."""
     import logging
 
-    if writes_json():
+    if writes_json() or appearance().quiet or appearance().verbose:
         yield
         return
     audit, handler = logging.getLogger("driftline.audit"), logging.StreamHandler()

@@ -14,6 +14,7 @@ from driftline.flows.commands.app import (
     DONE,
     FAILED,
     BranchOption,
+    Commands,
     ConfigOption,
     ExecutorOption,
     Interrupted,
@@ -27,7 +28,7 @@ from driftline.flows.commands.app import (
     show,
 )
 from driftline.flows.config.locate import named_branch, workspace_for_indexing, workspace_for_reading
-from driftline.flows.output.plain import print_json, say, warn
+from driftline.flows.output.plain import print_json, say_done, warn
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_DELETE_FRACTION,
@@ -201,11 +202,11 @@ def remove(
     if as_json:
         print_json(result)
     else:
-        say(f"removed {result['entity']}: {result['documents']:,} documents, {result['lines']:,} lines")
+        say_done(f"removed {result['entity']}: {result['documents']:,} documents, {result['lines']:,} lines")
     return DONE
 
 
-fleet = typer.Typer(help="Discover the repositories of the fleets in driftline.toml, and keep the index in step.")
+fleet = Commands(help="Discover the repositories of the fleets in driftline.toml, and update the index.")
 app.add_typer(fleet, name="fleet")
 
 RetryOption = Annotated[bool, typer.Option("--retry", help="Try failing repositories now, without their backoff.")]
@@ -248,7 +249,7 @@ def sync(
     wait: WaitOption = 0.0,
     as_json: JsonOption = False,
 ) -> int:
-    """Index the repositories that changed, in one run, and retire those that are gone.
+    """Index the repositories that changed, in one run, and retire missing ones.
 
     Exit code 3 if a repository fails or a listing is not complete; neither stops the others.
     """

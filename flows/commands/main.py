@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from itertools import takewhile
 from typing import Annotated, Any, BinaryIO, TextIO
@@ -26,8 +26,8 @@ from typing import Annotated, Any, BinaryIO, TextIO
 import typer
 
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, Interrupted, app
-from driftline.flows.output.logs import json_lines, quiet_libraries, wants_json, writes_json
-from driftline.flows.output.plain import print_json, print_traceback, warn
+from driftline.flows.output.logs import json_lines, log_levels, quiet_libraries, wants_json, writes_json
+from driftline.flows.output.plain import appearance, own_appearance, print_json, print_traceback, warn
 from driftline.storage.errors import DriftlineError, OutOfMemory, StorageError, UsageError, gave_up, is_panic
 from driftline.storage.globs import is_unicode
 
@@ -155,10 +155,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     quiet_libraries()
     try:
-        as_log = wants_json("--log-json" in takewhile(lambda argument: argument.startswith("-"), arguments), os.environ)
+        as_log = wants_json("--log-json" in _before_command(arguments), os.environ)
     except UsageError as error:
         return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
-    with json_lines() if as_log else nullcontext():
+    with own_appearance(), json_lines() if as_log else nullcontext(), log_levels():
         return _run(arguments, as_json)
 
 
@@ -191,7 +191,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
     if low := warning():
         warn(low)
     kept = ""
-    before = list(takewhile(lambda argument: argument.startswith("-"), arguments))
+    before = list(_before_command(arguments))
     command = next(iter(arguments[len(before) :]), None)
     load(None if "--help" in before else command)
     try:
@@ -201,6 +201,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         message, fix = _of_wrong_use(error, command)
         return _fail(WRONG_USE, "usage", f"{message}. {fix}", as_json, fix=fix)
     except DriftlineError as error:
+        _say_causes(error)
         return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
     except KeyboardInterrupt:
         code = _INTERRUPTED
@@ -225,6 +226,16 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
     return code
 
 
+def _before_command(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the options before the command, and their values."""
+    previous = ""
+    for argument in arguments:
+        if not argument.startswith("-") and previous != "--color":
+            return
+        yield argument
+        previous = argument
+
+
 def _of_wrong_use(error: Any, command: str | None) -> tuple[str, str]:
     """Return the message for wrong use, without a full stop, and its fix; typer suggests too many similar names."""
     of = f"{command} " if command in COMMANDS else ""
@@ -244,7 +255,7 @@ def _check_arguments(command: str | None, arguments: Sequence[str]) -> None:
     """Raise UsageError for an argument that is not UTF-8, unless it is a file name of grep."""
     for argument in arguments:
         if command != "grep" and not is_unicode(argument):
-            fix = "Check the encoding of the terminal; a file of such a name has to be renamed."
+            fix = "Check the encoding of the terminal; a file with such a name must be renamed."
             raise UsageError("An argument is not UTF-8", repr(argument)[:100], fix)
 
 
@@ -256,7 +267,7 @@ def _of_the_surroundings(error: Exception) -> DriftlineError | None:
         try:
             os.getcwd()
         except FileNotFoundError:
-            return UsageError("The current directory does not exist any more", fix="Change to another one.")
+            return UsageError("The current directory no longer exists", fix="Change to another one.")
     return None
 
 
@@ -277,6 +288,14 @@ def root(
         from driftline.flows.commands.search import orient
 
         raise typer.Exit(orient())
+
+
+def _say_causes(error: BaseException) -> None:
+    """Print which errors have caused ``error``, if the command is verbose."""
+    cause = error.__cause__ or error.__context__
+    if appearance().verbose and cause is not None:
+        _say_causes(cause)
+        warn(f"caused by {type(cause).__name__}: {cause}")
 
 
 def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fix: str = "") -> int:

@@ -8,7 +8,7 @@ import typer
 
 from driftline.flows.commands.app import DONE, JsonOption, app, show
 from driftline.flows.config.locate import workspace_named
-from driftline.flows.output.plain import say
+from driftline.flows.output.plain import say_done
 
 
 @app.command()
@@ -21,7 +21,7 @@ def pull(
 ) -> int:
     """Copy the newest version of a workspace to a local disk, to search it offline and without credentials.
 
-    Later pulls fetch only what is new. Searches see one version or the other.
+    Later pulls fetch only new files. Searches see one version or the other.
     """
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.progress import open_progress
@@ -37,4 +37,4 @@ def pull(
 
 def _print(report: dict[str, Any]) -> None:
     files = f"{report['fetched']:,} of {report['files']:,} files fetched"
-    say(f"{report['copy']}: {files}, {report['bytes'] / 1e6:,.1f} MB, in {report['seconds']:.1f} s")
+    say_done(f"{report['copy']}: {files}, {report['bytes'] / 1e6:,.1f} MB, in {report['seconds']:.1f} s")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, ConfigOption, ExecutorOption, JsonOption, app
-from driftline.flows.output.plain import print_json, say
+from driftline.flows.output.plain import print_json, say, say_done
 from driftline.storage.defaults import DEFAULT_EXECUTOR
 
 DEFAULT_POOL = "driftline"
@@ -53,9 +53,9 @@ def deploy(
         print_json({"server": url, "pool": pool, "deployments": names, "paused": paused})
         return DONE
     for name in names:
-        say(f"deployed {name}")
+        say_done(f"deployed {name}")
     for name in paused:
-        say(f"paused   {name}, which driftline.toml no longer contains")
+        say_done(f"paused   {name}, which driftline.toml no longer contains")
     say(f"Start a worker where the sources are: prefect worker start --pool {pool}")
     return DONE
 

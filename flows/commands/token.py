@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftline.flows.commands.app import DONE, JsonOption, WithinOption, WorkspaceOption, app, show
+from driftline.flows.commands.app import DONE, Commands, JsonOption, WithinOption, WorkspaceOption, app, show
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain import say, warn
 from driftline.storage.errors import UsageError
@@ -23,7 +23,7 @@ DEFAULT_EXPIRY = "90d"
 _DURATION = re.compile(r"([1-9]\d{0,4})([hdw])")
 _HOURS = {"h": 1, "d": 24, "w": 7 * 24}
 
-token = typer.Typer(help="Create, list and revoke tokens of the web server.", no_args_is_help=True)
+token = Commands(help="Create, list and revoke tokens of the web server.", no_args_is_help=True)
 app.add_typer(token, name="token")
 
 
@@ -97,7 +97,7 @@ def _expiry(given: str) -> datetime | None:
         return None
     match = _DURATION.fullmatch(given)
     if match is None:
-        raise UsageError("This is no duration", repr(given), f"Write 12h, 90d, 8w, or {NEVER}.")
+        raise UsageError("Not a duration", repr(given), f"Write 12h, 90d, 8w, or {NEVER}.")
     return datetime.now(UTC) + timedelta(hours=int(match[1]) * _HOURS[match[2]])
 
 
@@ -106,7 +106,7 @@ def _scopes(given: str) -> list[Scope]:
 
     names = [name.strip() for name in given.split(",") if name.strip()]
     if unknown := [name for name in names if name not in SCOPES]:
-        raise UsageError("There is no such scope", ", ".join(unknown), f"Use {', '.join(SCOPES)}.")
+        raise UsageError("Unknown scope", ", ".join(unknown), f"Use {', '.join(SCOPES)}.")
     return [scope for scope in SCOPES if scope in names]
 
 

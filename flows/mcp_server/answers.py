@@ -1,4 +1,8 @@
-"""Define the answers of the MCP tools: pydantic models, whose schemas clients see, with limits that keep them short."""
+"""Define the answers of the MCP tools: pydantic models, whose schemas clients see, and the text that models read.
+
+The text has the essentials in few tokens, and fits into ``max_tokens``: context is trimmed first, then
+the last results are left out. It ends with the number of omitted results, and how to get them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from pydantic import BaseModel
 
 from driftline.flows.answers import ExactMatches
 from driftline.flows.memory import entry_to_dict
-from driftline.storage.defaults import MAX_SHOWN_CHARACTERS, is_clipped
+from driftline.storage.defaults import CUT, MAX_SHOWN_CHARACTERS, is_clipped
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHit
 from driftline.storage.model import WorkspaceStats
@@ -19,8 +23,15 @@ from driftline.tasks.search.query import SearchReport
 
 MAX_SOURCES = 100
 MAX_LINE_CHARACTERS = MAX_SHOWN_CHARACTERS
-MAX_ANSWER_BYTES = 64 * 1024
-"""Limit of the lines of an answer, in UTF-8, to save the context of a model."""
+BYTES_PER_TOKEN = 4
+"""Of UTF-8: a rule of thumb, since the tokenizer of the client is not known."""
+MIN_TOKENS, DEFAULT_TOKENS, MAX_TOKENS = 200, 8_000, 16_000
+MAX_ANSWER_BYTES = MAX_TOKENS * BYTES_PER_TOKEN
+"""Limit of the text of an answer, to save the context of a model."""
+_CONTEXTS = (2, 1, 0)
+"""Lines of context on each side to try in turn, if all that was requested does not fit."""
+_RESERVED_BYTES = 300
+"""Part of each answer reserved for the note on omitted results."""
 
 
 class LinesFound(BaseModel):
@@ -56,17 +67,32 @@ class LinesFound(BaseModel):
 class SearchAnswer(BaseModel):
     """Windows of lines, best first. ``truncated``: lines were cut or windows omitted to keep the answer short.
 
-    ``exact`` counts the matches of an exact search, whether they are in ``results`` or not.
+    ``found`` counts the windows before that; ``more`` says what is missing and how to get it. ``exact`` counts the
+    matches of an exact search, whether they are in ``results`` or not.
 
-    Without results, ``notes`` say why, and ``nearest`` is the nearest line that the filters allow.
+    ``notes`` say why there are no results, or that none is a good match. Without results, ``nearest`` is the nearest
+    line that the filters allow.
     """
 
     query: str
     results: list[LinesFound]
     truncated: bool
+    found: int = 0
+    more: str | None = None
     notes: list[str] = []
     nearest: LinesFound | None = None
     exact: ExactMatches | None = None
+
+    def text(self) -> str:
+        """Return the answer as grep prints it, each window below its definition."""
+        several = len({window.source for window in self.results}) > 1
+        shown = [shown_lines(window, with_source=several) for window in self.results]
+        if self.exact is not None:
+            least = "" if self.exact.complete else "at least "
+            shown.append(f"matches: {least}{self.exact.lines:,} in {least}{self.exact.documents:,} documents")
+        if self.nearest is not None:
+            shown.append(f"nearest: {shown_lines(self.nearest, with_source=True)}")
+        return "\n".join([*shown, *self.notes, *filter(None, [self.more])]) or "No results."
 
 
 class SourceStatus(BaseModel):
@@ -94,7 +120,7 @@ class IndexStatus(BaseModel):
 class ContextAnswer(BaseModel):
     """Lines of a document as they were indexed; ``current``: the document has not changed since.
 
-    ``url`` is the permanent link of the requested line.
+    ``url`` is the permanent link of the requested line; ``more`` says which lines were cut.
     """
 
     path: str
@@ -105,29 +131,94 @@ class ContextAnswer(BaseModel):
     current: bool
     truncated: bool
     url: str | None = None
+    more: str | None = None
+
+    def text(self) -> str:
+        """Return the place and the numbered lines."""
+        place = f"{self.path}:{self.start_line}-{self.end_line}{f'  {self.url}' if self.url else ''}"
+        changed = [] if self.current else ["The document has changed since, or is gone."]
+        numbered = (f"{number}: {line}" for number, line in enumerate(self.lines, start=self.start_line))
+        return "\n".join([place, *changed, *numbered, *filter(None, [self.more])])
 
 
-def search_answer(report: SearchReport) -> SearchAnswer:
-    """Return the first results that fit into MAX_ANSWER_BYTES, at least one of them."""
-    results: list[LinesFound] = []
+def shown_lines(window: LinesFound, *, with_source: bool) -> str:
+    """Return a window as text: a line as ``path:line:text``, several below a head that names their definition."""
+    source = f"{window.source} " if with_source else ""
+    about = [f"{window.kind} {window.symbol}"] if window.symbol else []
+    about += [each for each in (window.anchor, window.label) if each]
+    tail = f"  ({', '.join(about)})" if about else ""
+    if len(window.context) <= 1:
+        return f"{source}{window.path}:{window.line}:{window.text}{tail}"
+    lines = [f"{source}{window.path}:{window.line}{tail}"]
+    for number, line in enumerate(window.context, start=window.start_line):
+        lines.append(f"{number}{':' if number == window.line else '-'} {line}")
+    return "\n".join(lines)
+
+
+def search_answer(report: SearchReport, max_tokens: int = DEFAULT_TOKENS) -> SearchAnswer:
+    """Return the first results whose text fits into ``max_tokens``, at least one of them."""
     exact = ExactMatches(**report.exact.to_dict()) if report.exact else None
-    room, truncated = MAX_ANSWER_BYTES, False
-    for hit in report.results:
-        context, room, was_cut = _fitting(hit.context, room)
-        if len(context) < len(hit.context) and results:
-            return SearchAnswer(query=report.query, results=results, truncated=True, exact=exact)
-        truncated |= was_cut or any(map(is_clipped, context))
-        results.append(_lines_found(hit, context))
     nearest = _lines_found(report.nearest, list(report.nearest.context)) if report.nearest else None
-    answer = SearchAnswer(query=report.query, results=results, truncated=truncated, exact=exact)
-    return answer.model_copy(update={"notes": list(report.notes), "nearest": nearest})
+    notes = list(report.notes)
+    room = max_tokens * BYTES_PER_TOKEN - _RESERVED_BYTES - sum(map(len, notes))
+    several = len({hit.source for hit in report.results}) > 1
 
+    def size(window: LinesFound) -> int:
+        return len(shown_lines(window, with_source=several).encode("utf-8", "surrogatepass")) + 1
 
-def _lines_found(hit: Hit, context: list[str]) -> LinesFound:
-    fields = {name: getattr(hit, name) for name in LinesFound.model_fields}
-    return LinesFound(
-        **fields | {"context": context, "copies": list(hit.copies), "end_line": hit.start_line + len(context) - 1}
+    every = [_lines_found(hit, [clipped(line) for line in hit.context]) for hit in report.results]
+    needed, windows = sum(map(size, every)), every
+    for n_lines in _CONTEXTS if needed > room else ():
+        windows = [_lines_found(hit, *_trimmed(hit, n_lines)) for hit in report.results]
+        if sum(map(size, windows)) <= room:
+            break
+    results: list[LinesFound] = []
+    for window in windows:
+        left, room = room, room - size(window)
+        if room < 0 and results:
+            break
+        results.append(window if room >= 0 else _cut(window, left - size(window) + len(window.text.encode())))
+    was_cut = needed > max_tokens * BYTES_PER_TOKEN - _RESERVED_BYTES
+    return SearchAnswer(
+        query=report.query,
+        results=results,
+        truncated=was_cut or any(is_clipped(line) for window in results for line in window.context),
+        found=len(report.results),
+        more=_more(len(results), len(every), needed, max_tokens) if results != every else None,
+        notes=notes,
+        nearest=nearest,
+        exact=exact,
     )
+
+
+def _more(shown: int, found: int, needed: int, max_tokens: int) -> str:
+    """Return the note on omitted results, and how to get them."""
+    wanted = (needed + _RESERVED_BYTES) // BYTES_PER_TOKEN + 1
+    what = f"{shown} of {found} results shown" if shown < found else "The context is shortened"
+    how = f"max_tokens={wanted} shows all" if wanted <= MAX_TOKENS else "narrow the search by path, language or source"
+    return f"{what} (max_tokens={max_tokens}): {how}; read_context reads around a line."
+
+
+def _trimmed(hit: Hit, n_lines: int) -> tuple[list[str], int]:
+    """Return up to ``n_lines`` of context on each side of the best line, and the number of the first one."""
+    best = hit.line - hit.start_line
+    first = max(0, best - n_lines)
+    return [clipped(line) for line in hit.context[first : best + n_lines + 1]], hit.start_line + first
+
+
+def _cut(window: LinesFound, room: int) -> LinesFound:
+    """Return only the best line, cut to ``room`` bytes."""
+    text = window.text.encode("utf-8", "replace")[: max(0, room)].decode("utf-8", "ignore") + CUT
+    return window.model_copy(
+        update={"text": text, "context": [text], "start_line": window.line, "end_line": window.line}
+    )
+
+
+def _lines_found(hit: Hit, context: list[str], start_line: int | None = None) -> LinesFound:
+    fields = {name: getattr(hit, name) for name in LinesFound.model_fields}
+    first = hit.start_line if start_line is None else start_line
+    of_context = {"context": context, "start_line": first, "end_line": first + len(context) - 1}
+    return LinesFound(**fields | of_context | {"copies": list(hit.copies)})
 
 
 def index_status(stats: WorkspaceStats) -> IndexStatus:
@@ -144,35 +235,41 @@ def index_status(stats: WorkspaceStats) -> IndexStatus:
     )
 
 
-def context_answer(excerpt: Excerpt) -> ContextAnswer:
-    """Return the first lines of ``excerpt`` that fit into MAX_ANSWER_BYTES."""
-    lines, _, truncated = _fitting(excerpt.lines, MAX_ANSWER_BYTES)
+def context_answer(excerpt: Excerpt, line: int, max_tokens: int = DEFAULT_TOKENS) -> ContextAnswer:
+    """Return the lines of ``excerpt`` around ``line`` that fit into ``max_tokens``."""
+    lines = [clipped(each) for each in excerpt.lines]
+    first, last = _around(lines, line - excerpt.start_line, max_tokens * BYTES_PER_TOKEN - _RESERVED_BYTES)
+    kept, start_line = lines[first:last], excerpt.start_line + first
+    end_line, whole = start_line + len(kept) - 1, (excerpt.start_line, excerpt.start_line + len(lines) - 1)
+    more = None
+    if len(kept) < len(lines):
+        more = f"Lines {start_line} to {end_line} of {whole[0]} to {whole[1]} fit (max_tokens={max_tokens}): "
+        more += "call read_context again with another line for the rest."
     return ContextAnswer(
         path=excerpt.path,
         source=excerpt.source,
-        start_line=excerpt.start_line,
-        end_line=excerpt.start_line + len(lines) - 1,
-        lines=lines,
+        start_line=start_line,
+        end_line=end_line,
+        lines=kept,
         current=excerpt.current,
-        truncated=truncated,
+        truncated=more is not None or any(map(is_clipped, kept)),
         url=excerpt.url,
+        more=more,
     )
 
 
-def _fitting(lines: Sequence[str], room: int) -> tuple[list[str], int, bool]:
-    """Return the first of ``lines``, each cut, that fit into ``room`` bytes, the bytes left, and whether text is
-    missing.
-    """
-    kept: list[str] = []
-    truncated = False
-    for line in lines:
-        short = clipped(line)
-        room -= len(short.encode("utf-8", "surrogatepass")) + 1
+def _around(lines: Sequence[str], middle: int, room: int) -> tuple[int, int]:
+    """Return the bounds of the most lines around ``middle``, as many on each side, that fit into ``room`` bytes."""
+    sizes = [len(line.encode("utf-8", "surrogatepass")) + len("000000: \n") for line in lines]
+    first, last = middle, middle + 1
+    room -= sizes[middle]
+    while first > 0 or last < len(lines):
+        added = [at for at in (first - 1, last) if 0 <= at < len(lines)]
+        room -= sum(sizes[at] for at in added)
         if room < 0:
-            return kept, 0, True
-        truncated |= short is not line
-        kept.append(short)
-    return kept, room, truncated
+            break
+        first, last = max(0, first - 1), min(len(lines), last + 1)
+    return first, last
 
 
 MAX_FIELD_CHARACTERS = 4_000
@@ -203,26 +300,48 @@ class MemoryResult(BaseModel):
 
 
 class MemoryAnswer(BaseModel):
-    """Entries, best first. ``truncated``: fields were cut or entries omitted to keep the answer short."""
+    """Entries, best first. ``truncated``: fields were cut or entries omitted to keep the answer short.
+
+    ``found`` counts the entries before that; ``more`` says what is missing and how to get it.
+    """
 
     query: str
     results: list[MemoryResult]
     truncated: bool
+    found: int = 0
+    more: str | None = None
+
+    def text(self) -> str:
+        """Return an entry a line: its owner, its key and its value."""
+        shown = (f"{each.record.entity} {each.record.key}: {_as_json(each.record.value)}" for each in self.results)
+        return "\n".join([*shown, *filter(None, [self.more])]) or "No results."
 
 
 def memory_answer(query: str, hits: Iterable[MemoryHit[MemoryEntry]], max_bytes: int) -> MemoryAnswer:
-    """Return the first ``hits`` of ``query``, as many as fit into ``max_bytes`` of JSON."""
+    """Return the first ``hits`` of ``query``, as many as fit into ``max_bytes`` of JSON, at least one."""
     results: list[MemoryResult] = []
-    room = max_bytes
-    for hit in hits:
+    room, every = max_bytes - _RESERVED_BYTES, [*hits]
+    for hit in every:
         result = MemoryResult(
             record=_short(entry_to_dict(hit.record)), score=hit.score, rank=hit.rank, distance=hit.distance
         )
         room -= len(result.model_dump_json().encode())
-        if room < 0:
-            return MemoryAnswer(query=query, results=results, truncated=True)
+        if room < 0 and results:
+            break
         results.append(result)
-    return MemoryAnswer(query=query, results=results, truncated=any(result.record.cut for result in results))
+    left_out = len(every) - len(results)
+    more = f"{len(results)} of {len(every)} entries shown: raise max_tokens, or narrow by entity or filter."
+    return MemoryAnswer(
+        query=query,
+        results=results,
+        truncated=bool(left_out) or any(result.record.cut for result in results),
+        found=len(every),
+        more=more if left_out else None,
+    )
+
+
+def _as_json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _short(entry: dict[str, Any]) -> MemoryRecord:

@@ -12,14 +12,18 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import call
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal, ParamSpec
 
 from mcp.server.mcpserver.exceptions import ToolError
-from pydantic import Field
+from mcp_types import CallToolResult, TextContent
+from pydantic import BaseModel, Field
 
 from driftline.flows.mcp_server import answers
 from driftline.flows.mcp_server.answers import (
-    MAX_ANSWER_BYTES,
+    BYTES_PER_TOKEN,
+    DEFAULT_TOKENS,
+    MAX_TOKENS,
+    MIN_TOKENS,
     ContextAnswer,
     FilterValue,
     IndexStatus,
@@ -43,11 +47,13 @@ MAX_TOP_K = 50
 MAX_EXCERPT_LINES = 200
 
 _P = ParamSpec("_P")
-_T = TypeVar("_T")
 
-Query = Annotated[str, Field(min_length=1, max_length=2_000, description="What to look for, in words or code.")]
+Query = Annotated[str, Field(min_length=1, max_length=2_000, description="The text to search for: words or code.")]
 Name = Annotated[
-    str, Field(min_length=1, max_length=500, description="A name, such as parse or Parser.parse. Case counts.")
+    str, Field(min_length=1, max_length=500, description="A name, such as parse or Parser.parse. Case-sensitive.")
+]
+MaxTokens = Annotated[
+    int, Field(ge=MIN_TOKENS, le=MAX_TOKENS, description="Upper bound on the answer, in tokens of four bytes.")
 ]
 _NOT_EXACT = frozenset(("kinds", "symbols"))
 _EXACT_OPTIONS = (*(name for name in FILTERS if name not in _NOT_EXACT), "top_k", "n_lines", "files", "count")
@@ -75,13 +81,13 @@ def _parameter(row: Option) -> inspect.Parameter:
     return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=row.default, annotation=annotation)
 
 
-def protocol_errors(tool: Callable[_P, _T]) -> Callable[_P, _T]:
+def protocol_errors(tool: Callable[_P, BaseModel]) -> Callable[_P, CallToolResult]:
     """Decorate ``tool`` so that errors of Driftline become protocol errors, which tell the client what to do."""
 
     @functools.wraps(tool)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> CallToolResult:
         try:
-            return tool(*args, **kwargs)
+            return _told(tool(*args, **kwargs))
         except DriftlineError as error:
             raise ToolError(f"{error.kind}: {error}") from error
         except BaseException as error:
@@ -91,8 +97,19 @@ def protocol_errors(tool: Callable[_P, _T]) -> Callable[_P, _T]:
                 traceback.print_exc()  # a defect: the client learns only that the tool failed
             raise
 
-    vars(call)["__signature__"] = inspect.signature(tool, eval_str=True)  # of a method without its object
+    own = inspect.signature(tool, eval_str=True)  # of a method without its object
+    told: Any = Annotated[CallToolResult, own.return_annotation]
+    vars(call)["__signature__"] = own.replace(return_annotation=told)
     return call
+
+
+def _told(answer: BaseModel) -> CallToolResult:
+    """Return an answer as the text that a model reads, and as the object that a program reads."""
+    text = (
+        answer.text() if isinstance(answer, SearchAnswer | ContextAnswer | MemoryAnswer) else answer.model_dump_json()
+    )
+    block = TextContent(type="text", text=text.encode("utf-8", "replace").decode())
+    return CallToolResult(content=[block], structured_content=answer.model_dump(mode="json"))
 
 
 def exact_parameters(*names: str) -> list[inspect.Parameter]:
@@ -114,10 +131,12 @@ class LineTools:
     """Runs a read of the index, in this process or in another one."""
 
     @spread("given", parameters(options_in("mcp")))
-    def search_lines(self, query: Query, *, given: dict[str, Any]) -> SearchAnswer:
+    def search_lines(
+        self, query: Query, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]
+    ) -> SearchAnswer:
         """Find the lines of the indexed documents that answer a query, best first, with the lines around them."""
         request = SearchRequest.of(query, without_empty(given))
-        return answers.search_answer(find(self.newest(), request, within=self.boundary(), run=self.run))
+        return answers.search_answer(find(self.newest(), request, within=self.boundary(), run=self.run), max_tokens)
 
     @spread("given", exact_parameters("whole_words", "ignore_case"))
     def grep_lines(
@@ -130,7 +149,8 @@ class LineTools:
                 description="A regular expression in RE2's syntax, matched within one line.",
             ),
         ],
-        literal: Annotated[bool, Field(description="Take the pattern as text, not as an expression.")] = False,
+        literal: Annotated[bool, Field(description="Match the pattern as literal text.")] = False,
+        max_tokens: MaxTokens = DEFAULT_TOKENS,
         *,
         given: dict[str, Any],
     ) -> SearchAnswer:
@@ -138,27 +158,29 @@ class LineTools:
 
         ``exact`` says how many there are, and whether that is all of them.
         """
-        return self._exactly("", {**given, "fixed" if literal else "regex": (pattern,)})
+        return self._exactly("", {**given, "fixed" if literal else "regex": (pattern,)}, max_tokens)
 
     @spread("given", exact_parameters())
-    def find_definitions(self, name: Name, *, given: dict[str, Any]) -> SearchAnswer:
+    def find_definitions(
+        self, name: Name, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]
+    ) -> SearchAnswer:
         """Find the definitions of a name. They are found by name, not by type."""
-        return self._exactly(field_term("def", name), given)
+        return self._exactly(field_term("def", name), given, max_tokens)
 
     @spread("given", exact_parameters())
-    def find_uses(self, name: Name, *, given: dict[str, Any]) -> SearchAnswer:
+    def find_uses(self, name: Name, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> SearchAnswer:
         """Find the uses of a name: lines that have it as a word and do not define it, nearest to a definition first.
 
         They are found by name, not by type.
         """
-        return self._exactly(field_term("uses", name), given)
+        return self._exactly(field_term("uses", name), given, max_tokens)
 
-    def _exactly(self, query: str, given: dict[str, Any]) -> SearchAnswer:
+    def _exactly(self, query: str, given: dict[str, Any], max_tokens: int) -> SearchAnswer:
         request = SearchRequest.of(query, {"n_lines": 0, **without_empty(given)})
-        return answers.search_answer(find(self.newest(), request, within=self.boundary(), run=self.run))
+        return answers.search_answer(find(self.newest(), request, within=self.boundary(), run=self.run), max_tokens)
 
     def index_status(self) -> IndexStatus:
-        """Show what is indexed: sources, documents, lines, and the model that embedded them."""
+        """Show the content of the index: sources, documents, lines, and the model that embedded them."""
         return answers.index_status(self.run(Workspace.stats, self.newest(), self.boundary()))
 
     def read_context(
@@ -169,11 +191,12 @@ class LineTools:
         source: Annotated[
             str | None, Field(description="The source of the result, if several sources have the path.")
         ] = None,
+        max_tokens: MaxTokens = DEFAULT_TOKENS,
     ) -> ContextAnswer:
         """Read an indexed document around a line. Only indexed documents can be read."""
         opened, within = self.newest(), self.boundary()
         found = self.run(read_excerpt, opened, path, line, n_lines=n_lines, source=source, within=within)
-        return answers.context_answer(found)
+        return answers.context_answer(found, line, max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +223,8 @@ class MemoryTools:
         mode: Annotated[
             Mode, Field(description="Rank by words and meaning, by meaning alone, or by words alone.")
         ] = "hybrid",
+        max_tokens: MaxTokens = DEFAULT_TOKENS,
     ) -> MemoryAnswer:
         """Find the entries of the memory store that answer a query, best first."""
         hits = self.search(query, top_k=top_k, filter=filter, scope=entity, max_distance=max_distance, mode=mode)
-        return memory_answer(query, hits, MAX_ANSWER_BYTES)
+        return memory_answer(query, hits, max_tokens * BYTES_PER_TOKEN)

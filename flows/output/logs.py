@@ -70,6 +70,28 @@ def quiet_libraries() -> None:
 
 
 @contextmanager
+def log_levels() -> Iterator[None]:
+    """Let ``log_more`` change which records ``OwnWarnings`` prints until the context closes."""
+    own = logging.getLogger(_OWN)
+    handlers = [h for h in logging.getLogger().handlers if isinstance(h, OwnWarnings)]
+    before, levels = own.level, [handler.level for handler in handlers]
+    try:
+        yield
+    finally:
+        own.setLevel(before)
+        for handler, level in zip(handlers, levels, strict=True):
+            handler.setLevel(level)
+
+
+def log_more(level: int) -> None:
+    """Print the records of ``driftline`` loggers from ``level`` on."""
+    logging.getLogger(_OWN).setLevel(level)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, OwnWarnings | JsonLines):
+            handler.setLevel(level)
+
+
+@contextmanager
 def json_lines() -> Iterator[None]:
     """Log as JSON, from level info on, while the context is open; ``OwnWarnings`` are off during that time."""
     root, own, handler = logging.getLogger(), logging.getLogger(_OWN), JsonLines()

@@ -11,8 +11,10 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO, get_args
 from urllib.parse import urlsplit
 
 from driftline.storage.defaults import is_clipped
@@ -24,6 +26,45 @@ _BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066,
 _ESCAPED = {code: f"\\x{code:02x}" for code in _CONTROLS} | {code: f"\\u{code:04x}" for code in _BIDIRECTIONAL}
 
 
+Color = Literal["auto", "always", "never"]
+COLORS: tuple[str, ...] = get_args(Color)
+
+
+@dataclass(frozen=True, slots=True)
+class Appearance:
+    """The output of the command line: with ``quiet`` no progress and no report; colours or none.
+
+    ``verbose`` is how often ``-v`` is given: 1 logs the progress of runs, 2 logs everything.
+    """
+
+    quiet: bool = False
+    verbose: int = 0
+    color: Color = "auto"
+
+
+_CURRENT = [Appearance()]
+
+
+def appearance() -> Appearance:
+    """Return the output options of this command line."""
+    return _CURRENT[0]
+
+
+def show_as(**changes: Any) -> None:
+    """Change the appearance of everything that this command line prints from now on."""
+    _CURRENT[0] = replace(_CURRENT[0], **changes)
+
+
+@contextmanager
+def own_appearance() -> Iterator[None]:
+    """Begin with the default appearance, and go back to it."""
+    _CURRENT[0] = Appearance()
+    try:
+        yield
+    finally:
+        _CURRENT[0] = Appearance()
+
+
 def printable(text: str) -> str:
     """Escape control characters in ``text``, except tabs."""
     return text.translate(_ESCAPED)
@@ -32,6 +73,12 @@ def printable(text: str) -> str:
 def say(text: str) -> None:
     """Print one line on standard output."""
     print(printable(text))
+
+
+def say_done(text: str) -> None:
+    """Print one line about what was done, unless the command is quiet."""
+    if not _CURRENT[0].quiet:
+        say(text)
 
 
 def print_json(result: Mapping[str, Any]) -> None:
@@ -72,18 +119,32 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
     """
     results: Sequence[Mapping[str, Any]] = result["results"]
     with_source = len({hit["source"] for hit in results}) > 1
-    styled = _wants_styles()
+    styled = wants_styles()
     exact = result.get("exact")
     if exact is not None and not any(hit["label"] for hit in results):
         lines = [_exact_line(hit, with_source, styled) for hit in results]
         lines += [] if results else [f"{exact['lines']:,} lines in {exact['documents']:,} files\n"]
-        emit("".join(lines))
+        emit("".join(lines) + _facets(result))
         return
     shown = ["No good match. The nearest, all weak:\n"] if results and all_weak(results) else []
     for hit in results:
         folder = (folders or {}).get(hit["source"])
         shown.append("".join([_header(hit, folder, with_source, styled), *_window(hit, styled)]))
-    emit("\n".join(shown))
+    emit("\n".join(shown) + _facets(result))
+
+
+_SHOWN_VALUES = 12
+"""Of each facet."""
+
+
+def _facets(result: Mapping[str, Any]) -> str:
+    """Return the numbers of files, a line for each facet."""
+    text = ""
+    for name, values in result.get("facets", {}).get("files", {}).items():
+        shown = [f"{printable(value)} {count:,}" for value, count in [*values.items()][:_SHOWN_VALUES]]
+        more = f", and {len(values) - _SHOWN_VALUES:,} more" if len(values) > _SHOWN_VALUES else ""
+        text += f"{name}: {', '.join(shown)}{more}\n"
+    return f"\nFiles\n{text}" if text else ""
 
 
 def _exact_line(hit: Mapping[str, Any], with_source: bool, styled: bool) -> str:
@@ -134,7 +195,7 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
 
 
 def _linked(text: str, url: str | None, styled: bool) -> str:
-    """Return ``text`` as a link of terminals that support them (OSC 8); others show it alone."""
+    """Return ``text`` as a link of terminals that support them (OSC 8); others print it without."""
     return f"\x1b]8;;{printable(url)}\x1b\\{text}\x1b]8;;\x1b\\" if styled and url is not None else text
 
 
@@ -152,8 +213,13 @@ def _styled(text: str, style: str, styled: bool) -> str:
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if styled and text else text
 
 
-def _wants_styles() -> bool:
-    """Return whether standard output is a terminal that supports styles, by the usual variables."""
+def wants_styles(stream: TextIO | None = None) -> bool:
+    """Return whether ``stream`` gets colours: by ``--color``, the usual variables, or because it is a terminal.
+
+    The default is standard output.
+    """
+    if _CURRENT[0].color != "auto":
+        return _CURRENT[0].color == "always"
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
         return False
-    return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
+    return bool(os.environ.get("FORCE_COLOR")) or (stream or sys.stdout).isatty()

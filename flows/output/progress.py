@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, TypeVar
 
 from driftline.flows.output.logs import writes_json
-from driftline.flows.output.plain import printable, warn
+from driftline.flows.output.plain import appearance, printable, wants_styles, warn
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -51,6 +51,13 @@ class NullProgress:
     def message(self, text: str) -> None: ...
 
 
+class WarningsOnly(NullProgress):
+    """Print only warnings."""
+
+    def message(self, text: str) -> None:
+        warn(text)
+
+
 class EarlyProgress:
     """Passes progress on from many threads, and the counts of running tasks before these end.
 
@@ -68,7 +75,7 @@ class EarlyProgress:
             self._progress.phase(name, total)
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:
-        """Add what a finished task has not told, or what one that runs tells."""
+        """Add the unreported progress of a finished task, or the progress of a running one."""
         with self._lock:
             if self._left is not None:
                 documents = min(documents, self._left)
@@ -198,7 +205,7 @@ class RichProgress:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[lines]}", markup=False),
-            console=Console(stderr=True),
+            console=Console(stderr=True, no_color=not wants_styles(sys.stderr)),
             transient=True,
         )
         self._task: TaskID | None = None
@@ -236,9 +243,14 @@ class RichProgress:
 
 
 def open_progress() -> AbstractContextManager[Progress]:
-    """Return the progress for standard error: JSON lines if logs are JSON, a bar on a terminal, else plain lines."""
-    if writes_json():
+    """Return the progress for standard error: JSON lines if logs are JSON, a bar on a terminal, else plain lines.
+
+    A quiet command shows warnings only, and a verbose one logs each phase.
+    """
+    if writes_json() or appearance().verbose:
         return nullcontext(LogProgress())
+    if appearance().quiet:
+        return nullcontext(WarningsOnly())
     return RichProgress() if sys.stderr.isatty() else QuietProgress()
 
 
@@ -260,7 +272,7 @@ class Stage:
 
 
 class StageRunner(Protocol):
-    """Run a stage, and return what its work returns."""
+    """Run a stage, and return the result of its work."""
 
     def __call__(self, stage: Stage) -> Any: ...
 

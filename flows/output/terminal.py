@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from driftline.flows.output.plain import emit, printable
+from driftline.flows.output.plain import appearance, emit, printable, wants_styles
 from driftline.storage.errors import install_command
 from driftline.storage.objects.request_counts import price
 
@@ -54,7 +54,7 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
         lines.append(Text(f"requests: {requests_text(result['requests'], prices or {})}", style="dim"))
     verb = "would change" if dry_run else "partly in step" if failed else "in step"
     lines.append(Text(f"{printable(result['workspace'])} {verb} after {result['seconds']:.1f} s", style="dim"))
-    _print(lines)
+    (_print if dry_run else _print_done)(lines)
 
 
 def _about_documents(source: Result) -> Iterator[Text]:
@@ -191,7 +191,7 @@ def print_compact(result: Result) -> None:
             lines.append(Text(f"  {'search p50':<12}{after['p50_seconds'] * 1000:>20.1f} ms"))
             lines.append(Text(f"  {'recall@10':<12}{after['recall_at_10']:>20.3f}"))
     lines.append(Text(f"{printable(result['workspace'])} compacted in {result['seconds']:.1f} s", style="dim"))
-    _print(lines)
+    _print_done(lines)
 
 
 def print_cleanup(result: Result) -> None:
@@ -206,7 +206,7 @@ def print_cleanup(result: Result) -> None:
     done = "would be deleted (--delete)" if result["dry_run"] else f"found, {result['deleted_count']:,} deleted"
     orphans = f"orphans: {result['orphan_count']:,} {done}"
     lines.append(Text(f"{result['scanned_count']:,} objects scanned, {orphans}", "dim"))
-    _print(lines)
+    (_print if result["dry_run"] else _print_done)(lines)
 
 
 def print_verify(result: Result) -> None:
@@ -243,8 +243,18 @@ def _cell(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else printable(str(value))
 
 
+_WARNINGS = ("yellow", "red")
+
+
+def _print_done(parts: Iterable[Text | Table]) -> None:
+    """Print the report of a run, or only its warnings and failures if the command is quiet."""
+    warned = (part for part in parts if isinstance(part, Text) and part.style in _WARNINGS)
+    _print(warned if appearance().quiet else parts)
+
+
 def _print(parts: Iterable[Text | Table]) -> None:
-    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else _UNFOLDED)
+    width = None if sys.stdout.isatty() else _UNFOLDED
+    console = Console(highlight=False, markup=False, emoji=False, width=width, force_terminal=wants_styles())
     with console.capture() as captured:
         for part in parts:
             console.print(_harmless(part), soft_wrap=isinstance(part, Text))

@@ -1,4 +1,4 @@
-"""Keep the index in step with fleets: discover their repositories, index what changed in one run, retire what is gone.
+"""Keep the index in step with fleets: discover their repositories, index changed ones in one run, retire missing ones.
 
 A repository that fails is tried again later, and stops no other. An unchanged one costs a line of the host's listing,
 or one request of git, and no run.
@@ -52,7 +52,7 @@ from driftline.storage.workspace.fleet import (
     to_retire,
     write_fleets,
 )
-from driftline.storage.workspace.workspace import Workspace
+from driftline.storage.workspace.workspace import Workspace, acquire_source
 
 ASKED_AT_ONCE = 8
 """Repositories that are asked for their commit concurrently: each has a process of git, which mostly waits."""
@@ -94,7 +94,7 @@ class FleetPart:
 
     @property
     def settings(self) -> str:
-        """A hash of what decides which files of a repository are indexed."""
+        """A hash of all settings that determine the indexed files of a repository."""
         rules = json.dumps([self.fleet.include, self.fleet.exclude])
         return hashlib.blake2b(rules.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
@@ -110,7 +110,7 @@ class FleetPart:
     def source(self, repository: KnownRepository) -> SourceRequest:
         """Return the repository as a source of an index run."""
         uri = self.fleet.host.uri(repository.listed)
-        may_move = bool(repository.uri)
+        may_move = bool(repository.uris)
         files, host = (self.fleet.include, self.fleet.exclude), self.fleet.host
         link = host.provider if host.provider in ("github", "gitlab", "gitea") else None
         return SourceRequest(uri, repository.entity, *files, link=link, commit=repository.commit, rebind=may_move)
@@ -187,7 +187,7 @@ def sync_fleets(
 ) -> dict[str, Any]:
     """Discover the repositories of each fleet, index the changed ones in one run, and retire the missing ones.
 
-    The report says what failed. Raises UsageError before anything is written, LeaseHeld while another sync runs, and
+    The report lists failures. Raises UsageError before anything is written, LeaseHeld while another sync runs, and
     the errors of ``index_sources`` for a run that fails as a whole.
     """
     progress = progress or NullProgress()
@@ -202,22 +202,33 @@ def sync_fleets(
         parts = [_discover(fleet, known, request, progress, now()) for fleet in request.fleets]
         _name(parts, known, now())
         _ask(parts, request, progress, now())
-        changed = [(part, each) for part in parts for each in _due(part, request, entities, now())]
-        run_id, failure = None, None
-        try:
-            if changed and lease is not None:
-                run_id = _index(changed, request, progress, now)
-            if lease is not None:
-                _retire(parts, request, progress, now())
-        except DriftlineError as error:
-            failure = error
-        if lease is not None:
-            _save(request, parts, known, lease, now())
-        if failure is not None:
-            raise failure
+        changed = [(part, each) for part in parts for each in _due(part, entities)]
+        run_id = _bring_in_step(changed, parts, request, lease, progress, now) if lease is not None else None
     report = {"workspace": request.workspace, "dry_run": request.dry_run, "run_id": run_id}
     report["to_index"] = [each.entity for _, each in changed]
     return report | {"fleets": [part.to_dict(now()) for part in parts]}
+
+
+def _bring_in_step(
+    changed: list[tuple[FleetPart, KnownRepository]],
+    parts: list[FleetPart],
+    request: FleetRequest,
+    lease: Lease,
+    progress: Progress,
+    now: Callable[[], datetime],
+) -> str | None:
+    """Index changed repositories, retire missing ones, save the state before and after, and return the run id."""
+    run_id, failure = None, None
+    try:
+        if changed:
+            run_id = _index(changed, parts, request, progress, now, lambda: _save(request, parts, lease, now()))
+        _retire(parts, request, progress, now())
+    except DriftlineError as error:
+        failure = error
+    _save(request, parts, lease, now())
+    if failure is not None:
+        raise failure
+    return run_id
 
 
 def has_failed(report: Mapping[str, Any]) -> bool:
@@ -277,13 +288,7 @@ def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
     return fleets, {str(entity) for entity in entities}
 
 
-def _save(
-    request: FleetRequest,
-    parts: Iterable[FleetPart],
-    known: Mapping[str, FleetRecord],
-    lease: Lease,
-    now: datetime,
-) -> None:
+def _save(request: FleetRequest, parts: Iterable[FleetPart], lease: Lease, now: datetime) -> None:
     workspace = Workspace.open(request.workspace, request.configuration.options())
     write_fleets(workspace.objects, {part.fleet.name: part.record(now) for part in parts}, lease)
 
@@ -337,7 +342,7 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
             commit = current_commit(part.fleet.host.remote(each.listed))
         except DriftlineError as error:
             return each.failed(error, now)
-        stamp = settled_stamp(part.fleet.host, part.listing, each.listed) if part.is_present(each.listed.id) else ""
+        stamp = settled_stamp(part.fleet.host, part.listing, each.listed)
         return each.at_commit(commit, now, part.settings, stamp=stamp)
 
     with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="fleet") as pool:
@@ -349,11 +354,11 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
 # -- index --------------------------------------------------------------------------------------
 
 
-def _due(part: FleetPart, request: FleetRequest, entities: set[str], now: datetime) -> list[KnownRepository]:
+def _due(part: FleetPart, entities: set[str]) -> list[KnownRepository]:
     """Return the repositories whose index is not at their commit, of the present URI, with the present settings."""
     found = []
-    for each in part.repositories.values():
-        if each.excluded or each.missed_since or not each.commit or not each.entity or each.failures:
+    for identifier, each in part.repositories.items():
+        if not part.is_present(identifier) or each.excluded or not each.commit or not each.entity or each.failures:
             continue
         is_current = (each.indexed, each.settings) == (each.commit, part.settings) and each.entity in entities
         if not is_current or each.uri != part.source_uri(each):
@@ -361,26 +366,49 @@ def _due(part: FleetPart, request: FleetRequest, entities: set[str], now: dateti
     return found
 
 
+def _owners(parts: Iterable[FleetPart]) -> dict[str, str]:
+    """Return the entity of the repository at each URI; the one that is indexed from there, if two fleets list it."""
+    found: dict[str, KnownRepository] = {}
+    for part in parts:
+        for identifier, each in part.repositories.items():
+            if part.is_present(identifier) and not each.excluded and each.entity:
+                uri = part.source_uri(each)
+                if uri not in found or (each.uri == uri and found[uri].uri != uri):
+                    found[uri] = each
+    return {uri: each.entity for uri, each in found.items()}
+
+
 def _index(
     changed: list[tuple[FleetPart, KnownRepository]],
+    parts: list[FleetPart],
     request: FleetRequest,
     progress: Progress,
     now: Callable[[], datetime],
+    save: Callable[[], None],
 ) -> str | None:
-    """Index what changed in one run, and note what it has done. Raises the errors of ``index_sources``."""
+    """Index the changed repositories in one run, and record the results. Raises the errors of ``index_sources``.
+
+    ``save`` keeps the state before anything is written, so that a killed run leaves no source that no fleet knows.
+    """
     workspace = Workspace.open(request.workspace, request.configuration.options())
-    planned: dict[str, tuple[FleetPart, KnownRepository]] = {}
+    owners, planned = _owners(parts), dict[str, tuple[FleetPart, KnownRepository]]()
     for part, each in changed:
         uri = part.source_uri(each)
-        error = _conflict(workspace, each, uri, planned)
+        error = _conflict(workspace, each, uri, owners)
         if error is not None:
             part.repositories[each.listed.id] = each.failed(error, now())
         else:
+            part.repositories[each.listed.id] = each.indexed_next(uri)
             planned[uri] = part, each
+    displaced = _displace(parts, planned)
+    save()
+    for uri, entity in displaced:
+        if not _move_away(workspace, entity, uri, request):
+            planned.pop(uri, None)
     if not planned:
         return None
     run = IndexRequest(
-        sources=tuple(part.source(each) for part, each in planned.values()),
+        sources=tuple(part.source(part.repositories[each.listed.id]) for part, each in planned.values()),
         workspace=request.workspace,
         model=request.configuration.model,
         storage_options=request.configuration.options(),
@@ -394,7 +422,8 @@ def _index(
         remote = parse_remote(uri)
         failed[remote.uri if remote is not None else uri] = error
     for uri, (part, each) in planned.items():
-        part.repositories[each.listed.id] = _after_run(part, each, uri, failed.get(uri), now())
+        known = part.repositories[each.listed.id]
+        part.repositories[each.listed.id] = _after_run(part, known, uri, failed.get(uri), now())
     return report.run_id
 
 
@@ -407,31 +436,68 @@ def _after_run(
 
 
 def _conflict(
-    workspace: Workspace, repository: KnownRepository, uri: str, planned: Mapping[str, Any]
+    workspace: Workspace, repository: KnownRepository, uri: str, owners: Mapping[str, str]
 ) -> DriftlineError | None:
     """Return why a repository cannot be indexed as its entity: another source has it, or another one has its URI."""
-    if uri in planned:
-        return SourceConflict("Two entries of the fleet have one URL", uri, "Exclude one of them.")
+    if owners.get(uri) != repository.entity:
+        return SourceConflict("Two fleets contain the same repository", uri, "Exclude one of them.")
     known = workspace.readable_source(Entity.parse(repository.entity))
-    if known is None or known.uri in (uri, repository.uri):
+    if known is None or known.uri in {uri, *repository.uris}:
         return None
     return SourceConflict(f"{repository.entity} is bound to another URI", known.uri, "Change the fleet's entity.")
+
+
+def _nowhere(uri: str, entity: str) -> str:
+    """Return the URI of a source whose repository is no longer at ``uri``, where another one is now."""
+    digest = hashlib.blake2b(entity.encode(), digest_size=4).hexdigest()
+    return f"{uri}@refs/displaced/{digest}"
+
+
+def _displace(parts: Iterable[FleetPart], planned: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return ``(URI, entity)`` of sources whose URI belongs to another repository now, and note their new one.
+
+    Of two sources with one URI, only the first would get its files.
+    """
+    found = []
+    for part in parts:
+        for identifier, each in part.repositories.items():
+            for uri in each.uris & planned.keys():
+                if planned[uri][1].entity != each.entity:
+                    known = part.repositories[identifier]
+                    part.repositories[identifier] = known.indexed_next(_nowhere(uri, each.entity))
+                    found.append((uri, each.entity))
+    return found
+
+
+def _move_away(workspace: Workspace, entity: str, uri: str, request: FleetRequest) -> bool:
+    """Give a source that is at ``uri`` a URI where nothing is. Return False if another run works on it."""
+    place = Entity.parse(entity)
+    try:
+        with acquire_source(workspace, place, new_ulid(), wait_seconds=request.wait_seconds):
+            record = workspace.readable_source(place)
+            if record is not None and record.uri == uri:
+                workspace.bind_source(place, record.model_copy(update={"uri": _nowhere(uri, entity)}))
+    except LeaseHeld:
+        return False
+    return True
 
 
 # -- retire -------------------------------------------------------------------------------------
 
 
 def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
-    """Remove what has been gone for the grace period, unless it still answers, or suspiciously much is gone."""
+    """Remove repositories that are missing for the grace period, unless they still answer or are suspiciously many."""
+    parts = list(parts)
+    owners = _owners(parts)
     for part in parts:
         if not part.listing.is_complete:
             continue
         doomed = to_retire(part.repositories, now, timedelta(days=part.fleet.grace_days))
-        doomed = [identifier for identifier in doomed if _is_gone(part, identifier)]
+        doomed = [identifier for identifier in doomed if _is_gone(part, identifier, owners)]
         known = sum(bool(each.indexed) for each in part.repositories.values())
         if is_suspicious(len(doomed), known, request.max_delete_fraction):
             part.refused = DeletionRefused(
-                f"{len(doomed):,} of {known:,} repositories are gone, more than the fraction "
+                f"{len(doomed):,} of {known:,} repositories are missing, more than the fraction "
                 f"{request.max_delete_fraction:g}; the index keeps them",
                 part.fleet.name,
                 "To remove them, run again with --max-delete-fraction 1.",
@@ -448,20 +514,24 @@ def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progres
             part.retired[identifier] = part.repositories.pop(identifier)
 
 
-def _is_gone(part: FleetPart, identifier: str) -> bool:
+def _is_gone(part: FleetPart, identifier: str, owners: Mapping[str, str]) -> bool:
     """Return whether a repository that is not listed does not answer either; the reason says that it does."""
     each = part.repositories[identifier]
     if each.excluded:
         return True
     try:
-        current_commit(part.fleet.host.remote(each.listed))
+        if owners.get(part.source_uri(each), each.entity) != each.entity:  # another one would answer
+            return True
+        commit = current_commit(part.fleet.host.remote(each.listed))
     except (SourceNotFound, AccessDenied):
         return True
-    except StorageError as error:
+    except (StorageError, UsageError) as error:
         if error.what == REDIRECTS:
             return True
         part.repositories[identifier] = each.model_copy(update={"reason": f"not listed, and cannot be asked: {error}"})
         return False
+    if part.is_present(identifier):
+        return not commit
     part.repositories[identifier] = each.model_copy(update={"reason": "not listed, but it still answers"})
     return False
 
@@ -470,6 +540,6 @@ def _remove(request: FleetRequest, repository: KnownRepository) -> None:
     options = request.configuration.options()
     workspace = Workspace.open(request.workspace, options)
     known = workspace.readable_source(Entity.parse(repository.entity))
-    if known is None or known.uri != repository.uri:
+    if known is None or known.uri not in repository.uris:
         return  # it was removed by hand, or its name belongs to another source now
     remove_source(request.workspace, repository.entity, wait_seconds=request.wait_seconds, storage_options=options)

@@ -19,6 +19,7 @@ from driftline.flows.output.terminal import requests_text
 from driftline.flows.runs.index import IndexRequest
 from driftline.storage.errors import DriftlineError
 from driftline.storage.objects.request_counts import KINDS
+from driftline.storage.workspace.records import RunRecord
 from driftline.storage.workspace.workspace import Workspace
 
 MAX_ROWS = 1_000
@@ -27,9 +28,18 @@ HISTORY_RUNS = 20
 _STATES = ("new", "changed", "touched", "unchanged", "deleted")
 
 
-def show_index(result: dict[str, Any], request: IndexRequest) -> None:
-    """Publish the report of an index run, with plots of earlier runs, and a table of the skipped files with reasons."""
-    sources = result["sources"]
+def show_index(result: dict[str, Any], request: IndexRequest) -> bool:
+    """Publish the report of an index run, with plots of earlier runs, and a table of the skipped files with reasons.
+
+    The report is published only if the run has changed something, and the table only if files are skipped that the run
+    before did not skip. Return whether the run has changed something.
+    """
+    sources, runs = result["sources"], _runs(request)
+    skipped = [{"source": source["entity"], **file} for source in sources for file in source["skipped"]]
+    if {*map(_identity, skipped)} - {*map(_identity, _skipped_before(runs, result["run_id"]))}:
+        _table("driftline-skipped", skipped, "files are not in the index")
+    if not (has_changed := request.dry_run or has_effect(result)):
+        return False
     text = [f"# Index run {result['run_id']}", f"{result['seconds']:.1f} s, into `{result['workspace']}`"]
     if link := page_of_run(result["run_id"]):
         text.append(f"[This run in the index, which can be searched there]({link})")
@@ -40,7 +50,7 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> None:
     seconds = _by_phase([result["phases"], *(source["phases"] for source in sources)])
     work = _by_phase([result["worker_phases"], *(source["worker_phases"] for source in sources)])
     names = [source["entity"] for source in sources]
-    text += ["## Documents and lines", _markdown(names, counts), *_plots(request)]
+    text += ["## Documents and lines", _markdown(names, counts), *_plots(runs)]
     text += ["## Seconds by phase", _markdown(["all", *names], seconds)]
     if work:
         text += ["## Worker seconds by phase, summed over workers", _markdown(["all", *names], work)]
@@ -49,8 +59,41 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> None:
         table = _markdown(list(result["requests_by_phase"]), kinds)
         text += ["## Requests", requests_text(result["requests"], _prices()), table]
     create_markdown_artifact("\n\n".join(text), key="driftline-report", description="What the run did")
-    skipped = [{"source": source["entity"], **file} for source in sources for file in source["skipped"]]
-    _table("driftline-skipped", skipped, "files are not in the index")
+    return has_changed
+
+
+def has_effect(result: Mapping[str, Any]) -> bool:
+    """Return whether an index run has changed the index, or has failed to.
+
+    Examples:
+        >>> unchanged = {"new": 0, "changed": 0, "deleted": 0, "lines_embedded": 0}
+        >>> has_effect({"sources": [unchanged]}), has_effect({"sources": [{**unchanged, "deleted": 1}]})
+        (False, True)
+    """
+    names = ("new", "changed", "deleted", "lines_embedded")
+    return bool(result.get("failed")) or any(source[name] for source in result["sources"] for name in names)
+
+
+def _runs(request: IndexRequest) -> list[RunRecord]:
+    """Return the last runs, newest first; none if the store fails, since the run itself is complete."""
+    try:
+        return newest_runs(Workspace.open(request.workspace, request.storage_options), HISTORY_RUNS)
+    except DriftlineError as error:
+        get_run_logger().warning("The report has no plots of earlier runs: %s", error)
+        return []
+
+
+def _identity(file: Mapping[str, Any]) -> tuple[str, str, str]:
+    return file["source"], file["path"], file["reason"]
+
+
+def _skipped_before(runs: Iterable[RunRecord], run_id: str) -> list[dict[str, Any]]:
+    """Return the files that each source skipped in its last run before ``run_id``."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        for source in run.report.get("sources", ()) if run.kind == "index" and run.run_id != run_id else ():
+            found.setdefault(source["entity"], source.get("skipped", []))
+    return [{"source": entity, **file} for entity, files in found.items() for file in files]
 
 
 def page_of_run(run_id: str, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -85,35 +128,29 @@ def _by_phase(parts: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 
 def show_compaction(result: dict[str, Any]) -> None:
-    """Publish the figures before and after a compaction, by tenant."""
+    """Publish the figures before and after a compaction, of each tenant that it has changed."""
     moments = ("before", "after")
-    rows = [{"tenant": part["tenant"], "when": when, **part[when]} for part in result["tenants"] for when in moments]
-    create_table_artifact(rows, key="driftline-compact", description=f"Run {result['run_id']}")
+    changed = [part for part in result["tenants"] if part["folded"] or part["versions_removed"]]
+    rows = [{"tenant": part["tenant"], "when": when, **part[when]} for part in changed for when in moments]
+    if rows:
+        create_table_artifact(rows, key="driftline-compact", description=f"Run {result['run_id']}")
 
 
 def show_cleanup(result: dict[str, Any]) -> None:
-    """Publish the orphans of a cleanup, and whether it deleted them."""
+    """Publish the orphans of a cleanup, if there are any, and whether it deleted them."""
     verb = "orphans, which would be deleted" if result["dry_run"] else f"orphans, {result['deleted_count']:,} deleted"
     _table("driftline-cleanup", result["orphans"], f"{verb}; {result['scanned_count']:,} objects")
 
 
 def show_verification(result: dict[str, Any]) -> None:
-    """Publish the findings of a verification."""
+    """Publish the findings of a verification, if there are any."""
     figures = f"{result['documents']:,} documents, {result['lines']:,} lines"
     _table("driftline-verify", result["findings"], f"findings; {figures}")
 
 
-def _plots(request: IndexRequest) -> list[str]:
-    """Return plots of growth, deltas and fragments over the last runs.
-
-    Returns None if the store fails: the run itself is complete.
-    """
-    try:
-        workspace = Workspace.open(request.workspace, request.storage_options)
-        history = History(newest_runs(workspace, HISTORY_RUNS)[::-1])
-    except DriftlineError as error:
-        get_run_logger().warning("The report has no plots of earlier runs: %s", error)
-        return []
+def _plots(runs: Sequence[RunRecord]) -> list[str]:
+    """Return plots of growth, deltas and fragments over the last runs."""
+    history = History(runs[::-1])
     growth = [history.growth("lines_total"), history.growth("documents_total")]
     plots = {
         "Lines and documents": _image("Lines and documents", growth),
@@ -131,6 +168,8 @@ def _image(title: str, series: Sequence[Series]) -> str:
 
 
 def _table(key: str, rows: Sequence[dict[str, Any]], what: str) -> None:
+    if not rows:
+        return
     more = f"; the first {MAX_ROWS:,} are shown" if len(rows) > MAX_ROWS else ""
     create_table_artifact(list(rows[:MAX_ROWS]), key=key, description=f"{len(rows):,} {what}{more}")
 

@@ -46,14 +46,14 @@ RunLog = Logger | LoggerAdapter[Any]
 
 
 class PrefectProgress(AbstractContextManager["PrefectProgress"]):
-    """Writes phases to the log of the flow run, and counts to its progress artifact.
+    """Writes phases to the log of the flow run, and counts to its progress artifact, once there is something to show.
 
     A separate thread updates the artifact, so that a slow or unreachable server does not delay the run.
     """
 
     def __init__(self, log: RunLog) -> None:
         self._log = log
-        self._artifact = cast(UUID, create_progress_artifact(0.0, key="driftline-progress", description="starting"))
+        self._artifact: UUID | None = None
         self._name = ""
         self._total: int | None = None
         self._documents = self._lines = 0
@@ -76,21 +76,27 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
     def message(self, text: str) -> None:
         self._log.warning("%s", text)
 
-    def finish(self, description: str) -> None:
-        """Show 100 % and ``description``."""
+    def finish(self, description: str, *, has_changed: bool = True) -> None:
+        """Show 100 % and ``description``, unless the run has neither shown nor changed anything."""
         self._end()
-        update_progress_artifact(self._artifact, progress=100.0, description=description)
+        if has_changed or self._artifact is not None:
+            self._show(100.0, description)
+
+    def _show(self, percent: float, description: str) -> None:
+        if self._artifact is None:
+            self._artifact = cast(UUID, create_progress_artifact(percent, key="driftline-progress"))
+        update_progress_artifact(self._artifact, progress=percent, description=description)
 
     def _update_until_ended(self) -> None:
         pause = UPDATE_SECONDS
         while not self._ended.wait(pause):
             description = f"{self._name}: {self._documents:,} documents, {self._lines:,} lines"
-            if description == self._shown:
+            if description == self._shown or not (self._artifact or self._documents or self._lines):
                 continue
             percent = min(100.0, 100.0 * self._documents / self._total) if self._total else 0.0
             started = time.monotonic()
             try:
-                update_progress_artifact(self._artifact, progress=percent, description=description)
+                self._show(percent, description)
                 self._shown = description
             except Exception as error:  # the client raises many kinds if the server is away; the run continues
                 self._log.debug("The progress artifact was not updated: %s", error)
@@ -169,7 +175,7 @@ class TaskStages:
         self._runs: dict[str, UUID] = {}
 
     def __call__(self, stage: Stage) -> Any:
-        """Run ``stage`` and return what its work returns, and raises what it raises."""
+        """Run ``stage``, and return the result of its work or raise its error."""
         outer = TaskRunContext.get()
         before = [self._runs[name] for name in stage.after if name in self._runs]
         before = before or ([outer.task_run.id] if outer is not None else [])
@@ -177,13 +183,27 @@ class TaskStages:
             Completed(data=each, state_details=StateDetails(task_run_id=each)) for each in before
         ]
         run = _repeated_stage if stage.repeatable else _single_stage
-        return run.with_options(name=stage.name)(replace(stage, work=partial(self._begin, stage)), wait_for=inputs)
+        return run.with_options(name=_short(stage.name))(
+            replace(stage, work=partial(self._begin, stage)), wait_for=inputs
+        )
 
     def _begin(self, stage: Stage) -> Any:
         here = TaskRunContext.get()
         if here is not None:
             self._runs[stage.name] = here.task_run.id
         return stage.work()
+
+
+def _short(name: str) -> str:
+    """Return the name of a stage as timelines show it, which cut long names: with the last id of each source.
+
+    Examples:
+        >>> _short("scan org:acme/project:shop/source:web"), _short("scan")
+        ('scan web', 'scan')
+    """
+    stage, _, entities = name.partition(" ")
+    shown = ", ".join(entity.rpartition(":")[2] for entity in entities.split(", "))
+    return f"{stage} {shown}".rstrip()
 
 
 def _run_stage(stage: Stage) -> Any:

@@ -72,7 +72,7 @@ _AROUND = 4
 """Lines of context on each side of a hit."""
 _SIMILAR = 5
 """Lines similar to the one at which a document is opened."""
-_OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("top_k", "n_lines")}
+_OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("top_k", "n_lines", "facets")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ class Pages:
 
     @spread("given", parameters(_OF_PAGE))
     def search(self, request: Request, q: str = "", *, given: dict[str, Any]) -> Response:
-        """Show the box and what is indexed or, with a query, the results."""
+        """Show the search box and the content of the index or, with a query, the results."""
         search = SearchRequest("")
         try:
-            search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND)
+            search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND, facets=True)
             if not search.query:
                 return HTMLResponse(pages.home_page(search, self.reader.home(), datetime.now(UTC)))
             report = self.reader.search(search)
@@ -380,7 +380,7 @@ class _Api:
         return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
 
     def status(self) -> Response:
-        """Show what the workspace holds, as ``driftline status --json`` prints it."""
+        """Show the content of the workspace, as ``driftline status --json`` prints it."""
         return JsonAnswer(self.reader.status())
 
     def sources(self) -> Response:

@@ -35,7 +35,9 @@ function searchAsYouType(form, box) {
     try {
       const page = await pageAt(target);
       if (!page) return;
+      const focused = main.contains(document.activeElement) ? document.activeElement.id : "";
       main.replaceWith(page.querySelector("main"));
+      if (focused) (document.getElementById(focused) ?? box).focus();
       count.textContent = page.getElementById("count")?.textContent ?? "";
       document.title = page.title;
       history.replaceState(null, "", target);
@@ -47,7 +49,9 @@ function searchAsYouType(form, box) {
     clearTimeout(timer);
     timer = setTimeout(show, DEBOUNCE_MILLISECONDS);
   });
-  form.elements.mode.addEventListener("change", show);
+  document.addEventListener("change", (event) => {
+    if (event.target.form === form && event.target !== box) show();
+  });
 }
 
 function moveAmongResults(box) {

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
 from importlib.resources import files
-from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
@@ -23,6 +22,7 @@ from driftline.flows.web.requests import HomeView, IndexView
 from driftline.storage.errors import NotIndexed
 from driftline.storage.options import Option
 from driftline.tasks.definitions.outlines import definitions
+from driftline.tasks.search.facets import Facets, chosen
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.language import Question, asked_by
 from driftline.tasks.search.query import SearchReport
@@ -35,7 +35,8 @@ MAX_FACETS = 12
 MAX_PAGE_LINES = 2_500
 """Lines of a document on each side of the requested one."""
 _FOLDER = "driftline.flows.web"
-_OF_EVERY_PAGE = ("top_k", "n_lines")
+_OF_EVERY_PAGE = ("top_k", "n_lines", "facets")
+_TITLES = {"sources": "Source", "languages": "Language", "kinds": "Kind", "dirs": "Directory", "tests": "Tests"}
 
 
 def search_link(request: SearchRequest) -> str:
@@ -63,11 +64,11 @@ EXAMPLES = (
     ('"TODO"', "lines with exactly this text"),
     ("def:main lang:python", "where a name is defined, in one language"),
 )
-"""Queries for the home page, and what each finds."""
+"""Queries for the home page, each with its kind of result."""
 
 
 def home_page(request: SearchRequest, view: HomeView, now: datetime) -> bytes:
-    """Return the page with the box, what is indexed, and examples."""
+    """Return the page with the search box, the content of the index, and examples."""
     age = _ago(now - view.indexed) if view.indexed is not None else ""
     examples = [(query, search_link(replace(request, query=query)), about) for query, about in EXAMPLES]
     return _searching(request, home=view, age=age, examples=examples)
@@ -88,16 +89,15 @@ def search_page(
     hits = report.results if report is not None else ()
     question = asked_by(request) if report is not None else None
     branch = request.branch or (question.branch if question is not None else None)
-    facets = _facets(request, hits)
-    others = [(name, 0, search_link(replace(request, branch=name))) for name in branches if name != branch]
-    if others:
-        facets.append(("branch", others[:MAX_FACETS]))
+    facets = _facets(request, report.facets) if report is not None and report.facets is not None else []
+    others = [(name, search_link(replace(request, branch=name))) for name in branches if name != branch]
     return _searching(
         request,
         report=report,
         files=_by_file(question, branch, hits, folders) if question is not None else (),
         names=_short_names({hit.source for hit in hits}),
-        is_weak=bool(hits) and all(hit.label == "weak" for hit in hits),
+        branches=others[:MAX_FACETS],
+        complete=report is None or report.facets is None or report.facets.complete,
         facets=facets,
         error=error,
     )
@@ -105,14 +105,16 @@ def search_page(
 
 def _searching(request: SearchRequest, **content: Any) -> bytes:
     """Return a page with the box, and the filters of the search."""
+    as_facets = {row["parameter"] for row in content.get("facets", ())}
     filters, removable = [], []
     for name, each in request.given().items():
         row = OPTIONS[name]
         if name not in ("mode", *_OF_EVERY_PAGE):
             for value in each if row.is_list else (each,):
-                filters.append((row.parameter, _shown(value)))
+                if row.parameter not in as_facets:
+                    filters.append((row.parameter, _shown(value)))
                 removable.append((row.parameter, _shown(value), search_link(_without(request, row, value))))
-    absent: dict[str, Any] = {"home": None, "report": None, "files": (), "facets": (), "error": ""}
+    absent: dict[str, Any] = {"home": None, "report": None, "files": (), "facets": (), "branches": (), "error": ""}
     return _rendered("search.html.j2", request=request, filters=filters, removable=removable, **{**absent, **content})
 
 
@@ -230,23 +232,25 @@ def version_of(name: str) -> str:
     return hashlib.blake2b(static(name), digest_size=6).hexdigest()
 
 
-def _facets(request: SearchRequest, hits: Sequence[Hit]) -> list[tuple[str, list[tuple[str, int, str]]]]:
-    """Return values that narrow the search: for each kind, those among the hits, with counts and links."""
-    values = {
-        "sources": [hit.source for hit in hits],
-        "dirs": [PurePosixPath(hit.path).parts[0] for hit in hits if "/" in hit.path],
-        "exts": [ending[1:] for hit in hits if (ending := PurePosixPath(hit.path).suffix)],
-    }
+def _facets(request: SearchRequest, facets: Facets) -> list[dict[str, Any]]:
+    """Return the boxes of each facet: those that are checked, and the values with the most files."""
+    checked = chosen(request)
     found = []
-    for name, each in values.items():
-        counts = Counter(each).most_common(MAX_FACETS)
-        links = [
-            (value, count, search_link(_with(request, name, (value,))))
-            for value, count in counts
-            if value not in (getattr(request, name) or ())
-        ]
-        if links:
-            found.append((OPTIONS[name].parameter, links))
+    for name, counts in facets.counts.items():
+        if name == "tests":
+            boxes = [("false", "Leave out tests", counts.get("true", 0), name in checked)]
+            boxes = boxes if counts.get("true") or name in checked else []
+        else:
+            values = [*dict.fromkeys((*checked.get(name, ()), *counts))]
+            names = _short_names(values) if name == "sources" else {}
+            boxes = [
+                (value, names.get(value, value), counts.get(value, 0), value in checked.get(name, ()))
+                for value in values[:MAX_FACETS]
+            ]
+        if boxes:
+            more = 0 if name == "tests" else max(0, len({*counts, *checked.get(name, ())}) - MAX_FACETS)
+            parameter = OPTIONS[name].parameter
+            found.append({"title": _TITLES[name], "parameter": parameter, "boxes": boxes, "more": more})
     return found
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial, wraps
+from html import unescape
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from driftline.storage.errors import CorruptFile, StorageError, gave_up, is_panic
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 REASON_CHARACTERS = 300
 _FULL = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT})\b")
+_OF_CACHE = re.compile(r"<Code>DriftlineRead</Code><Message>(.*?)</Message>", re.DOTALL)
 _SOURCE_LINE = re.compile(r",? \S+\.rs:\d+:\d+")
 """The position in Lance's own source code, which does not help the user."""
 
@@ -36,8 +38,10 @@ def write_failed(what: str, where: str, error: BaseException) -> StorageError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the text of ``error``, shortened."""
-    return str(error).partition("\n")[0][:REASON_CHARACTERS]
+    """Return the first line of the text of ``error``, shortened; it contains the error of a read through the cache."""
+    text = str(error)
+    cause = _OF_CACHE.search(text)
+    return (unescape(cause[1]) if cause else text).partition("\n")[0][:REASON_CHARACTERS]
 
 
 def is_lance_failure(error: BaseException) -> bool:
@@ -120,7 +124,7 @@ def without_panic(where: str = "") -> Iterator[None]:
 
 @contextmanager
 def reading(title: str, where: str) -> Iterator[None]:
-    """Translate what Lance raises for unreadable data into CorruptFile, or into StorageError if the store is
+    """Translate Lance's errors for unreadable data into CorruptFile, or into StorageError if the store is
     unreachable.
     """
     try:
@@ -178,7 +182,7 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
 
 
 def _read_all(fragment: LanceFragment) -> None:
-    """Read all columns together, because a page of any may be damaged, and a row of each alone, as searches do."""
+    """Read all columns together, because a page of any may be damaged, and a row of each separately, as searches do."""
     for _ in fragment.to_batches():
         pass
     for name in fragment.schema.names:

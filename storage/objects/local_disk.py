@@ -67,6 +67,9 @@ class LocalDisk:
     def lance_uri(self, path: str) -> str:
         return self._absolute(path)
 
+    def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:
+        return None
+
     def get(self, path: str) -> tuple[bytes, str]:
         with self._reported("read", path), open(self._absolute(path), "rb") as file:
             return file.read(), _version(os.fstat(file.fileno()))
@@ -224,7 +227,7 @@ class LocalDisk:
             raise StorageError(
                 f"Another process has locked the workspace for {LOCK_TIMEOUT_SECONDS:.0f} s",
                 path,
-                "Look for a process that hangs.",
+                "Look for a process that does not respond.",
             ) from None
         except FileNotFoundError:
             raise PreconditionFailed("The workspace no longer exists", self._root) from None

@@ -1,8 +1,8 @@
 """Keep the state of fleets: which repositories their hosts have listed, what is indexed of them, and what failed.
 
 ``_fleet.json`` holds it all; one sync at a time writes it, under a lease of its own. Pure functions decide what follows
-from a listing: an incomplete one takes nothing away, a renamed repository keeps its entity, and one that is gone stays
-for a grace period.
+from a listing: an incomplete one takes nothing away, a renamed repository keeps its entity, and a missing one stays for
+a grace period.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class KnownRepository(BaseModel):
     ``commit`` is the one that the repository had when it was last asked, ``looked_at``; ``stamp`` is the host's stamp
     of that moment, "" if a later push might not have changed it. ``indexed`` is the commit in the index, indexed with
     ``settings``, and ``behind_since`` the first time that it was behind. ``missed_since`` and ``misses`` count complete
-    listings that lack it. ``excluded`` says why it does not belong to the fleet. ``uri`` is that of the source.
+    listings that lack it, and ``empty_since`` is when the indexed branch was first seen without a commit. ``excluded``
+    says why it does not belong to the fleet. ``uri`` is that of the source; after a run that did not end, the source
+    may have one of ``other_uris`` instead.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,6 +48,7 @@ class KnownRepository(BaseModel):
     listed: Repository
     entity: str = ""
     uri: str = ""
+    other_uris: tuple[str, ...] = ()
     former_path: str = ""
     commit: str = ""
     stamp: str = ""
@@ -56,6 +59,7 @@ class KnownRepository(BaseModel):
     behind_since: datetime | None = None
     missed_since: datetime | None = None
     misses: int = 0
+    empty_since: datetime | None = None
     excluded: str = ""
     failures: int = 0
     retry_at: datetime | None = None
@@ -63,16 +67,23 @@ class KnownRepository(BaseModel):
 
     @property
     def state(self) -> State:
-        """What people read first about the repository."""
+        """The identity of the repository, for people."""
         if self.excluded:
             return "excluded"
         if self.missed_since is not None:
             return "missing"
         if self.failures:
             return "failing"
+        if self.looked_at is not None and not self.commit:
+            return "empty"
         if not self.indexed:
-            return "empty" if self.looked_at is not None and not self.commit else "new"
+            return "new"
         return "behind" if self.behind_since is not None else "indexed"
+
+    @property
+    def uris(self) -> set[str]:
+        """The URIs that its source may have; none if nothing of it was ever indexed."""
+        return {self.uri, *self.other_uris} - {""}
 
     def lag_seconds(self, now: datetime) -> float:
         """Return for how long the index has been known to be behind."""
@@ -81,11 +92,12 @@ class KnownRepository(BaseModel):
     def must_be_asked(self, now: datetime, *, is_current: bool, retry: bool) -> bool:
         """Return whether its host must be asked for its commit: not if the listing shows that nothing was pushed.
 
-        ``is_current`` tells whether the present listing has it. With ``retry``, its backoff is over.
+        ``is_current`` is whether the current listing has it: if not, another repository may have its path now. With
+        ``retry``, its backoff is over.
         """
-        if self.excluded or self.missed_since is not None or (self.is_waiting(now) and not retry):
+        if not is_current or self.excluded or (self.is_waiting(now) and not retry):
             return False
-        is_quiet = bool(self.stamp) and is_current and self.stamp == self.listed.stamp and not self.failures
+        is_quiet = bool(self.stamp) and self.stamp == self.listed.stamp and not self.failures
         return not is_quiet or self.looked_at is None or now - self.looked_at >= LOOKED_AT_AGAIN_AFTER
 
     def is_waiting(self, now: datetime) -> bool:
@@ -102,14 +114,21 @@ class KnownRepository(BaseModel):
         """Return it after its host has named ``commit``."""
         is_behind = bool(commit) and (commit, settings) != (self.indexed, self.settings)
         since = (self.behind_since or now) if is_behind else None
-        fine = {"failures": 0, "retry_at": None, "reason": ""}
+        empty_since = (self.empty_since or now) if self.uris and not commit else None
+        reason = "its branch has no commit any more; the index keeps the last one" if empty_since else ""
+        fine = {"failures": 0, "retry_at": None, "reason": reason, "empty_since": empty_since}
         return self.model_copy(
             update={"commit": commit, "looked_at": now, "behind_since": since, "stamp": stamp} | fine
         )
 
+    def indexed_next(self, *uris: str) -> KnownRepository:
+        """Return it before a run that may give its source one of ``uris``."""
+        return self.model_copy(update={"other_uris": tuple(sorted({*self.uris, *uris} - {self.uri}))})
+
     def indexed_at_commit(self, uri: str, now: datetime, settings: str) -> KnownRepository:
         """Return it after a run has indexed its commit from ``uri``."""
-        done = {"indexed": self.commit, "indexed_at": now, "settings": settings, "uri": uri, "former_path": ""}
+        done = {"indexed": self.commit, "indexed_at": now, "settings": settings, "uri": uri, "other_uris": ()}
+        done["former_path"] = ""
         return self.model_copy(update={"behind_since": None, "failures": 0, "retry_at": None, "reason": ""} | done)
 
 
@@ -179,7 +198,7 @@ def reconcile(
         was_renamed = bool(old.indexed) and old.listed.path != listed.path
         former = old.former_path or old.listed.path if was_renamed else old.former_path
         new = old.model_copy(update={"listed": listed, "excluded": excluded, "former_path": former})
-        if not (excluded and old.indexed):
+        if not (excluded and old.uris):
             new = new.model_copy(update={"missed_since": None, "misses": 0})
         elif listing.is_complete:
             new = _missed(new, now)
@@ -189,7 +208,7 @@ def reconcile(
             continue
         if not listing.is_complete:
             after[identifier] = old
-        elif old.indexed:
+        elif old.uris:
             after[identifier] = _missed(old, now)
     return after
 
@@ -200,16 +219,20 @@ def _missed(repository: KnownRepository, now: datetime) -> KnownRepository:
 
 
 def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace: timedelta) -> list[str]:
-    """Return the ids of repositories that were missing for the grace period, in several complete listings."""
+    """Return the ids of repositories that were missing for the grace period, in several complete listings, or empty."""
+
+    def since(each: KnownRepository) -> datetime | None:
+        return each.missed_since if each.misses >= RETIRED_AFTER_MISSES else each.empty_since
+
     return [
         identifier
         for identifier, each in repositories.items()
-        if each.missed_since is not None and each.misses >= RETIRED_AFTER_MISSES and now - each.missed_since >= grace
+        if (gone := since(each)) is not None and now - gone >= grace
     ]
 
 
 def is_suspicious(retired: int, known: int, max_fraction: float) -> bool:
-    """Return whether so many of the known repositories are gone that a person should confirm it."""
+    """Return whether so many of the known repositories are missing that a person should confirm it."""
     return retired > GUARDED_REPOSITORIES and retired > max_fraction * known
 
 

@@ -25,7 +25,7 @@ from driftline.tasks.search.ranking import (
     BM25_K1,
     WEIGHTS,
     CandidateLines,
-    Reach,
+    Neighbourhood,
     Weights,
     count_words,
     document_scores,
@@ -95,10 +95,10 @@ class Candidates:
         return self.definitions[position] if position >= 0 else None
 
 
-def lines_of(blocks: pa.Table, query: str, near: NDArray[np.bool_] | None = None) -> Candidates:
+def lines_of(blocks: pa.Table, query: str) -> Candidates:
     """Return the lines of ``blocks`` (``storage.queries.matching_blocks``), and the words of ``query`` in them.
 
-    ``near``, ``(b,)``, marks the blocks whose meaning is near; by default none.
+    A column ``near`` marks the blocks whose meaning is near; by default none.
     """
     words = distinct_terms(keywords(query))
     of_blocks = _documents(blocks)
@@ -122,6 +122,7 @@ def lines_of(blocks: pa.Table, query: str, near: NDArray[np.bool_] | None = None
     block, number = block[held], number[held]
     texts, parts, column = _rows_of(texts, block, blocks["column_number"].to_numpy())
     block, number = np.repeat(block, parts), np.repeat(number, parts)
+    near = blocks["near"].to_numpy() if "near" in blocks.column_names else np.zeros(len(blocks), np.bool_)
     definitions, definition = _definitions(blocks[OUTLINE_COLUMN].to_pylist(), block, number)
     return Candidates(
         words,
@@ -133,7 +134,7 @@ def lines_of(blocks: pa.Table, query: str, near: NDArray[np.bool_] | None = None
         block,
         block_documents,
         names,
-        near[block] if near is not None else np.zeros(len(texts), np.bool_),
+        near[block],
         *count_words(texts, words),
         definitions,
         definition,
@@ -379,12 +380,12 @@ def _begins_definition(candidates: Candidates, chosen: NDArray[np.int64]) -> NDA
 def _meaning(
     candidates: Candidates,
     chosen: NDArray[np.int64],
-    meaning: Sequence[Reach],
+    meaning: Sequence[Neighbourhood],
     vector: NDArray[np.float32],
     embedder: Embedder,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return ``(n,)`` each, for the ``chosen`` rows of candidates: their cosines, and their ``meaning_scores``."""
-    farthest = max(reach.lines for reach in meaning)
+    farthest = max(near.lines for near in meaning)
     around = np.unique((chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1))
     vectors = embedder.embed([candidates.texts[number] for number in around.tolist()])
     at = np.searchsorted(around, chosen)  # the positions of the chosen rows among those around them

@@ -28,6 +28,7 @@ from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.lines.patterns import Pattern
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.facets import Match, counted
 from driftline.tasks.search.filters import LineKinds, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
     Hit,
@@ -58,6 +59,8 @@ RANKED_WINDOWS = 200
 """The number of windows found by words in which matching lines are ranked."""
 MAX_PATHS_IN_FILTER = 1_000
 """Up to this many matching documents become the filter of a ranked search; its results are filtered otherwise."""
+MAX_FACET_PACKS = 300
+"""Packs to read for counting the files of facets: a limit that, unlike a time limit, always gives the same counts."""
 _FIRST_PACKS, _MOST_PACKS = 16, 256
 """Packs read at once: few at first, because the first ones often hold enough."""
 
@@ -67,7 +70,7 @@ Document = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ExactTerms:
-    """Describe what a document must hold: a match of each pattern, a definition of each name, a use of each name.
+    """Describe what a document must contain: a match of each pattern, a definition of each name, a use of each name.
 
     Its lines match that match one of the patterns, define one of the names of ``definitions``, or use one of ``uses``
     and do not define it. ``inside`` leaves out lines outside of definitions of these names.
@@ -129,7 +132,8 @@ class ExactFinder:
     """Finds the lines of some tables that match patterns, document by document.
 
     ``order`` sorts the documents, and ``chosen`` leaves some of them out; ``documents`` are the only ones, if given.
-    ``late`` tells whether the time is up; ``cut`` then tells that not all packs were read. ``read`` counts those.
+    ``late`` returns whether the time is up, and ``max_packs`` is the number to read; ``cut`` then means that not all
+    were. ``read`` counts them.
     """
 
     tables: Sequence[LineQuery]
@@ -138,6 +142,7 @@ class ExactFinder:
     order: Callable[[str, str], int]
     chosen: Callable[[list[Place]], Iterator[Place]]
     documents: frozenset[Document] | None = None
+    max_packs: int | None = None
     cut: bool = False
     read: int = 0
 
@@ -154,7 +159,7 @@ class ExactFinder:
         wanted = self._wanted()
         at, size = 0, _FIRST_PACKS
         while at < len(wanted):
-            if self.late():
+            if self.late() or (self.max_packs is not None and self.read >= self.max_packs):
                 self.cut = True
                 return
             batch = wanted[at : at + size]
@@ -237,13 +242,17 @@ def search_exactly(
     ``count`` none is, and all are counted. If the request has a query, its words rank the lines as ``answer`` does;
     those that it does not find come last, in order. After ``max_seconds`` of ``clock`` the search ends.
 
-    Raises UsageError, NotIndexed, StorageError, CorruptFile, and with a query what ``answer`` raises.
+    Raises UsageError, NotIndexed, StorageError, CorruptFile, and with a query the errors of ``answer``.
     """
     if request.kinds or request.symbols:
-        raise UsageError("Exact terms know no kinds and symbols", fix="Use def:Name, or sym:Name for what is inside.")
+        raise UsageError(
+            "Exact terms cannot be combined with kinds and symbols",
+            fix="Use def:Name for definitions, or sym:Name for the lines inside.",
+        )
     if request.max_distance is not None or request.min_relevance is not None:
         raise UsageError(
-            "Exact terms know no max_distance and min_relevance", fix="Leave them out, or the exact terms."
+            "Exact terms cannot be combined with max_distance and min_relevance",
+            fix="Leave them out, or the exact terms.",
         )
     started = clock()
     tables = open_tables(workspace, line_filter(request, workspace))
@@ -252,15 +261,19 @@ def search_exactly(
     left_out = LineKinds.of(request).left_out
     found = ExactSearch(workspace, tables, terms, lambda: clock() - started > max_seconds, left_out)
     report = found.ranked(request) if request.query.strip() and not request.count else found.in_order(request)
+    if request.facets:
+        every = ExactSearch(workspace, tables, terms, found.late, left_out, max_packs=MAX_FACET_PACKS)
+        matches = [Match(place.entity, place.path) for place, _ in every.lines()]
+        report = replace(report, facets=counted(matches, request, complete=not every.cut))
     return replace(report, explanation=found.explained(request)) if request.explain else report
 
 
 def what_is_missing(counts: ExactCounts, shown: int) -> str:
-    """Return a note if not all matching lines are shown, or an empty text."""
+    """Return a note if not all matching lines are shown, or an empty text. It names options in backticks."""
     if counts.reason == "time":
-        return "The search took too long, and there may be more lines: narrow it to some files."
+        return "The search timed out, so there may be more lines: narrow it to some files."
     if counts.reason == "limit":
-        return f"These are the first {shown:,} lines: --top-k shows more, --count counts them."
+        return f"More lines match than the {shown:,} shown: a larger `top_k` shows them, `count` counts them."
     return ""
 
 
@@ -285,6 +298,7 @@ class ExactSearch:
     terms: ExactTerms
     late: Callable[[], bool]
     left_out: Sequence[Callable[[str], bool]] = ()
+    max_packs: int | None = None
     patterns: list[Pattern] = field(init=False)
     records: SourceRecords = field(init=False)
     timers: Explanation = field(default_factory=lambda: Explanation("exact", "auto"))
@@ -329,7 +343,7 @@ class ExactSearch:
     ) -> Iterator[tuple[Place, list[set[int]]]]:
         """Yield documents, and the lines that match each pattern, or without patterns those of the definitions."""
         if self.patterns:
-            finder = ExactFinder(self.tables, self.patterns, self.late, order, self._chosen, documents)
+            finder = ExactFinder(self.tables, self.patterns, self.late, order, self._chosen, documents, self.max_packs)
             for place, numbers, matched in finder.lines():
                 yield place, [{*numbers[of_pattern].tolist()} for of_pattern in matched]
             self.cut = finder.cut
@@ -405,7 +419,7 @@ class ExactSearch:
         if not lines:
             return SearchReport("", (), notes=("No line matches the exact terms.",), exact=counts)
         wider = replace(request, top_k=max(request.top_k, RANKED_WINDOWS), n_lines=max(request.n_lines, 1))
-        wider = replace(wider, files=False, explain=False)
+        wider = replace(wider, files=False, explain=False, facets=False)
         if len(of_document) <= MAX_PATHS_IN_FILTER:
             wider = replace(wider, also=(*request.also, _these(self.workspace, of_document)))
         scores: dict[Line, Hit] = {}

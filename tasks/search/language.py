@@ -21,6 +21,7 @@ from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.patterns import Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import ExactTerms, search_exactly
+from driftline.tasks.search.facets import chosen, with_alternatives, without_chosen
 from driftline.tasks.search.query import SearchReport, answer
 from driftline.tasks.search.request import SearchRequest, extensions_of
 
@@ -98,9 +99,19 @@ def asked_by(request: SearchRequest) -> Question:
 def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
     """Return the lines that a request asks for exactly, or if it asks for none, the windows that answer its words.
 
-    The branch that a query names is left to the caller, who opens the workspace. Raises what ``search_exactly`` and
-    ``answer`` raise.
+    The branch that a query names is left to the caller, who opens the workspace. Raises the errors of
+    ``search_exactly`` and ``answer``.
     """
+    report = _asked(workspace, request)
+    if report.facets is None:
+        return report
+    facets = replace(report.facets, files=())
+    if chosen(request) and (wider := _asked(workspace, without_chosen(request)).facets):
+        facets = with_alternatives(facets, wider, request)
+    return replace(report, facets=facets)
+
+
+def _asked(workspace: Workspace, request: SearchRequest) -> SearchReport:
     question = asked_by(request)
     if not question.terms and (request.count or request.files):
         raise UsageError("Only exact matches can be counted", question.text, "Give an exact text or an expression.")
@@ -111,7 +122,7 @@ def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
     if question.terms:
         return replace(search_exactly(workspace, question.terms, narrowed), query=question.text)
     if not question.words:
-        raise UsageError("The query names only where to search", question.text[:200], "Add what to search for.")
+        raise UsageError("The query has only filters", question.text[:200], "Add words or an exact term.")
     return replace(answer(workspace, narrowed), query=question.text)
 
 
@@ -231,7 +242,7 @@ class _Parser:
         if value.startswith('"'):
             value = _ESCAPED.sub(r"\1", value[1:-1])
         if not value.strip():
-            fix = f"{FIELDS[name]} Write it behind the colon without a blank."
+            fix = f"{FIELDS[name]} Write it right after the colon."
             self._fail(start, f"The field {name}: is empty", fix)
         if found["not"] and name not in _NEGATED:
             self._fail(start, f"The field {name}: cannot be excluded", "Only -file:, -lang: and -repo: exclude.")
@@ -274,6 +285,6 @@ def _sources(entities: Iterable[Entity], names: Iterable[str]) -> tuple[Entity, 
     for name in names:
         of_name = [entity for entity in known if name.lower() in str(entity).rpartition("source:")[2].lower()]
         if not of_name:
-            raise UsageError("No source has this name", name, "'driftline sources' lists them.")
+            raise UsageError("No source name contains this text", name, "'driftline sources' lists them.")
         found |= dict.fromkeys(of_name)
     return tuple(found)

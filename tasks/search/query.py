@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ from driftline.storage.errors import DriftlineError, FingerprintMismatch, Missin
 from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
-from driftline.storage.lines.queries import LineQuery
+from driftline.storage.lines.queries import NOTHING, LineQuery, Scored
 from driftline.storage.lines.words import keywords, names_in, query_for_index, query_form
 from driftline.storage.model import Embedder, html_table
 from driftline.storage.options import from_keywords
@@ -41,6 +42,7 @@ from driftline.tasks.search.deep import (
     weight_in,
     windows_to_rerank,
 )
+from driftline.tasks.search.facets import Facets, Match, counted
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
     HIT_TYPES,
@@ -57,6 +59,7 @@ from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest, without_empty
 
 log = logging.getLogger(__name__)
+_Found = TypeVar("_Found")
 
 FETCH_FACTOR = 3
 """Lines to fetch per result, because neighbouring ones merge; more are fetched if that is not enough."""
@@ -116,13 +119,15 @@ class SearchReport:
     results: tuple[Hit, ...]
     explanation: Explanation | None = None
     notes: tuple[str, ...] = ()
-    """The reasons, if there are no results."""
+    """The reasons, if there are no results, or that none is a good match."""
     nearest: Hit | None = None
     """The nearest line that the filters allow, whatever its distance, if there are no results."""
     unmatched: tuple[str, ...] = ()
     """The globs that match no document, if there are no results."""
     exact: ExactCounts | None = None
     """The counts of an exact search: how much of all there is was found."""
+    facets: Facets | None = None
+    """The numbers of files that match, if they are requested."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary.
@@ -137,6 +142,7 @@ class SearchReport:
         found: dict[str, Any] = {"query": self.query, "results": [hit.to_dict() for hit in self.results]}
         found |= {"explanation": self.explanation.to_dict()} if self.explanation else {}
         found |= {"exact": self.exact.to_dict()} if self.exact else {}
+        found |= {"facets": self.facets.to_dict()} if self.facets else {}
         found |= {"notes": list(self.notes)} if self.notes else {}
         found |= {"unmatched": list(self.unmatched)} if self.unmatched else {}
         return found | ({"nearest": self.nearest.to_dict()} if self.nearest else {})
@@ -198,6 +204,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
     only = LineKinds.of(request)
     explanation, model = Explanation(mode, request.strategy), _model_of(workspace)
     nothing = SearchReport(query, (), explanation if request.explain else None)
+    nothing = replace(nothing, facets=Facets() if request.facets else None)
     if top_k == 0 or not query.strip() or model is None:
         return replace(nothing, notes=_trivially(workspace, request))
     with explanation.timed("open"):
@@ -206,7 +213,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
     if not queries or (mode == "vector" and not vector.any()):
         return replace(nothing, notes=(UNKNOWN_WORDS if queries else nothing_indexed(workspace),))
     limit = (calibration := Calibration.of(embedder)).limit(request)
-    finder = _Finder(query, vector, embedder, queries, limit, explanation, only)
+    finder = _Finder(query, vector, embedder, queries, limit, explanation, only, [] if request.facets else None)
     records, wanted = SourceRecords(workspace), max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
     deep_search = joining and DeepSearch.of(workspace, joining, where, only, limit)
     with ThreadPoolExecutor(1) as pool:
@@ -222,7 +229,11 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
         found = tuple(hits(workspace, queries, windows[:top_k], query, n_lines, records, calibration, mode != "vector"))
     if request.explain:
         _count(explanation, queries)
-    return replace(nothing, results=found) if found else _explained(nothing, workspace, finder, request, records)
+    if request.facets:
+        nothing = replace(nothing, facets=counted(finder.matches(), request))
+    if found:
+        return replace(nothing, results=found, notes=notes_on(found))
+    return _explained(nothing, workspace, finder, request, records)
 
 
 @from_keywords(SearchRequest)
@@ -243,7 +254,13 @@ def _explained(
     return replace(report, notes=notes, nearest=near[0] if near else None, unmatched=unmatched)
 
 
+NO_GOOD_MATCH = "No good match. These are the nearest lines, all weak."
 UNKNOWN_WORDS = "The model knows no word of the query."
+
+
+def notes_on(found: Sequence[Hit]) -> tuple[str, ...]:
+    """Return a note if no hit is likely to be right."""
+    return (NO_GOOD_MATCH,) if found and all(hit.label == "weak" for hit in found) else ()
 
 
 def nothing_indexed(workspace: Workspace) -> str:
@@ -264,7 +281,7 @@ def nothing_indexed(workspace: Workspace) -> str:
 
 def _trivially(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
     if request.top_k == 0:
-        return ("No results were asked for (top_k is 0).",)
+        return ("No results were asked for (`top_k` is 0).",)
     return ("The query is blank.",) if not request.query.strip() else (nothing_indexed(workspace),)
 
 
@@ -293,11 +310,13 @@ def _matches(workspace: Workspace, where: LineFilter | None) -> bool:
 def _why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only: LineKinds) -> str:
     """Return why the lines that the filters allow are not results."""
     if not nearest and only != ALL_LINES:
-        return "No line near the query is of these kinds (kinds, symbols, tests)."
+        return "No line near the query is of these kinds (`kinds`, `symbols`, `tests`)."
     if not nearest:
-        return "No line holds a word of the query, and the model knows none of them."
+        return "No line contains a word of the query, and the model knows none of them."
     if limit is None or nearest[0].distance <= limit:
-        return "No line holds a word of the query." if mode == "text" else "No line near the query is of these kinds."
+        return (
+            "No line contains a word of the query." if mode == "text" else "No line near the query is of these kinds."
+        )
     return nearest_note(nearest[0], limit)
 
 
@@ -337,11 +356,11 @@ def _deep(workspace: Workspace, deep: bool | None, mode: Mode) -> Encoder | None
     if deep is False or (deep is None and (known is None or mode != "hybrid")):
         return None
     if known is None:
-        raise UsageError("The workspace has no definitions of a transformer", fix="Run: driftline index SOURCE --deep")
+        raise UsageError("The workspace has no definition embeddings", fix="Run: driftline index SOURCE --deep")
     try:
         if deep_fingerprint(resolve_deep_model(known.name)) != known.fingerprint:
             fix = "Install the transformer that the workspace was indexed with, or run: driftline index --deep"
-            raise FingerprintMismatch("The transformer is another one than the workspace's", known.name, fix)
+            raise FingerprintMismatch("The transformer differs from the workspace's", known.name, fix)
         return load_transformer(known.name)
     except (MissingExtra, ModelNotFound, FingerprintMismatch) as error:
         if deep:
@@ -429,6 +448,24 @@ class _Finder:
     max_distance: float | None
     explanation: Explanation
     only: LineKinds = ALL_LINES
+    ranked: list[dict[str, Any]] | None = None
+    """The lines that the last attempt has ranked, best first, if facets need them."""
+
+    def matches(self) -> Iterator[Match]:
+        """Yield the files of the ranked lines."""
+        kinds: dict[tuple[str, str], set[str]] = {}
+        for row in self.ranked or ():
+            definition = row.get("definition")
+            of_file = kinds.setdefault((row["entity"], row["path"]), set())
+            of_file |= {definition.kind} if definition is not None else set()
+        return (Match(*file, frozenset(found)) for file, found in kinds.items())
+
+    def _kept(self, rows: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+        """Return ``rows``, and keep them for facets."""
+        if self.ranked is None:
+            return rows
+        self.ranked[:] = rows
+        return self.ranked
 
     def find(self, wanted: int, n_lines: int, mode: Mode) -> list[Window]:
         """Return the best windows, best first."""
@@ -443,7 +480,7 @@ class _Finder:
         while True:
             with self.explanation.timed("vector"):
                 found = self._nearest(fetch)
-            windows = merge_windows(self._allowed(found.sort_by("distance").to_pylist()), max_gap, wanted)
+            windows = merge_windows(self._kept(self._allowed(found.sort_by("distance").to_pylist())), max_gap, wanted)
             if len(windows) == wanted or len(found) < fetch:
                 return windows
             fetch *= 2
@@ -462,7 +499,7 @@ class _Finder:
                 options: dict[str, Any] = {"wanted": wanted, "meaning": meaning, "only": self.only}
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 farthest = np.inf if self.max_distance is None else self.max_distance
-                near = (row for row in rows if row["distance"] <= farthest)
+                near = self._kept(row for row in rows if row["distance"] <= farthest)
                 merged = merge_windows(near, max_gap, max(wanted, JUDGED_WINDOWS))
                 windows = arranged(merged, lines.words, query_form(self.query))[:wanted]
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
@@ -482,38 +519,49 @@ class _Finder:
 
     def _candidates(self, blocks: int, near: int) -> tuple[pa.Table, int, Candidates]:
         """Return the best blocks by words and by meaning, searched in parallel, how many were near, and their lines."""
-
-        def timed(phase: str, find: Callable[[], pa.Table]) -> pa.Table:
-            with self.explanation.timed(phase):
-                return find()
-
-        named = timed("names", self._named)
-        if len(named) and len(self.query.split()) == 1 and self.max_distance is None:
+        with self.explanation.timed("names"):
+            names = names_in(self.query)
+            named = [table.defining(names, CANDIDATE_DEFINITIONS) for table in self.tables]
+        if any(map(len, named)) and len(self.query.split()) == 1 and self.max_distance is None:
             near = 0  # a definition with exactly the name says more than similar lines
-        find_near = self._nearest if self.max_distance is not None else self._near_blocks
-        finding = _threads().submit(timed, "vector", lambda: find_near(near))
+
+        def timed(find: Callable[[int], _Found]) -> _Found:
+            with self.explanation.timed("vector"):
+                return find(near)
+
+        finding = _threads().submit(timed, self._near_blocks if self.max_distance is None else self._nearest)
         try:
-            words = query_for_index(keywords(self.query))
-            found = timed("text", lambda: _best([table.blocks(words, blocks) for table in self.tables], blocks))
-            found = pa.concat_tables([found, _others(named, found)])
+            with self.explanation.timed("text"):
+                words = query_for_index(keywords(self.query))
+                matching = _best([table.matching(words, blocks) for table in self.tables], blocks)
             if self.max_distance is None:
                 near_blocks = finding.result()
-                known = pa.concat_tables([found, _others(near_blocks, found)])
-                return known, len(near_blocks), lines_of(known, self.query, ~_are_others(known, near_blocks))
+                found = self._read(matching, named, near_blocks)
+                return found, sum(map(len, near_blocks)), lines_of(found, self.query)
+            found = self._read(matching, named, [NOTHING] * len(self.tables))
             read = lines_of(found, self.query)  # while the search of the nearest still runs
             return found, len(finding.result()), gather(read, finding.result())
         finally:
             wait([finding])  # a search that fails leaves nothing running
 
-    def _near_blocks(self, limit: int) -> pa.Table:
-        found = pa.concat_tables([table.near_blocks(self.embedded, limit) for table in self.tables])
-        return found.sort_by([("cosine", "descending")]).slice(0, limit).drop_columns(["cosine"])
+    def _near_blocks(self, limit: int) -> list[Scored]:
+        return _best([table.near(self.embedded, limit) for table in self.tables], limit)
 
-    def _named(self) -> pa.Table:
-        """Return the blocks of the definitions that the query names."""
-        names = names_in(self.query)
-        found = [table.defining(names, CANDIDATE_DEFINITIONS) for table in self.tables if names]
-        return pa.concat_tables(found or [self.tables[0].blocks("", 0)])
+    def _read(
+        self, matching: Sequence[Scored], named: Sequence[NDArray[np.uint64]], near: Sequence[Scored]
+    ) -> pa.Table:
+        """Return the distinct blocks that were found in each table, with their ``bm25``, best first, and ``near``."""
+        read: list[pa.Table] = []
+        with self.explanation.timed("text"):
+            for table, by_words, by_name, by_meaning in zip(self.tables, matching, named, near, strict=True):
+                found = chain(by_words.rows.tolist(), by_name.tolist(), by_meaning.rows.tolist())
+                rows = np.array([*dict.fromkeys(found)], np.uint64)
+                bm25 = np.zeros(len(rows), np.float32)
+                bm25[: len(by_words)] = by_words.scores
+                blocks = table.blocks_at(rows).append_column("bm25", pa.array(bm25))
+                read.append(blocks.append_column("near", pa.array(np.isin(rows, by_meaning.rows))))
+        blocks = pa.concat_tables(read)
+        return blocks.take(pa.array(np.argsort(-blocks["bm25"].to_numpy(), kind="stable")))
 
     def _allowed(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the ``rows`` of nearest lines that ``only`` allows, with their definitions if it needs them."""
@@ -532,21 +580,10 @@ class _Finder:
         return pa.concat_tables(found).sort_by("distance").slice(0, limit)
 
 
-def _others(blocks: pa.Table, known: pa.Table) -> pa.Table:
-    """Return those of ``blocks`` that are not among the ``known`` ones."""
-    return blocks.filter(pa.array(_are_others(blocks, known)))
-
-
-def _are_others(blocks: pa.Table, known: pa.Table) -> NDArray[np.bool_]:
-    """Return ``(n,)``: whether each of ``blocks`` is not among the ``known`` ones."""
-    places = {*_places(known)}
-    return np.fromiter((each not in places for each in _places(blocks)), np.bool_, len(blocks))
-
-
-def _places(blocks: pa.Table) -> Iterator[tuple[str, str, int, int]]:
-    columns = ("entity", "path", "line_number", "column_number")
-    return zip(*(blocks[name].to_pylist() for name in columns), strict=True)
-
-
-def _best(found: Sequence[pa.Table], limit: int) -> pa.Table:
-    return pa.concat_tables(found).sort_by([("bm25", "descending")]).slice(0, limit)
+def _best(found: Sequence[Scored], limit: int) -> list[Scored]:
+    """Return those blocks of each table that are among the best ``limit`` of all."""
+    scores = np.concatenate([each.scores for each in found])
+    best = np.zeros(len(scores), np.bool_)
+    best[np.argsort(-scores, kind="stable")[:limit]] = True
+    parts = np.split(best, np.cumsum([len(each) for each in found])[:-1])
+    return [Scored(each.rows[held], each.scores[held]) for each, held in zip(found, parts, strict=True)]

@@ -74,20 +74,21 @@ def injected(faults: Faults) -> Iterator[Faults]:
     with pytest.MonkeyPatch.context() as patch:
         for backend in (LocalDisk, Bucket):
             for method in ("create", "replace", "delete"):
-                _wrap(patch, faults, backend, method, StorageError)
-        _wrap(patch, faults, LineTable, "_transact", OSError)
-        _wrap(patch, faults, lance, "write_dataset", OSError)
-        _wrap(patch, faults, lance.fragment, "write_fragments", OSError)
+                wrap(patch, faults, backend, method, StorageError)
+        wrap(patch, faults, LineTable, "_transact", OSError)
+        wrap(patch, faults, lance, "write_dataset", OSError)
+        wrap(patch, faults, lance.fragment, "write_fragments", OSError)
         for method in ("create_index_uncommitted", "commit_existing_index_segments", "drop_index", "create_branch"):
-            _wrap(patch, faults, lance.LanceDataset, method, OSError)
-        _wrap(patch, faults, import_module("lance.dataset").Branches, "delete", OSError)
+            wrap(patch, faults, lance.LanceDataset, method, OSError)
+        wrap(patch, faults, import_module("lance.dataset").Branches, "delete", OSError)
         found = ProcessIdentity.current()
         doomed = ProcessIdentity(found.host, found.boot_id, next(_dead_pids), "0")
         patch.setattr(ProcessIdentity, "current", lambda: doomed)
         yield faults
 
 
-def _wrap(patch: pytest.MonkeyPatch, faults: Faults, owner: Any, method: str, error: type[Exception]) -> None:
+def wrap(patch: pytest.MonkeyPatch, faults: Faults, owner: Any, method: str, error: type[Exception]) -> None:
+    """Route the calls of a method of ``owner`` through ``faults``; a failure raises ``error``."""
     original = getattr(owner, method)
 
     def wrapped(*arguments: Any, **options: Any) -> Any:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -179,10 +178,10 @@ def test_a_state_that_someone_has_changed_leads_nowhere_else(
     (record,) = state["fleets"].values()
     forged = record["repositories"]["a/b.git"] | {"indexed": "0" * 40, "entity": "source:x"}
     forged["listed"] = forged["listed"] | {"id": "../secret", "path": "../secret"}
+    forged |= {"missed_since": "2020-01-01T00:00:00Z", "misses": 9}  # it would be asked before it is retired
+    forged |= {"uri": "git+file:///x"}
     record["repositories"]["../secret"] = forged
     file.write_text(json.dumps(state))
-    git_server.root.rename(tmp_path / "unmounted")  # so that the entry is not missing, and would be asked
-    fleet.now += timedelta(days=2)
     report = fleet.sync()
     (row,) = [row for row in report["fleets"][0]["repositories"] if row["id"] == "../secret"]
     assert "Not a path below" in row["reason"]

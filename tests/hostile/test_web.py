@@ -28,6 +28,7 @@ PAGE_TAGS = frozenset(
     {"html", "head", "meta", "title", "link", "body", "header", "main", "nav", "article", "div", "span", "code"}
     | {"details", "section", "summary", "script"}
     | {"form", "label", "input", "select", "option", "button", "h1", "h2", "h3", "p", "ul", "li", "a"}
+    | {"fieldset", "legend", "noscript"}
 )
 
 
@@ -179,8 +180,9 @@ def test_names_and_contents_are_escaped_on_every_page(server: WebServer) -> None
 def test_a_page_marks_words_and_its_facets_narrow(server: WebServer) -> None:
     page = Page(ask(server, "/?q=lease")[1])
     assert any((attributes.get("class") or "").endswith("-Mark") for _, attributes in page.tags)
-    (narrower,) = [link for link in page.links() if link.endswith("&ext=md")]
-    narrowed = Page(ask(server, narrower)[1])
+    boxes = [given for tag, given in page.tags if tag == "input" and given.get("type") == "checkbox"]
+    assert [given["value"] for given in boxes if given["name"] == "lang"] == ["markdown", "python"]
+    narrowed = Page(ask(server, "/?q=lease&mode=hybrid&lang=markdown")[1])
     assert "sub/plain.md\nLine 1" in narrowed.text
     assert HOSTILE_NAME not in narrowed.text
     assert "/?q=lease&mode=hybrid" in narrowed.links()  # removes the filter
@@ -220,7 +222,7 @@ def test_a_document_page_says_that_the_file_has_changed(server: WebServer, tree:
     assert "secret" not in body
 
 
-def test_only_the_own_names_and_origins_are_answered(server: WebServer) -> None:
+def test_only_own_names_and_origins_are_answered(server: WebServer) -> None:
     place = urlsplit(server.url).netloc
     for target in ("/", "/healthz", "/readyz", "/static/style.css", "/d/source:a/b", "/index", "/api/v1/status"):
         assert ask(server, target, Host=place, Origin=f"http://{place}")[0].status in (200, 400, 404)

@@ -125,6 +125,17 @@ def test_nobody_gets_in_without_a_valid_token(site: Site) -> None:
         assert site.ask(target).status == 200
 
 
+@pytest.mark.parametrize("query", ["lease", '"lease"'])
+def test_facets_count_nothing_beyond_the_boundary(site: Site, bound: str, query: str) -> None:
+    """Not even if the source is asked for: a facet counts without its own values."""
+    asked = urlencode({"q": query, "facets": "true", "source": f"{FOREIGN['secretx']}/source:secretx"})
+    files = json.loads(site.ask(f"/api/v1/search?{asked}", token=bound).body)["facets"]["files"]
+    assert files["source"] == {f"{OWN}/source:own": 2}
+    page = site.ask(f"/?{urlencode({'q': query})}", token=bound).body
+    assert "source:own" in page
+    assert "secret" not in page
+
+
 def test_a_scope_opens_its_routes_only(site: Site) -> None:
     tokens = {scope: site.token(scope) for scope in ("search", "memory", "metrics")}
     of = {"/api/v1/status": "search", "/?q=x": "search", "/api/v1/memory/search?q=x&entity=org:acme": "memory"}

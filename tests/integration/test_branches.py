@@ -237,7 +237,7 @@ def test_a_name_of_a_branch_is_data(repository: Path, tmp_path: Path, tiny_model
 
 
 @pytest.mark.parametrize("name", ["", " ", " a", "a\n", "a" * 201, "a\0b"])
-def test_what_is_no_name_is_refused_before_anything_is_written(tmp_path: Path, tiny_model: Path, name: str) -> None:
+def test_invalid_names_are_refused_before_anything_is_written(tmp_path: Path, tiny_model: Path, name: str) -> None:
     (tmp_path / "tree").mkdir()
     with pytest.raises(UsageError, match="Not a valid branch name"):
         driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "index"), model=str(tiny_model), branch=name)

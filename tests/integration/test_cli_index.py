@@ -155,6 +155,20 @@ def test_text_output_shows_the_same_figures(tree: Path, driftline: Driftline) ->
     assert "4 documents" in driftline("remove", "source:web", *at).out
 
 
+def test_a_quiet_command_prints_only_what_is_wrong_and_a_verbose_one_each_phase(
+    tree: Path, driftline: Driftline, caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet = driftline("index", tree, "--quiet")
+    assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
+    assert "4 unchanged" in driftline("index", tree, "-q", "--dry-run").out  # what was asked for
+    assert not caplog.records
+    verbose = driftline("index", tree, "--full", "-v")
+    assert "4 changed" in verbose.out
+    assert any(record.getMessage().startswith("index run") for record in caplog.records)
+    assert driftline("search", "parser", "-q", "--color", "always", "--workspace", tree / ".driftline").out[0] == "\x1b"
+    assert driftline("remove", "source:web", "-q", "--workspace", tree / ".driftline").out == ""
+
+
 def test_removing_an_unknown_source_is_a_usage_error(tree: Path, driftline: Driftline) -> None:
     driftline("index", tree)
     for entity in ("source:other", "org:acme/project:x/source:web", "nonsense", "source:..", "org:default"):

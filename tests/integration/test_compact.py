@@ -343,7 +343,7 @@ def writer(tmp_path: Path, tree: Path, model: Path) -> Iterator[subprocess.Popen
         process.kill()
 
 
-def test_compactions_beside_a_running_writer_lose_nothing(
+def test_compactions_during_writes_lose_nothing(
     tmp_path: Path, tree: Path, model: Path, writer: subprocess.Popen[str]
 ) -> None:
     workspace = str(tmp_path / "workspace")

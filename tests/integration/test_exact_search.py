@@ -173,7 +173,7 @@ def test_lines_are_counted_and_files_are_listed(workspace: Workspace, tree: Path
     assert [hit.path for hit in listed.results] == ["src/app.py", "src/cr.txt", "tests/test_app.py", "vendor/lib.py"]
 
 
-def test_all_matches_of_a_line_are_told_with_their_columns(workspace: Workspace) -> None:
+def test_all_matches_of_a_line_are_reported_with_their_columns(workspace: Workspace) -> None:
     (first, *_) = find(workspace, "/foo/ file:marks", n_lines=1).results
     assert (first.matches, first.context) == (((5, 8), (9, 12)), ("a\ufdd0b foo foo", "\ufdd2 foo"))
     (words, *_) = find(workspace, fixed=["foo"], whole_words=True).results
@@ -253,6 +253,50 @@ def test_words_rank_what_exact_terms_find(workspace: Workspace) -> None:
     found = places(find(workspace, '"csrf_token" assert'))
     assert found[0][0] == "tests/test_app.py"
     assert len(found) == 5
+
+
+def facets(workspace: Workspace, query: str, **options: Any) -> dict[str, Any]:
+    report = find(workspace, query, facets=True, **{"top_k": 1, **options})
+    assert report.facets is not None
+    assert report.facets.complete
+    files: dict[str, Any] = report.facets.to_dict()["files"]
+    return files
+
+
+def test_facets_count_all_files_that_match(workspace: Workspace) -> None:
+    assert facets(workspace, '"csrf_"') == {
+        "source": {"org:default/project:default/source:tree": 6},
+        "lang": {"python": 3, "text": 2, "javascript": 1},
+        "dir": {"src": 4, "tests": 1, "vendor": 1},
+        "tests": {"false": 5, "true": 1},
+    }
+    assert find(workspace, '"csrf_"').facets is None
+
+
+def test_a_chosen_facet_counts_its_alternatives_and_narrows_the_others(workspace: Workspace) -> None:
+    found = facets(workspace, '"csrf_"', languages=["py"], dirs=["src"])
+    assert found["lang"] == {"text": 2, "python": 1, "javascript": 1}  # below src, in any language
+    assert found["dir"] == {"src": 1, "tests": 1, "vendor": 1}  # in Python, anywhere
+    assert found["tests"] == {"false": 1}
+    assert facets(workspace, '"csrf_"', tests=False)["tests"] == {"false": 5, "true": 1}
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "text", "vector"])
+def test_facets_of_a_ranked_search_count_the_files_of_its_lines(workspace: Workspace, mode: Any) -> None:
+    found = facets(workspace, "csrf token request", mode=mode)
+    assert found["source"] == {"org:default/project:default/source:tree": sum(found["tests"].values())}
+    assert found["lang"]["python"] > 0
+    assert facets(workspace, "csrf token request", mode=mode, dirs=["vendor"])["lang"] == {"python": 1}
+    if mode != "vector":  # the nearest lines alone do not know their definitions
+        assert found["kind"]["function"] == 2
+
+
+def test_facets_say_when_not_all_files_are_counted(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("driftline.tasks.search.exact.MAX_FACET_PACKS", 0)
+    report = find(workspace, '"csrf_"', facets=True, top_k=1)
+    assert report.facets is not None
+    assert not report.facets.complete
+    assert len(report.results) == 1
 
 
 @pytest.mark.parametrize(

@@ -159,16 +159,43 @@ def test_suspiciously_many_retirements_need_a_confirmation(
 def test_a_kill_between_run_and_state_loses_nothing(
     projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
+    saves = iter((fleet_runs._save,))  # the one before the run
+
+    def killed(*arguments: Any) -> None:
+        save = next(saves, None)
+        if save is None:
+            raise KeyboardInterrupt
+        save(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(fleet_runs, "_save", killed)
         with pytest.raises(KeyboardInterrupt):
             fleet.sync()
-    report = fleet.sync()
-    assert set(states(report).values()) == {"indexed"}
     assert len(fleet.documents()) == 3
+    shutil.rmtree(projects["c"].remote)
+    report = fleet.sync()
+    assert states(report) == {"team/a": "indexed", "team/b": "indexed", "team/c": "missing"}
+    fleet.now += timedelta(days=8)
+    fleet.sync()
+    assert set(fleet.documents()) == {"a", "b"}, "the state knows a source whose run was the last thing that happened"
+
+
+def test_a_repository_without_commits_is_kept_for_the_grace_period(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet
+) -> None:
+    fleet.sync()
+    git(projects["a"].remote, "update-ref", "-d", "refs/heads/main")
+    report = fleet.sync()
+    assert (states(report)["team/a"], has_failed(report)) == ("empty", False)
+    assert "no commit any more" in rows(report)["team/a"]["reason"]
+    fleet.now += timedelta(days=6)
+    fleet.sync()
+    assert len(fleet.documents()) == 3
+    fleet.now += timedelta(days=1)
+    assert "retired" in {row["state"] for row in fleet.sync()["fleets"][0]["repositories"]}
+    assert set(fleet.documents()) == {"b", "c"}
+    projects["a"].push()
+    assert states(fleet.sync())["team/a"] == "indexed"
 
 
 def test_a_source_that_was_removed_by_hand_is_indexed_again(

@@ -229,6 +229,37 @@ def test_an_incomplete_listing_indexes_what_it_has_and_misses_nothing(
     assert (len(fleet.documents()), "new.md" in fleet.documents()["r1"]) == (3, True)
 
 
+def test_a_page_that_repeats_a_repository_makes_the_listing_incomplete(api: HostApi) -> None:
+    api.repositories[3] = api.repositories[1]  # one was created meanwhile, and moved the others to later places
+    listing, _ = look(api)
+    assert (len(listing.repositories), listing.is_complete) == (4, False)
+    assert "acme/r2 twice" in listing.problems[0]
+
+
+def test_a_path_that_another_repository_has_now_changes_hands(
+    hosted: tuple[Fleet, HostApi, dict[int, Checkout]], git_server: GitServer
+) -> None:
+    fleet, api, _ = hosted
+    fleet.sync()
+    api.repositories[0].path, api.repositories[1].path = "acme/r2", "acme/r1"
+    for old, new in (("r1", "aside"), ("r2", "r1"), ("aside", "r2")):
+        (git_server.root / f"acme/{old}.git").rename(git_server.root / f"acme/{new}.git")
+    hidden = api.repositories.pop(1)
+    fleet.sync()  # a listing without the other one, which does not say so
+    assert fleet.documents() == {"r1": {"f1.md"}, "r2": {"f2.md"}, "r3": {"f3.md"}}
+    api.repositories.append(hidden)
+    fleet.sync()
+    assert fleet.documents() == {"r1": {"f1.md"}, "r2": {"f2.md"}, "r3": {"f3.md"}}
+    assert fleet.sync()["to_index"] == []
+    api.repositories[0].id = 9  # deleted, and created again by the same name
+    entities = {row["id"]: row["entity"] for row in fleet.sync()["fleets"][0]["repositories"]}
+    assert entities["9"].startswith("org:acme/project:default/source:r2-")
+    fleet.now += timedelta(days=8)
+    fleet.sync()
+    assert len(fleet.documents()) == 3
+    assert {"f1.md"} in fleet.documents().values()
+
+
 def test_an_archived_repository_can_leave_the_fleet(hosted: tuple[Fleet, HostApi, dict[int, Checkout]]) -> None:
     fleet, api, _ = hosted
     fleet.sync()

@@ -22,7 +22,13 @@ from mcp import Client, StdioServerParameters
 import driftline as dl
 from driftline.flows.config.memory_settings import CONFIG_VARIABLE, find_memory, load_memory_configuration
 from driftline.flows.mcp_server import answers as mcp_memory
-from driftline.flows.mcp_server.answers import MAX_ANSWER_BYTES, MAX_LINE_CHARACTERS
+from driftline.flows.mcp_server.answers import (
+    BYTES_PER_TOKEN,
+    MAX_ANSWER_BYTES,
+    MAX_LINE_CHARACTERS,
+    MAX_TOKENS,
+    MIN_TOKENS,
+)
 from driftline.flows.mcp_server.server import make_server
 from driftline.flows.mcp_server.tools import MAX_TOP_K
 from driftline.storage.errors import install_command
@@ -177,6 +183,44 @@ def test_answers_are_bounded(place: Path) -> None:
         assert max(map(len, lines)) <= MAX_LINE_CHARACTERS
         for window in windows:
             assert window["end_line"] - window["start_line"] + 1 == len(window.get("context", window.get("lines")))
+
+
+def test_the_text_of_an_answer_holds_what_decides_and_no_more(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a.py").write_text("def load(path):\n    return path\n\n\nfirst = load('x')\n")
+    dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    server = make_server(dl.open(str(tmp_path / "ws")).storage)
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("find_uses", {"name": "load"}),
+        ("grep_lines", {"pattern": ".", "top_k": 1, "n_lines": 1}),
+        ("grep_lines", {"pattern": "nothing here"}),
+        ("read_context", {"path": "a.py", "line": 2, "n_lines": 1}),
+    ]
+    assert [outcome.content[0].text for outcome in ask(server, *calls)] == [
+        "a.py:5:first = load('x')\nmatches: 1 in 1 documents",
+        "a.py:1  (function load)\n1: def load(path):\n2-     return path\nmatches: at least 1 in at least 1 documents"
+        "\nMore lines match than the 1 shown: a larger `top_k` shows them, `count` counts them.",
+        "matches: 0 in 0 documents\nNo line matches the exact terms.",
+        "a.py:1-3\n1: def load(path):\n2:     return path\n3: ",
+    ]
+
+
+@pytest.mark.parametrize("max_tokens", [MIN_TOKENS, 1_000, 5_000, MAX_TOKENS])
+def test_an_answer_fits_into_its_tokens_and_says_how_to_get_the_rest(place: Path, max_tokens: int) -> None:
+    server = make_server(dl.open(str(place / "ws")).storage)
+    wide = {"query": "subcommand", "top_k": 50, "n_lines": 20, "max_tokens": max_tokens}
+    around = {"path": "long.txt", "line": 200, "n_lines": 100, "max_tokens": max_tokens}
+    found, read, few = ask(
+        server, ("search_lines", wide), ("read_context", around), ("search_lines", {"query": "parser", "top_k": 1})
+    )
+    for outcome in (found, read):
+        assert len(outcome.content[0].text.encode()) <= max_tokens * BYTES_PER_TOKEN
+        assert outcome.content[0].text.endswith(outcome.structured_content["more"])
+        assert f"max_tokens={max_tokens}" in outcome.structured_content["more"]
+    answer = found.structured_content
+    assert 1 <= len(answer["results"]) <= answer["found"]
+    assert read.structured_content["start_line"] <= 200 <= read.structured_content["end_line"]
+    assert few.structured_content["more"] is None
 
 
 @pytest.mark.parametrize(
@@ -386,7 +430,7 @@ def test_an_unknown_argument_is_an_error_that_names_the_nearest(place: Path, wro
         make_server(dl.open(str(place / "ws")).storage), ("search_lines", {"query": "parser", wrong: ["txt"]})
     )
     assert outcome.is_error
-    assert f"There is no argument {wrong!r}" in outcome.content[0].text
+    assert f"Unknown argument {wrong!r}" in outcome.content[0].text
     assert f"{right!r}" in outcome.content[0].text
 
 

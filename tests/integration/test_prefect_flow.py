@@ -168,6 +168,14 @@ def test_progress_ends_at_100_and_a_report_shows_counts_phases_and_growth(
     assert (skipped["path"], skipped["reason"]) == (".env", "secret")
 
 
+def test_a_run_that_changes_nothing_publishes_nothing(
+    prefect_server: PrefectServer, told: dict[str, Any], runs: list[dict[str, Any]]
+) -> None:
+    assert told["again"]["sources"][0]["skipped"] == [{"path": ".env", "reason": "secret"}]
+    again = {"artifacts": {"flow_run_id": {"any_": [runs[1]["id"]]}}}
+    assert prefect_server.post("artifacts/filter", again) == []
+
+
 def test_the_log_of_a_run_shows_its_phases(prefect_server: PrefectServer, runs: list[dict[str, Any]]) -> None:
     logs = prefect_server.post(
         "logs/filter", {"logs": {"flow_run_id": {"any_": [runs[0]["id"]]}}, "sort": "TIMESTAMP_ASC"}

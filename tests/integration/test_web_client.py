@@ -80,7 +80,7 @@ def test_the_environment_names_the_server_unless_a_workspace_is_named(
     assert (away.code, away.json["error"]) == (3, "storage_error")
 
 
-def test_wrong_use_is_told_before_the_server_is_asked(url: str, driftline: Callable[..., Any]) -> None:
+def test_wrong_use_is_reported_before_the_server_is_asked(url: str, driftline: Callable[..., Any]) -> None:
     for wrong in (
         ("--server", url, "--workspace", "x"),
         ("--server", url, "--explain"),
@@ -163,7 +163,7 @@ def test_a_busy_server_is_asked_again_and_no_redirect_is_followed() -> None:
     server = http.server.HTTPServer(("127.0.0.1", 0), _Odd)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        with pytest.raises(dl.StorageError, match="not of a Driftline server"):
+        with pytest.raises(dl.StorageError, match="not from a Driftline server"):
             dl.connect(f"http://127.0.0.1:{server.server_port}", "t").sources()
     finally:
         server.shutdown()
@@ -175,7 +175,7 @@ def test_a_busy_server_is_asked_again_and_no_redirect_is_followed() -> None:
     ("wrong", "right"), [("extensions", "ext"), ("limit", "top_k"), ("globs", "glob"), ("bogus", "top_k")]
 )
 def test_an_unknown_parameter_is_refused_with_the_nearest(url: str, wrong: str, right: str) -> None:
-    with pytest.raises(dl.UsageError, match=f"There is no parameter '{wrong}'") as refused:
+    with pytest.raises(dl.UsageError, match=f"Unknown parameter '{wrong}'") as refused:
         Connection.to(url).get("search", {"q": "lease", wrong: "1"})
     assert right in refused.value.fix
 

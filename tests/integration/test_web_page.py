@@ -150,14 +150,21 @@ def test_a_search_as_one_types_moves_by_keys_and_is_a_link(site: Site) -> None:
 def test_facets_narrow_and_filters_go(site: Site) -> None:
     page = site.page
     site.browser.open(f"{site.url}?q=lease&mode=text", "notes.md")
-    page.get_by_role("link", name="py", exact=True).click()
-    page.wait_for_url("**ext=py*")
+    page.get_by_label("python 2").focus()
+    page.keyboard.press("Space")
+    page.wait_for_url("**lang=python*")
+    expect(page.get_by_label("python 2")).to_be_focused()
     assert "notes.md" not in files(page).all_inner_texts()
-    page.get_by_role("link", name="src", exact=True).click()
+    page.get_by_label("markdown 1").check()
+    page.wait_for_url("**lang=markdown*")
+    expect(page.get_by_role("link", name="notes.md", exact=True)).to_be_visible()
+    page.get_by_label("src 1").check()
     page.wait_for_url("**dir=src*")
-    assert files(page).all_inner_texts() == ["src/lease.py"]
-    assert results(page).count() >= 1
-    page.get_by_role("link", name="Remove the filter ext: py").click()
+    expect(files(page)).to_have_text(["src/lease.py"])
+    page.get_by_role("link", name="Remove the filter lang: markdown").click()
+    expect(page.get_by_label("markdown")).to_have_count(0)
+    page.get_by_label("src 1").uncheck()
+    page.wait_for_url(lambda url: "dir" not in url)
     page.get_by_role("link", name="feature/x", exact=True).click()
     page.wait_for_url("**branch=feature*")
     assert results(page).count() > 0
@@ -268,6 +275,9 @@ def test_pages_work_without_a_script(site: Site) -> None:
     page.fill("#q", "renews the lease")
     page.press("#q", "Enter")
     page.wait_for_url("**/?q=renews*")
+    page.get_by_label("markdown").check()
+    page.get_by_role("button", name="Apply").click()
+    page.wait_for_url("**lang=markdown*")
     in_notes = page.locator("article").filter(has=page.get_by_role("link", name="notes.md", exact=True))
     in_notes.get_by_role("link", name="Line 3").click()
     expect(page.locator("#L3")).to_have_class("best")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ class GitServer(ThreadingHTTPServer):
     """Serves the repositories below ``root``, to those who send ``authorization`` if that is set.
 
     ``redirects`` are prefixes of paths, with the URL to which each leads. Paths that begin as in ``dumb`` are files.
-    ``api`` answers first, if it is set and returns something.
+    ``api`` answers first, if it is set and returns something. ``clock`` is that of the header ``Date``.
     """
 
     daemon_threads = True
@@ -50,6 +51,7 @@ class GitServer(ThreadingHTTPServer):
         self.redirects: dict[str, str] = {}
         self.dumb: tuple[str, ...] = ()
         self.asked: list[Asked] = []
+        self.clock: Callable[[], float] = time.time
         self.api: Callable[[str, Mapping[str, str]], Reply | None] | None = None
 
     @property
@@ -106,6 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, format: str, *arguments: object) -> None: ...
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(self.server.clock() if timestamp is None else timestamp)
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

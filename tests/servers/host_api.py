@@ -129,3 +129,17 @@ def failing(status: int = 502) -> Callable[[str], Reply | None]:
 def moved(place: str) -> Callable[[str], Reply | None]:
     """A fault: a redirect to ``place``, with the same path."""
     return lambda target: (302, {"Location": place + target}, b"")
+
+
+def altered(api: HostApi, change: Callable[[Reply], Reply]) -> Callable[[str], Reply | None]:
+    """A fault: the host's own answer, changed."""
+
+    def fault(target: str) -> Reply | None:
+        later, api.faults = api.faults, []
+        try:
+            answer = api(target, {})
+        finally:
+            api.faults = later
+        return change(answer) if answer is not None else None
+
+    return fault

@@ -15,7 +15,8 @@ from typer.models import CommandInfo
 from driftline.flows.commands import main as cli
 from driftline.flows.commands import search
 from driftline.flows.commands.app import app
-from driftline.storage.errors import DeletionRefused, UnknownScheme
+from driftline.flows.output import plain
+from driftline.storage.errors import DeletionRefused, StorageError, UnknownScheme, UsageError
 
 HEAVY = ("prefect", "distributed", "dask", "lance", "pyarrow", "numpy", "model2vec", "sqlalchemy", "pydantic")
 
@@ -206,3 +207,55 @@ def test_the_shell_completes_commands() -> None:
     program = [str(Path(sys.executable).parent / "driftline")]
     done = subprocess.run(program, env=os.environ | words, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["search"]
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_takes_the_options_of_output(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(option in shown for option in ("--quiet", "--verbose", "--color")) or "Commands:" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "quiet", "verbose", "color"),
+    [
+        (["status"], False, 0, "auto"),
+        (["-q", "--color", "never", "status"], True, 0, "never"),
+        (["status", "-vv", "--color=always"], False, 2, "always"),
+        (["--color", "always", "status", "--color", "never"], False, 0, "never"),
+        (["sources", "--quiet"], True, 0, "auto"),
+    ],
+)
+def test_options_of_output_stand_before_the_command_or_behind_it(
+    arguments: list[str], quiet: bool, verbose: int, color: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[plain.Appearance] = []
+
+    def stop(*_: Any) -> str:
+        seen.append(plain.appearance())
+        raise UsageError("enough")
+
+    monkeypatch.setattr(search, "workspace_for_reading", stop)
+    assert cli.main(arguments) == 2
+    assert seen == [plain.Appearance(quiet, verbose, color)]
+    assert plain.appearance() == plain.Appearance()
+
+
+def test_an_unknown_color_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--color", "red"]) == 2
+    assert "auto, always, never" in capsys.readouterr().err
+
+
+def test_a_verbose_command_says_what_has_caused_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: Any) -> str:
+        try:
+            raise OSError("no route to the host")
+        except OSError as error:
+            raise StorageError("The store does not answer", "s3://x") from error
+
+    monkeypatch.setattr(search, "workspace_for_reading", failing)
+    for option, count in (("-v", 1), ("-q", 0)):
+        assert cli.main(["status", option]) == 3
+        assert capsys.readouterr().err.count("caused by OSError: no route to the host") == count

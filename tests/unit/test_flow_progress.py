@@ -58,8 +58,17 @@ def test_an_unreachable_server_does_not_fail_the_run(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(flow_runs, "update_progress_artifact", fail)
     with PrefectProgress(logging.getLogger("tests")) as progress:
-        progress.phase("scanning")
+        progress.phase("embedding")
+        progress.advance(1)
         until(lambda: calls, "an update")
+
+
+def test_a_run_without_counts_shows_progress_only_if_it_has_changed_something(told: list[tuple[float, str]]) -> None:
+    for has_changed in (False, True):
+        with PrefectProgress(logging.getLogger("tests")) as progress:
+            progress.phase("scanning")
+            progress.finish("done", has_changed=has_changed)
+        assert told == [(100.0, "done")] * has_changed
 
 
 def test_secrets_are_resolved_on_the_worker_and_refused_in_the_form(monkeypatch: pytest.MonkeyPatch) -> None:

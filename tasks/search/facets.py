@@ -1,0 +1,137 @@
+"""Facets: how many matching files each source, language, directory and kind of definition has, and how many are tests.
+
+The values of one facet are alternatives, so each facet counts as if none of its own values were chosen: the counts of
+the others then say how many files they would add. They come from one more search, without any chosen value, whatever
+their number. An exact search counts the files that match, up to a limit; a ranked one counts the files of the lines
+that it ranks.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from driftline.tasks.search.request import ALIASES, FILTERS, LANGUAGES, SearchRequest, extensions_of, is_test
+
+FACETS = ("sources", "languages", "kinds", "dirs", "tests")
+"""The options that are facets, in the order in which pages show them."""
+_OF_SUFFIX = {ext: name for name, exts in reversed(LANGUAGES.items()) for ext in exts}
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A file that matches, and the kinds of the definitions around its matching lines, if they are known."""
+
+    source: str
+    path: str
+    kinds: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Facets:
+    """For each option of FACETS that can be counted, its values and their numbers of files, most files first.
+
+    Those of ``tests`` are ``true`` and ``false``. Unless ``complete``, there may be more files. ``files`` are those
+    counted, as long as a search is not finished.
+    """
+
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    complete: bool = True
+    files: tuple[Match, ...] = ()
+
+    @classmethod
+    def of(cls, files: Mapping[str, Mapping[str, int]], *, complete: bool) -> Facets:
+        """Return the facets that ``to_dict`` has written."""
+        names = {FILTERS[name].parameter: name for name in FACETS}
+        return cls({names[parameter]: values for parameter, values in files.items() if parameter in names}, complete)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts by the parameters of the HTTP API, as ``search --json`` prints them."""
+        return {
+            "complete": self.complete,
+            "files": {FILTERS[name].parameter: dict(values) for name, values in self.counts.items()},
+        }
+
+
+def counted(matches: Iterable[Match], request: SearchRequest, *, complete: bool = True) -> Facets:
+    """Return the facets of ``matches``, each of which is a file of its own.
+
+    Examples:
+        >>> found = counted([Match("source:a", "src/x.py"), Match("source:a", "y.go")], SearchRequest("x"))
+        >>> found.counts["languages"], found.counts["dirs"]
+        ({'python': 1, 'go': 1}, {'src': 1})
+    """
+    files = tuple(matches)
+    return Facets(_counts(files, request), complete, files)
+
+
+def _counts(matches: Iterable[Match], request: SearchRequest) -> dict[str, dict[str, int]]:
+    totals: dict[str, Counter[str]] = {name: Counter() for name in FACETS}
+    for match in matches:
+        totals["sources"][match.source] += 1
+        totals["kinds"].update(match.kinds)
+        totals["languages"].update(filter(None, [language_of(match.path)]))
+        totals["dirs"].update(_directories(match.path, request.dirs or ()))
+        totals["tests"]["true" if is_test(match.path) else "false"] += 1
+    return {name: dict(found.most_common()) for name, found in totals.items() if found}
+
+
+def language_of(path: str) -> str | None:
+    """Return the first language of LANGUAGES that has the extension of a file."""
+    return _OF_SUFFIX.get(posixpath.splitext(path)[1][1:].lower())
+
+
+def _directories(path: str, chosen: Sequence[str]) -> Iterator[str]:
+    """Yield the top directory of a file, and in each chosen directory around it, the next one."""
+    names = path.split("/")[:-1]
+    depths = {0, *(len(each.strip("/").split("/")) for each in chosen if path.startswith(f"{each.strip('/')}/"))}
+    for depth in sorted(depths):
+        if depth < len(names):
+            yield "/".join(names[: depth + 1])
+
+
+def chosen(request: SearchRequest) -> dict[str, tuple[str, ...]]:
+    """Return the facets of which a request has values, with the values as ``counted`` spells them."""
+    values = {name: getattr(request, name) for name in FACETS}
+    found = {name: tuple(map(str, each)) for name, each in values.items() if name != "tests" and each}
+    if "languages" in found:
+        found["languages"] = tuple(ALIASES.get(each.lower(), each.lower()) for each in found["languages"])
+    return found | ({} if request.tests else {"tests": ("false",)})
+
+
+def without_chosen(request: SearchRequest) -> SearchRequest:
+    """Return a request without the chosen values of all facets, whose results do not matter."""
+    rest: dict[str, Any] = {name: FILTERS[name].default for name in FACETS}
+    rest |= {"n_lines": 0, "count": False, "explain": False}
+    return replace(request, top_k=1, rerank=False, deep=False, **rest)
+
+
+def with_alternatives(found: Facets, wider: Facets, request: SearchRequest) -> Facets:
+    """Return ``found`` with the alternatives to each chosen value, counted among the files of ``wider``."""
+    counts, conditions = dict(found.counts), _conditions(request)
+    for name in conditions:
+        others = [holds for other, holds in conditions.items() if other != name]
+        values = _counts((file for file in wider.files if all(holds(file) for holds in others)), request).get(name, {})
+        for value, count in found.counts.get(name, {}).items():
+            values[value] = max(count, values.get(value, 0))
+        counts[name] = dict(sorted(values.items(), key=lambda each: -each[1]))
+    return Facets({name: counts[name] for name in FACETS if counts.get(name)}, found.complete and wider.complete)
+
+
+def _conditions(request: SearchRequest) -> dict[str, Callable[[Match], bool]]:
+    """Return for each facet with selected values whether each file has one of them."""
+    sources = tuple(map(str, request.sources or ()))
+    dirs = tuple(f"{each.strip('/')}/" for each in request.dirs or ())
+    exts = frozenset(extensions_of(request.languages or ()))
+    kinds = frozenset(request.kinds or ())
+    of_facets: dict[str, Callable[[Match], bool]] = {
+        "sources": lambda file: any(f"{file.source}/".startswith(f"{each}/") for each in sources),
+        "languages": lambda file: posixpath.splitext(file.path)[1][1:].lower() in exts,
+        "kinds": lambda file: not kinds.isdisjoint(file.kinds),
+        "dirs": lambda file: file.path.startswith(dirs),
+        "tests": lambda file: not is_test(file.path),
+    }
+    return {name: of_facets[name] for name in FACETS if name in chosen(request)}
