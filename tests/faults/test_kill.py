@@ -119,7 +119,7 @@ def test_the_batch_of_a_killed_worker_is_done_again(tmp_path: Path, tiny_model: 
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text("\n".join(WORDS[number : number + 20]))
     arguments = command(tree, workspace, tiny_model, "--executor", "local", "--workers", "2")
-    process = ForkedProgram(PROGRAM, *arguments, PAUSE="after 1", BATCH_DOCUMENTS="10")
+    process = ForkedProgram(PROGRAM, *arguments, environment={"PAUSE": "after 1", "BATCH_DOCUMENTS": "10"})
     coordinator = psutil.Process(process.pid)
     until(lambda: stands_still(coordinator), "the first commit", unless=lambda: ended(process))
     workers = [child for child in coordinator.children() if runs(child, "spawn_main")]
@@ -145,7 +145,9 @@ def test_an_interrupted_run_says_what_it_keeps_and_the_next_one_continues(
         target.write_text("\n".join(WORDS[number : number + 20]))
         target.with_suffix(".bin").write_bytes(b"\0\1")  # looked at, but no document
     arguments = command(tree, workspace, tiny_model, "--executor", executor, "--workers", "2")
-    process = ForkedProgram(PROGRAM, *arguments, session=True, PAUSE="after 2", BATCH_DOCUMENTS="10")
+    process = ForkedProgram(
+        PROGRAM, *arguments, environment={"PAUSE": "after 2", "BATCH_DOCUMENTS": "10"}, session=True
+    )
     coordinator = psutil.Process(process.pid)
     until(lambda: stands_still(coordinator), "the second commit", unless=lambda: ended(process))
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does

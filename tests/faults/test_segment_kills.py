@@ -45,7 +45,9 @@ def write(tree: Path, turn: int) -> None:
 
 def started(tree: Path, workspace: Path, model: Path, *more: str) -> ForkedProgram:
     command = ("index", str(tree), "--workspace", str(workspace), "--entity", "source:tree", "--model", str(model))
-    return ForkedProgram(PROGRAM, *command, "--json", *more, SEGMENT_ROWS="150", BATCH_DOCUMENTS="6")
+    return ForkedProgram(
+        PROGRAM, *command, "--json", *more, environment={"SEGMENT_ROWS": "150", "BATCH_DOCUMENTS": "6"}
+    )
 
 
 def segments(workspace: Path) -> set[str]:

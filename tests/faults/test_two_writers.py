@@ -46,7 +46,7 @@ class Writers:
             "index", str(tree), "--workspace", str(self.workspace), "--entity", f"source:{tree.name}",
             "--model", str(self.model), "--indexes", "none", "--json", *more,
         ]  # fmt: skip
-        process = ForkedProgram(PROGRAM, *command, **environment)
+        process = ForkedProgram(PROGRAM, *command, environment=environment)
         self.processes.append(process)
         return process
 

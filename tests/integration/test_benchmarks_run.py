@@ -40,10 +40,11 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_benchmark_runs_on_a_small_corpus(name: str, corpora: Path) -> None:
     cheap = {
+        "TMPDIR": str(corpora),
         "DRIFTLINE_BENCH_PROGRAM": str(forked_command()),
         "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver",
     }
-    benchmark = ForkedProgram(BENCHMARKS / f"{name}.py", "--small", TMPDIR=str(corpora), **cheap)
+    benchmark = ForkedProgram(BENCHMARKS / f"{name}.py", "--small", environment=cheap)
     output, errors = benchmark.communicate(timeout=PATIENCE_SECONDS)
     assert benchmark.returncode == 0, errors[-2000:]
     assert f"{os.cpu_count()} cores" in output

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from multiprocessing.context import ForkServerContext
@@ -83,11 +83,13 @@ class ForkedProgram:
     interpreter starts and what a program imports need a real start. It is used like ``subprocess.Popen``.
     """
 
-    def __init__(self, program: Path, *arguments: str, session: bool = False, **environment: str) -> None:
+    def __init__(
+        self, program: Path, *arguments: str, environment: Mapping[str, str] | None = None, session: bool = False
+    ) -> None:
         self.args = [str(program), *arguments]
         self.returncode: int | None = None
         self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        request = {"argv": self.args, "cwd": str(Path.cwd()), "environment": os.environ | environment}
+        request = {"argv": self.args, "cwd": str(Path.cwd()), "environment": os.environ | dict(environment or {})}
         with Path(os.devnull).open() as nothing:
             self._connection = _request(_forking(), request | {"session": session}, [nothing, self._out, self._err])
         self.pid = _number(self._connection)
