@@ -118,7 +118,7 @@ class _Outlines:
         while at >= 0:
             found.append(at)
             at = self.lower.find(wanted, at + len(wanted))
-        return self.rows.take(pa.array(np.unique(np.searchsorted(self.ends, found, side="right"))))
+        return self.rows.take(pa.array(sorted({*np.searchsorted(self.ends, found, side="right").tolist()}), pa.int64()))
 
 
 _OUTLINES: LRUCache[tuple[str | int, ...], _Outlines] = LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
@@ -366,7 +366,9 @@ class LineQuery:
     def blocks(self, words: str, limit: int) -> pa.Table:
         """Search as ``matching_blocks`` does."""
         found = self.matching(words, limit)
-        return self.blocks_at(found.rows).append_column("bm25", pa.array(found.scores)).drop_columns(["_rowid"])
+        return (
+            self.blocks_at(found.rows.tolist()).append_column("bm25", pa.array(found.scores)).drop_columns(["_rowid"])
+        )
 
     def matching(self, words: str, limit: int) -> Scored:
         """Return the ``limit`` blocks that best match ``words``, best first, with their BM25."""
@@ -401,15 +403,18 @@ class LineQuery:
         where = _is_among(rows) + (f" AND ({self.sql})" if self.sql else "")
         return np.isin(rows, self._scanned([], filter=where, with_row_id=True)["_rowid"].to_numpy())
 
-    def blocks_at(self, rows: NDArray[np.uint64]) -> pa.Table:
+    def blocks_at(self, rows: Sequence[int]) -> pa.Table:
         """Return BLOCK_COLUMNS and ``_rowid`` of the blocks that begin at ``rows``, in this order."""
         columns = [*BLOCK_COLUMNS, "_rowid"]
-        if not len(rows):
+        if not rows:
             return pa.schema([schema(1).field(name) for name in BLOCK_COLUMNS]).append(_ROW).empty_table()
         found = self._kept_blocks
         if found is None:
             found = self._read(columns, where=_is_among(rows), with_row_id=True).sort_by("_rowid")
-        return found.take(pa.array(np.searchsorted(found["_rowid"].to_numpy(), rows)))
+        at = np.searchsorted(found["_rowid"].to_numpy(), np.array(rows, np.uint64))
+        return found.take(
+            pa.array(at.tolist(), pa.int64())
+        )  # of an array, Arrow asks numpy.ma, which is slow to import
 
     @cached_property
     def _kept_blocks(self) -> pa.Table | None:
@@ -429,7 +434,9 @@ class LineQuery:
     def near_blocks(self, vector: NDArray[np.float32], limit: int) -> pa.Table:
         """Return the blocks of ``near`` like ``blocks``, with the ``cosine`` (float32) instead of ``bm25``."""
         found = self.near(vector, limit)
-        return self.blocks_at(found.rows).append_column("cosine", pa.array(found.scores)).drop_columns(["_rowid"])
+        return (
+            self.blocks_at(found.rows.tolist()).append_column("cosine", pa.array(found.scores)).drop_columns(["_rowid"])
+        )
 
     def near(self, vector: NDArray[np.float32], limit: int) -> Scored:
         """Return the ``limit`` blocks whose meaning is nearest to ``vector``, ``(dim,)``, that the filter allows.
