@@ -212,9 +212,11 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
     if kind == "list_type" and key in ("sources", "fleet") and table is File:
         return UsageError(f"{key!r} is not a list of tables", where, f"Begin each one with [[{key}]].")
     if table is FleetTable and key == "token":
-        return UsageError("A token is a reference", where, "Write ${NAME}, where NAME is a variable that holds it.")
+        return UsageError(
+            "A token must be a reference", where, "Write ${NAME}, where NAME is a variable that holds it."
+        )
     text = message.removeprefix("Value error, ")
-    return UsageError(f"{key!r} cannot be used", where, f"{text[0].upper()}{text[1:]}.")
+    return UsageError(f"Invalid value of {key!r}", where, f"{text[0].upper()}{text[1:]}.")
 
 
 def _table_of(location: tuple[int | str, ...]) -> tuple[type[Table], str]:

@@ -519,4 +519,4 @@ def _check_search(limit: int, max_distance: float | None, mode: str) -> None:
     if max_distance is not None and not 0 <= max_distance <= MAX_DISTANCE:
         raise UsageError("max_distance must be between 0 and 2", str(max_distance))
     if mode not in MODES:
-        raise UsageError("Unknown mode of search", repr(mode)[:80], f"Modes are: {', '.join(MODES)}.")
+        raise UsageError("Unknown search mode", repr(mode)[:80], f"Modes are: {', '.join(MODES)}.")

@@ -535,7 +535,7 @@ def analyze_document_states(
     entity = Entity.parse(entity_path, workspace.config.hierarchy)
     record = workspace.source(entity)
     if record is None:
-        raise BadEntity("There is no such source", str(entity), "List the sources with: driftline sources")
+        raise BadEntity("Unknown source", str(entity), "List the sources with: driftline sources")
     if workspace.config.fingerprint is None:
         raise UsageError("The workspace has no model yet", workspace.objects.uri, "Index a source first.")
     source = open_source(record.uri, workspace.objects.storage_options, allow_empty=True)
