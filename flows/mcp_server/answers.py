@@ -70,7 +70,8 @@ class SearchAnswer(BaseModel):
     ``found`` counts the windows before that; ``more`` says what is missing and how to get it. ``exact`` counts the
     matches of an exact search, whether they are in ``results`` or not.
 
-    Without results, ``notes`` say why, and ``nearest`` is the nearest line that the filters allow.
+    ``notes`` say why there are no results, or that none is a good match. Without results, ``nearest`` is the nearest
+    line that the filters allow.
     """
 
     query: str

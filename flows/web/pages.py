@@ -98,7 +98,6 @@ def search_page(
         names=_short_names({hit.source for hit in hits}),
         branches=others[:MAX_FACETS],
         complete=report is None or report.facets is None or report.facets.complete,
-        is_weak=bool(hits) and all(hit.label == "weak" for hit in hits),
         facets=facets,
         error=error,
     )

@@ -42,6 +42,10 @@ from driftline.tasks.text import decode, lines_between, rows_of_line, split_line
 
 MAX_WINDOW_LINES = 32
 """Maximum number of lines of a window without its context."""
+GROWTH = 0.7
+"""The share of a window's relevance that a hit needs to extend it: others cost a reader more than they tell."""
+MAX_HEAD_LINES = 8
+"""Maximum number of lines that a window grows by so as to begin with its definition."""
 JUDGED_WINDOWS = 60
 """Windows that show which files a query is about."""
 MAX_WINDOWS_OF_DEFINITION = 3
@@ -56,8 +60,9 @@ class Window:
     which the text begins in its line, and ``definition``, the innermost around it, belong to this hit; the definition
     is unknown unless the window is ``outlined``. ``score`` is that of the hit that places the window: its relevance, of
     which ``attainable`` is the maximum, or its cosine if hits are ordered by that; nothing is attainable then.
-    ``copies`` are other documents of its source with the same content. If the query has ``named`` the definition, the
-    window stays inside it.
+    ``set_back`` is what better windows of its file have taken from the score, which makes it no less likely. ``copies``
+    are other documents of its source with the same content. If the query has ``named`` the definition, the window stays
+    inside it.
     """
 
     entity: str
@@ -74,6 +79,7 @@ class Window:
     score: float = field(default=0.0, compare=False)
     column: int = 0
     attainable: float = 0.0
+    set_back: float = field(default=0.0, compare=False)
     copies: tuple[str, ...] = ()
     named: bool = False
 
@@ -97,6 +103,13 @@ class Window:
         """Return whether it may grow to a line: any line, unless the query names its definition."""
         return not self.named or self.definition is None or self.definition.first <= line <= self.definition.last
 
+    def gains_by(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a later hit is inside, or relevant enough to extend it."""
+        if self.first <= row["line_number"] <= self.last or not self.attainable or self.score <= 0:
+            return True
+        worth: bool = row["relevance"] >= GROWTH * self.score
+        return worth
+
     def take_in(self, other: Window) -> None:
         """Merge ``other`` into this window; the better fit provides the best line."""
         if other.fit > self.fit:
@@ -109,9 +122,9 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int) -
     """Merge hits, best first, into at most ``limit`` windows, in the order of their first hits.
 
     ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` unless
-    nearer is simply better. Hits up to ``max_gap`` lines apart become one window; if that would be too long, the later
-    hit is dropped. Hits are read until there are enough windows, so that no window grows by hits that are worse than
-    all of them.
+    nearer is simply better. Hits up to ``max_gap`` lines apart become one window; if that would be too long, or the
+    later hit is much less relevant, it is dropped. Hits are read until there are enough windows, so that no window
+    grows by hits that are worse than all of them. A window that begins shortly after its definition begins with it.
     """
     windows: list[Window] = []
     of_document: dict[tuple[str, str], list[Window]] = {}
@@ -124,6 +137,8 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int) -
             if last - first >= MAX_WINDOW_LINES or not all(window.may_take_in(line) for window in near):
                 continue
             kept, *others = near
+            if not others and not kept.gains_by(row):
+                continue  # one between two windows joins them all the same
             for other in others:
                 kept.take_in(other)
                 known.remove(other)
@@ -140,7 +155,20 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int) -
         windows.append(new)
         if len(windows) == limit:
             break
+    for known in of_document.values():
+        _begin_with_definitions(known, max_gap)
     return windows
+
+
+def _begin_with_definitions(windows: Sequence[Window], max_gap: int) -> None:
+    """Extend ``windows`` of one document to the nearby beginnings of their definitions, but not close to another."""
+    for window in windows:
+        definition = window.definition
+        if definition is None or not definition.is_code or not 0 < window.first - definition.first <= MAX_HEAD_LINES:
+            continue
+        fits = window.last - definition.first < MAX_WINDOW_LINES
+        if fits and not any(definition.first - max_gap <= each.last < window.first for each in windows):
+            window.first = definition.first
 
 
 def arranged(
@@ -170,7 +198,8 @@ def arranged(
         window.score += unit * (gain + weights.stem * share[window.file])
     seen.clear()
     for window in by_score(windows):
-        window.score += unit * weights.again * seen[window.file]
+        window.set_back = -unit * weights.again * seen[window.file]
+        window.score -= window.set_back
         seen[window.file] += 1
     return by_score(windows)
 
@@ -583,7 +612,7 @@ def hits(
             context = [known.get(number, "") for number in range(start, end + 1)]
         at = match_in(window.text, query)
         judged = _judged(window, document, records.redaction(window.entity), unchanged=text is not None)
-        likely = likelihood(window.score, window.attainable) if window.attainable else None
+        likely = likelihood(window.score + window.set_back, window.attainable) if window.attainable else None
         score = min(score, window.score if likely is None else likely)  # windows after the reranked ones score apart
         yield Hit(
             path=window.path,

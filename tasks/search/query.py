@@ -119,7 +119,7 @@ class SearchReport:
     results: tuple[Hit, ...]
     explanation: Explanation | None = None
     notes: tuple[str, ...] = ()
-    """The reasons, if there are no results."""
+    """The reasons, if there are no results, or that none is a good match."""
     nearest: Hit | None = None
     """The nearest line that the filters allow, whatever its distance, if there are no results."""
     unmatched: tuple[str, ...] = ()
@@ -231,7 +231,9 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
         _count(explanation, queries)
     if request.facets:
         nothing = replace(nothing, facets=counted(finder.matches(), request))
-    return replace(nothing, results=found) if found else _explained(nothing, workspace, finder, request, records)
+    if found:
+        return replace(nothing, results=found, notes=notes_on(found))
+    return _explained(nothing, workspace, finder, request, records)
 
 
 @from_keywords(SearchRequest)
@@ -252,7 +254,13 @@ def _explained(
     return replace(report, notes=notes, nearest=near[0] if near else None, unmatched=unmatched)
 
 
+NO_GOOD_MATCH = "No good match. These are the nearest lines, all weak."
 UNKNOWN_WORDS = "The model knows no word of the query."
+
+
+def notes_on(found: Sequence[Hit]) -> tuple[str, ...]:
+    """Return a note if no hit is likely to be right."""
+    return (NO_GOOD_MATCH,) if found and all(hit.label == "weak" for hit in found) else ()
 
 
 def nothing_indexed(workspace: Workspace) -> str:
