@@ -749,12 +749,10 @@ def create_ltm_backend(
 
     Args:
         backend: ``hierarchical``.
-        catalog_url, storage_uri, hierarchy_levels, hierarchy_defaults, inline_threshold: keys of the configuration.
-        index_config, performance_config: keys that win over ``index`` and ``performance``.
+        catalog_url, storage_uri, inline_threshold, hierarchy_*, *_config: keys, which win over sections.
         catalog, storage, hierarchy, index, performance, embedding: sections of the configuration.
         config, settings: a YAML file, or the content of its ``settings.ltm``; environment and other arguments win.
-        within: the entity that bounds the store (see ``MemoryStore``).
-        errors: ``return`` failures as dictionaries, or ``raise`` typed exceptions.
+        within, errors: the boundary of the store; ``return`` failures as dictionaries, or ``raise`` typed exceptions.
 
     Returns:
         The store; close it after use.
