@@ -204,7 +204,7 @@ class Guard:
 
 def is_page(path: str) -> bool:
     """Return whether ``path`` is a page for people."""
-    return path in ("/", "/index") or path.startswith("/d/")
+    return path in ("/", "/index", "/sql") or path.startswith("/d/")
 
 
 def _announced_bytes(headers: Headers) -> int:
