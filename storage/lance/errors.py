@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial, wraps
+from html import unescape
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from driftline.storage.errors import CorruptFile, StorageError, gave_up, is_panic
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 REASON_CHARACTERS = 300
 _FULL = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT})\b")
+_OF_CACHE = re.compile(r"<Code>DriftlineRead</Code><Message>(.*?)</Message>", re.DOTALL)
 _SOURCE_LINE = re.compile(r",? \S+\.rs:\d+:\d+")
 """The position in Lance's own source code, which does not help the user."""
 
@@ -36,8 +38,10 @@ def write_failed(what: str, where: str, error: BaseException) -> StorageError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the text of ``error``, shortened."""
-    return str(error).partition("\n")[0][:REASON_CHARACTERS]
+    """Return the first line of the text of ``error``, shortened; what a read through the cache failed with is in it."""
+    text = str(error)
+    cause = _OF_CACHE.search(text)
+    return (unescape(cause[1]) if cause else text).partition("\n")[0][:REASON_CHARACTERS]
 
 
 def is_lance_failure(error: BaseException) -> bool:

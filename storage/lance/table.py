@@ -93,10 +93,10 @@ class LanceTable:
         if not self.is_local:
             allow_parallel_reads()
         try:
+            through_cache = self._objects.cached_lance(self.path) if cached else None
+            uri, options = through_cache or (self.uri, self.options)
             session = _session() if cached else None
-            dataset = with_retries(
-                lambda: lance.dataset(self.uri, version, storage_options=self.options, session=session)
-            )
+            dataset = with_retries(lambda: lance.dataset(uri, version, storage_options=options, session=session))
         except BaseException as error:
             if not is_lance_failure(error):
                 raise

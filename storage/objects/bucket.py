@@ -39,6 +39,7 @@ from driftline.storage.errors import (
     UsageError,
 )
 from driftline.storage.objects.backend import ObjectInfo, delays, is_exhausted, with_retries
+from driftline.storage.objects.block_cache import cached_reads
 from driftline.storage.objects.bucket_options import BucketOptions
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX
 from driftline.storage.objects.request_counts import count
@@ -253,6 +254,8 @@ class Bucket:
         self._options = BucketOptions.of(scheme, storage_options)
         self._errors = BucketErrors(scheme, self._uri, self._options)
         self._etags = Etags()
+        self.identity = "\0".join((self._options.endpoint, self._options.account, self._uri))
+        self.credentials = self._options.credentials
         self.lance_options: dict[str, str] | None = self._options.for_lance()
         store = _STORES[scheme]
         # Stalled reads and wrong endpoints fail quickly; large uploads may take long.
@@ -264,6 +267,35 @@ class Bucket:
     def lance_uri(self, path: str) -> str:
         # Lance percent-decodes the path of a URI.
         return f"{self._uri}/{quote(self._key(path))}"
+
+    def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:
+        options = cached_reads(self)
+        # The server of the cache speaks S3, whatever the bucket does.
+        return (f"s3://{self._uri.partition('://')[2]}/{quote(self._key(path))}", options) if options else None
+
+    def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
+        """Return bytes of the object at a full ``key``, to its end without ``end``, and its size and etag."""
+        options: GetOptions = {"range": (start, end) if end is not None else {"offset": start}} if start or end else {}
+
+        def get() -> tuple[bytes, int, str]:
+            result = obstore.get(self._reader, key, options=options)
+            return bytes(result.bytes()), result.meta["size"], result.meta["e_tag"] or ""
+
+        with self._errors.translated("read", key):
+            return with_retries(get, is_transient)
+
+    def page(self, prefix: str, after: str) -> tuple[list[tuple[str, int, str, str]], bool]:
+        """Return key, size, etag and time of objects below the full ``prefix``, and whether more may follow."""
+
+        def read() -> Sequence[ObjectMeta]:
+            return next(
+                iter(obstore.list(self._reader, prefix.rstrip("/"), offset=after or None, chunk_size=LIST_CHUNK)), []
+            )
+
+        with self._errors.translated("list", prefix):
+            found = with_retries(read, is_transient)
+        rows = [(each["path"], each["size"], each["e_tag"] or "", each["last_modified"].isoformat()) for each in found]
+        return rows, len(rows) == LIST_CHUNK
 
     def get(self, path: str) -> tuple[bytes, str]:
         def get() -> tuple[bytes, str]:

@@ -36,6 +36,7 @@ _CLIENT_KEYS = {
 _RETRY_KEYS = {"client_max_retries", "client_retry_timeout"}
 _SECRET_KEY = re.compile("key|secret|token|sas|signature|password|credential|account", re.IGNORECASE)
 _SECRET_ENVIRONMENT = re.compile("^(AWS|AZURE|GOOGLE)_.*(KEY|SECRET|TOKEN|SAS)", re.IGNORECASE)
+_PROVIDER = re.compile("^(AWS|AZURE|GOOGLE)_")
 _SHORTEST_SECRET = 6
 _FSSPEC_NAMES = {
     "s3": {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "aws_session_token": "token"},
@@ -70,6 +71,18 @@ class BucketOptions:
             config["aws_region"] = _pop_first(config, _REGIONS) or _from_environment(_REGIONS) or _DEFAULT_REGION
         retry = {key: value for key, value in options.items() if key in _RETRY_KEYS}
         return cls(config, client, retry, endpoint)
+
+    @property
+    def credentials(self) -> tuple[tuple[str, str], ...]:
+        """All that decides what a client may read; keep it in memory only."""
+        surrounding = {key: value for key, value in os.environ.items() if _PROVIDER.match(key)}
+        return tuple(sorted({**surrounding, **self.config, **self.client}.items()))
+
+    @property
+    def account(self) -> str:
+        """The account of the bucket, on Azure."""
+        names = ("azure_storage_account_name", "account_name")
+        return next((self.config[name] for name in names if name in self.config), "") or _from_environment(names)
 
     def for_obstore(self, **client_defaults: str) -> dict[str, Any]:
         """Return the keyword arguments of an obstore store."""

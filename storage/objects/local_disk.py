@@ -67,6 +67,9 @@ class LocalDisk:
     def lance_uri(self, path: str) -> str:
         return self._absolute(path)
 
+    def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:
+        return None
+
     def get(self, path: str) -> tuple[bytes, str]:
         with self._reported("read", path), open(self._absolute(path), "rb") as file:
             return file.read(), _version(os.fstat(file.fileno()))

@@ -150,6 +150,13 @@ class ObjectStore:
         """Return the location of ``path`` for Lance: an absolute local path, or a percent-encoded bucket URI."""
         return self._backend.lance_uri(_checked(path))
 
+    def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:
+        """Return location and options of ``path`` for reads of Lance through the cache of blocks, if there is one.
+
+        The options hold for this process only. Raises UsageError.
+        """
+        return self._backend.cached_lance(_checked(path))
+
     def get(self, path: str) -> bytes:
         """Return the bytes of an object. Raises ObjectNotFound."""
         return self.get_versioned(path)[0]

@@ -1,0 +1,566 @@
+"""Keep blocks of immutable files of a bucket on a disk, under all reads of Lance tables (decision 21).
+
+Lance's object stores cannot be replaced from Python. Its searches therefore read a bucket through a server in their own
+process, on loopback, which speaks as much of S3 as a reader needs. It merges neighbouring ranges that are requested
+together, reads small files whole, and keeps what it has read in ``BlockCache``. Listings and manifests always come from
+the bucket, so a search sees the newest version, and nobody reads blocks of a version that he may not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+import zlib
+from bisect import insort
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from cachetools import LRUCache
+
+from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, UsageError
+
+log = logging.getLogger(__name__)
+
+CACHE_VARIABLE = "DRIFTLINE_BLOCK_CACHE"
+LIMIT_VARIABLE = "DRIFTLINE_BLOCK_CACHE_BYTES"
+OFF = "off"
+DEFAULT_CACHE_BYTES = 2_000_000_000
+FREED_SHARE = 0.1
+"""What an eviction frees beyond the limit, so that not every write evicts."""
+MEMORY_BYTES = 32 * 2**20
+"""Blocks that a process keeps in memory; Lance keeps what it has decoded."""
+COUNTED_SHARE = 0.05
+"""A process counts what others have written after it has itself written this share of the limit."""
+STALE_SECONDS = 3600
+"""A temporary file of this age is of a process that has ended."""
+
+LINGER_SECONDS = 0.002
+"""How long a read waits for others of the same file, which are merged with it."""
+MERGED_GAP_BYTES = 128 * 2**10
+"""Ranges of a file that are nearer than this are read with one request."""
+TAIL_BYTES = 2**16
+"""What Lance reads of a file first: its end."""
+WHOLE_FILE_BYTES = 8 * 2**20
+"""An index file up to this size is read whole."""
+REQUESTS_AT_ONCE = 128
+FILES_REMEMBERED = 10_000
+CLIENTS_REMEMBERED = 16
+ATTEMPTS = 3
+"""How often a read looks for its blocks, which others may evict meanwhile."""
+
+_IMMUTABLE = re.compile(r"\.lance/(?:tree/.+/)?(data|_indices|_deletions)/")
+"""The files of a table whose names are never used again, unlike those of versions."""
+_BLOCK_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-([0-9a-f]{8})")
+_TEMPORARY = ".tmp-"
+_RANGE = re.compile(rb"\r\nrange: *bytes=(\d+)-(\d+)\r\n", re.IGNORECASE)
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of all blocks: $DRIFTLINE_BLOCK_CACHE, else ``driftline/blocks`` in the user's cache folder.
+
+    None if the variable is "off".
+    """
+    named = os.environ.get(CACHE_VARIABLE)
+    if named == OFF:
+        return None
+    if named:
+        return Path(named).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "driftline" / "blocks"
+
+
+def cache_bytes() -> int:
+    """Return the limit of all blocks. Raises UsageError."""
+    text = os.environ.get(LIMIT_VARIABLE) or str(DEFAULT_CACHE_BYTES)
+    if not text.isdecimal():
+        raise UsageError(f"{LIMIT_VARIABLE} must be a number of bytes", text, "Correct it.")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Block:
+    """The bytes from ``start`` to ``end`` (exclusive) of a file of ``size`` bytes, with their checksum."""
+
+    start: int
+    end: int
+    size: int
+    checksum: int
+
+    @classmethod
+    def of(cls, start: int, data: bytes, size: int) -> Block:
+        """Return the block that holds ``data``."""
+        return cls(start, start + len(data), size, zlib.crc32(data))
+
+    @classmethod
+    def named(cls, name: str) -> Block | None:
+        """Return the block of a file name; None for a name of anything else."""
+        match = _BLOCK_NAME.fullmatch(name)
+        if match is None:
+            return None
+        return cls(int(match[1]), int(match[1]) + int(match[2]), int(match[3]), int(match[4], 16))
+
+    @property
+    def name(self) -> str:
+        return f"{self.start}-{self.end - self.start}-{self.size}-{self.checksum:08x}"
+
+    def holds(self, data: bytes) -> bool:
+        """Return whether ``data`` are the bytes of this block, whole and unchanged."""
+        return len(data) == self.end - self.start and zlib.crc32(data) == self.checksum
+
+
+class BlockCache:
+    """Blocks of files below ``folder``, which processes share: at most ``max_bytes``, without the least recently used.
+
+    A block is written under another name and renamed, and its name has its length and checksum: what a crash or a full
+    disk leaves is a miss. A disk that cannot be written to makes the cache useless, not wrong. Thread-safe.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
+        self._lock = threading.Lock()
+        self._counted: int | None = None
+        """What all blocks took when this process last counted."""
+        self._uncounted = 0
+        self._is_writable = max_bytes > 0
+
+    def blocks(self, file: str) -> list[Block]:
+        """Return the blocks of a file."""
+        try:
+            names = os.listdir(self.folder / file)
+        except OSError:
+            return []
+        return [block for block in map(Block.named, names) if block]
+
+    def read(self, file: str, block: Block) -> bytes | None:
+        """Return the bytes of a block; None if it was evicted or is damaged."""
+        path = self.folder / file / block.name
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+        except OSError:
+            return None
+        if block.holds(data):
+            return data
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None
+
+    def write(self, file: str, block: Block, data: bytes) -> None:
+        """Keep a block, unless the disk is full or read-only."""
+        if not self._is_writable or len(data) > self.max_bytes:
+            return
+        folder = self.folder / file
+        temporary = folder / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            temporary.write_bytes(data)
+            temporary.replace(folder / block.name)
+        except OSError as error:
+            log.debug("Blocks are not kept in %s: %s", self.folder, error)
+            self._is_writable = False
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            return
+        with self._lock:
+            self._uncounted += len(data)
+            if self._counted is None or self._uncounted > self.max_bytes * COUNTED_SHARE:
+                self._counted, self._uncounted = sum(size for *_, size in self._entries()), 0
+            if self._counted + self._uncounted > self.max_bytes:
+                self._counted, self._uncounted = self._evict(), 0
+
+    def _entries(self) -> Iterator[tuple[float, Path, int]]:
+        """Yield the time of use, path and size of each block; leftovers of processes that died are deleted."""
+        for folder, _, names in os.walk(self.folder):
+            for name in names:
+                path = Path(folder, name)
+                with contextlib.suppress(OSError):
+                    found = path.stat()
+                    if not name.startswith(_TEMPORARY):
+                        yield found.st_mtime, path, found.st_size
+                    elif time.time() - found.st_mtime > STALE_SECONDS:
+                        path.unlink()
+
+    def _evict(self) -> int:
+        """Delete the least recently used blocks, and return the bytes of the others."""
+        entries = sorted(self._entries())
+        left = sum(size for *_, size in entries)
+        for _, path, size in entries:
+            if left <= self.max_bytes * (1 - FREED_SHARE):
+                break
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+                left -= size
+        for folder in {path.parent for _, path, _ in entries}:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # only if it is empty
+        return left
+
+
+class RemoteFiles(Protocol):
+    """What the server needs of a bucket. Methods raise the errors of ``storage/errors.py``."""
+
+    identity: str
+    """Names the bucket: its store, account and name."""
+
+    @property
+    def credentials(self) -> Hashable:
+        """Tells apart clients of the same bucket that may read different objects."""
+        ...
+
+    def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
+        """Return the bytes from ``start`` to ``end`` (exclusive), or to the end, and size and etag of the object."""
+        ...
+
+    def page(self, prefix: str, after: str) -> tuple[Sequence[tuple[str, int, str, str]], bool]:
+        """Return key, size, etag and time of the objects below ``prefix`` from the key ``after`` on, and whether more
+        follow.
+        """
+        ...
+
+
+_Range = tuple[int, int]
+_Memory = LRUCache[tuple[str, Block], bytes]
+"""Bytes of blocks, by the name of their file."""
+
+
+@dataclass(slots=True)
+class _CachedFile:
+    """An immutable file: its blocks, and the reads that wait for more of it."""
+
+    key: str
+    name: str
+    blocks: list[Block]
+    waiting: list[tuple[_Range, asyncio.Future[None]]] = field(default_factory=list)
+    coming: list[tuple[_Range, asyncio.Future[None]]] = field(default_factory=list)
+
+    @property
+    def size(self) -> int | None:
+        return self.blocks[0].size if self.blocks else None
+
+    def missing(self, start: int, end: int) -> list[_Range]:
+        """Return the ranges between ``start`` and ``end`` that no block has."""
+        found: list[_Range] = []
+        for block in self.blocks:
+            if block.start >= end:
+                break
+            if block.start > start:
+                found.append((start, block.start))
+            start = max(start, block.end)
+        return [*found, (start, end)] if start < end else found
+
+
+def merged(ranges: Sequence[_Range], gap: int = MERGED_GAP_BYTES) -> list[_Range]:
+    """Return the ``ranges`` in order, those nearer than ``gap`` as one.
+
+    Examples:
+        >>> merged([(50, 60), (0, 10), (15, 20)], gap=5)
+        [(0, 20), (50, 60)]
+    """
+    found: list[_Range] = []
+    for start, end in sorted(ranges):
+        if found and start - found[-1][1] <= gap:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+class _Files:
+    """The immutable files of a bucket, through the cache; used only by the thread of the server."""
+
+    def __init__(self, bucket: RemoteFiles, disk: BlockCache, pool: ThreadPoolExecutor, memory: _Memory) -> None:
+        self.bucket, self._disk, self._pool, self._memory = bucket, disk, pool, memory
+        self._files: LRUCache[str, _CachedFile] = LRUCache(FILES_REMEMBERED)
+
+    async def read(self, key: str, start: int, end: int | None) -> tuple[bytes, int]:
+        """Return the bytes from ``start`` to ``end`` (exclusive), or to the end of the file, and its size."""
+        file = self._file(key)
+        if end is None and (end := file.size) is None:
+            return await self._fetched(file, start, None)
+        for _ in range(ATTEMPTS):
+            missing = file.missing(start, end)
+            if not missing and (found := self._assembled(file, start, end)) is not None:
+                return found, file.size or 0
+            await self._arrival(file, [self._widened(file, *each) for each in missing])
+        return await self._fetched(file, start, end)  # it fits neither into memory nor on the disk
+
+    def _file(self, key: str) -> _CachedFile:
+        file = self._files.get(key)
+        if file is None:
+            name = hashlib.sha256(f"{self.bucket.identity}\0{key}".encode()).hexdigest()[:40]
+            file = self._files[key] = _CachedFile(key, name, sorted(self._disk.blocks(name)))
+        return file
+
+    def _widened(self, file: _CachedFile, start: int, end: int) -> _Range:
+        """Return the range to read instead: all of a small index file, whose end is read first."""
+        is_end = not file.blocks and end - start == TAIL_BYTES
+        return (0, end) if is_end and end <= WHOLE_FILE_BYTES and "/_indices/" in file.key else (start, end)
+
+    def _assembled(self, file: _CachedFile, start: int, end: int) -> bytes | None:
+        """Return bytes that the blocks have; None if one of them was lost, which is then forgotten."""
+        parts: list[memoryview] = []
+        for block in file.blocks:
+            if block.start <= start < block.end:
+                data = self._bytes_of(file, block)
+                if data is None:
+                    file.blocks.remove(block)
+                    return None
+                parts.append(memoryview(data)[start - block.start : end - block.start])
+                start = min(end, block.end)
+                if start == end:
+                    break
+        return b"".join(parts)
+
+    def _bytes_of(self, file: _CachedFile, block: Block) -> bytes | None:
+        data = self._memory.get((file.name, block))
+        if data is None:
+            data = self._disk.read(file.name, block)
+            if data is not None:
+                self._remember(file, block, data)
+        return data
+
+    def _remember(self, file: _CachedFile, block: Block, data: bytes) -> None:
+        with contextlib.suppress(ValueError):  # larger than the memory
+            self._memory[file.name, block] = data
+
+    async def _arrival(self, file: _CachedFile, ranges: Sequence[_Range]) -> None:
+        """Wait until ``ranges`` are read, together with those that others wait for."""
+        futures: list[asyncio.Future[None]] = []
+        for start, end in ranges:
+            on_the_way = [each for (first, last), each in file.coming if first <= start and end <= last]
+            if on_the_way:
+                futures.append(on_the_way[0])
+                continue
+            future = asyncio.get_running_loop().create_future()
+            if not file.waiting:
+                asyncio.get_running_loop().call_later(LINGER_SECONDS, self._flush, file)
+            file.waiting.append(((start, end), future))
+            futures.append(future)
+        for failure in await asyncio.gather(*futures, return_exceptions=True):
+            if failure is not None:
+                raise failure
+
+    def _flush(self, file: _CachedFile) -> None:
+        """Read what is waited for, in as few ranges as are worth it."""
+        waiting, file.waiting = file.waiting, []
+        for start, end in merged([wanted for wanted, _ in waiting]):
+            within = [each for (first, last), each in waiting if start <= first and last <= end]
+            file.coming += [((start, end), each) for each in within]
+            asyncio.get_running_loop().create_task(self._deliver(file, start, end, within))
+
+    async def _deliver(self, file: _CachedFile, start: int, end: int, futures: Sequence[asyncio.Future[None]]) -> None:
+        error: DriftlineError | None = None
+        try:
+            await self._fetched(file, start, end)
+        except DriftlineError as failure:
+            error = failure
+        file.coming = [each for each in file.coming if each[1] not in futures]
+        for future in futures:
+            if not future.done():
+                future.set_exception(error) if error else future.set_result(None)
+
+    async def _fetched(self, file: _CachedFile, start: int, end: int | None) -> tuple[bytes, int]:
+        """Read a range of the bucket, and keep it."""
+        loop = asyncio.get_running_loop()
+        data, size, _ = await loop.run_in_executor(self._pool, self.bucket.fetch, file.key, start, end)
+        block = Block.of(start, data, size)
+        if data:
+            insort(file.blocks, block)
+            self._remember(file, block, data)
+            self._pool.submit(self._disk.write, file.name, block, data)
+        return data, size
+
+
+_STATUS = {200: "OK", 206: "Partial Content", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed"}
+_UNAVAILABLE = 503
+CODE = "DriftlineRead"
+"""The code of errors of this server, whose message is that of the bucket's client."""
+_MAX_HEAD_BYTES = 2**16
+_CREDENTIAL = re.compile(rb"\r\nauthorization: *AWS4-HMAC-SHA256 Credential=([0-9a-f]+)/", re.IGNORECASE)
+_XML = '<?xml version="1.0" encoding="UTF-8"?>'
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """``length`` is that of the body, or the one of an object that was asked for without its body."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+    length: int | None = None
+
+    @classmethod
+    def failed(cls, status: int, reason: str) -> _Answer:
+        """Return an error as S3 spells it."""
+        return cls(status, f"<Error><Code>{CODE}</Code><Message>{escape(reason)}</Message></Error>".encode())
+
+    def encoded(self) -> bytes:
+        lines = [f"HTTP/1.1 {self.status} {_STATUS.get(self.status, 'Service Unavailable')}"]
+        lines += [f"{name}: {value}" for name, value in self.headers]
+        lines += [f"content-length: {len(self.body) if self.length is None else self.length}", "", ""]
+        return "\r\n".join(lines).encode() + self.body
+
+
+class _Connection(asyncio.Protocol):
+    """A connection of Lance's client, which sends its next request after the answer to the last one."""
+
+    def __init__(self, server: ReadServer) -> None:
+        self._server = server
+        self._received = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._answering: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, separator, rest = bytes(self._received).partition(b"\r\n\r\n")
+        if separator:
+            self._received = bytearray(rest)
+            self._answering = asyncio.get_running_loop().create_task(self._answer(head + b"\r\n"))
+            self._answering.add_done_callback(self._answered)
+        elif len(self._received) > _MAX_HEAD_BYTES and self._transport:
+            self._transport.close()
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        if self._transport and not task.cancelled() and task.exception():
+            self._transport.close()  # the client need not wait for an answer that does not come
+
+    async def _answer(self, head: bytes) -> None:
+        method, _, rest = head.partition(b" ")
+        answer = await self._server.answer(method.decode("latin-1"), rest.partition(b" ")[0].decode("latin-1"), head)
+        if self._transport and not self._transport.is_closing():
+            self._transport.write(answer.encoded())
+
+
+class ReadServer:
+    """A server on loopback that reads buckets for this process only: requests name a secret that no other one knows."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder = folder
+        self._disk = BlockCache(folder, max_bytes)
+        self._pool = ThreadPoolExecutor(REQUESTS_AT_ONCE, "driftline-blocks")
+        self._memory: _Memory = LRUCache(MEMORY_BYTES, len)
+        self._clients: LRUCache[Hashable, str] = LRUCache(CLIENTS_REMEMBERED)
+        self._files: dict[str, _Files] = {}
+        self._lock = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        listening = self._loop.create_server(lambda: _Connection(self), "127.0.0.1", 0, backlog=REQUESTS_AT_ONCE * 4)
+        server = self._loop.run_until_complete(listening)
+        self.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        threading.Thread(target=self._loop.run_forever, name="driftline-blocks", daemon=True).start()
+
+    def options(self, bucket: RemoteFiles) -> dict[str, str]:
+        """Return the storage options with which Lance reads ``bucket`` as ``s3://``."""
+        with self._lock:
+            client = (bucket.identity, bucket.credentials)
+            secret = self._clients.get(client)
+            if secret is None:
+                secret = self._clients[client] = secrets.token_hex(16)
+                kept = {*self._clients.values()}
+                files = {known: each for known, each in self._files.items() if known in kept}
+                self._files = files | {secret: _Files(bucket, self._disk, self._pool, self._memory)}
+        return {
+            "aws_access_key_id": secret,
+            "aws_secret_access_key": secret,
+            "aws_endpoint": self.endpoint,
+            "aws_region": "us-east-1",
+            "aws_virtual_hosted_style_request": "false",
+            "allow_http": "true",
+            "timeout": "300s",
+            "client_max_retries": "0",  # the client of the bucket has retried
+        }
+
+    async def answer(self, method: str, target: str, head: bytes) -> _Answer:
+        """Answer one request; ``head`` ends with a line end."""
+        match = _CREDENTIAL.search(head)
+        files = self._files.get(match[1].decode()) if match else None
+        if files is None:
+            return _Answer.failed(403, "The request has not the secret of this process.")
+        if method not in ("GET", "HEAD"):
+            return _Answer.failed(405, "This server only reads.")
+        url = urlsplit(target)
+        key = unquote(url.path).lstrip("/").partition("/")[2]
+        try:
+            if not key:
+                return await self._listing(files, parse_qs(url.query))
+            return await self._object(files, key, _RANGE.search(head), is_head=method == "HEAD")
+        except ObjectNotFound as error:
+            return _Answer.failed(404, error.what)
+        except AccessDenied as error:
+            return _Answer.failed(403, error.what)
+        except DriftlineError as error:
+            return _Answer.failed(_UNAVAILABLE, str(error))
+
+    async def _object(self, files: _Files, key: str, ranged: re.Match[bytes] | None, *, is_head: bool) -> _Answer:
+        start, end = (int(ranged[1]), int(ranged[2]) + 1) if ranged else (0, None)
+        if _IMMUTABLE.search(key):
+            data, size = await files.read(key, start, 1 if is_head else end)
+            etag = "immutable"
+        else:
+            fetching = self._loop.run_in_executor(self._pool, files.bucket.fetch, key, start, end)
+            data, size, etag = await fetching
+        headers = (("etag", f'"{etag.strip(chr(34))}"'), ("last-modified", "Thu, 01 Jan 1970 00:00:00 GMT"))
+        if is_head:
+            return _Answer(200, b"", headers, size)
+        if ranged:
+            return _Answer(206, data, (*headers, ("content-range", f"bytes {start}-{start + len(data) - 1}/{size}")))
+        return _Answer(200, data, headers)
+
+    async def _listing(self, files: _Files, query: dict[str, list[str]]) -> _Answer:
+        prefix = query.get("prefix", [""])[0]
+        after = (query.get("continuation-token") or query.get("start-after") or [""])[0]
+        found, more = await self._loop.run_in_executor(self._pool, files.bucket.page, prefix, after)
+        contents = "".join(
+            f"<Contents><Key>{escape(key)}</Key><LastModified>{modified}</LastModified><ETag>{escape(etag)}</ETag>"
+            f"<Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+            for key, size, etag, modified in found
+        )
+        token = f"<NextContinuationToken>{escape(found[-1][0])}</NextContinuationToken>" if more else ""
+        told = f"<KeyCount>{len(found)}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>{token}"
+        return _Answer(200, f"{_XML}<ListBucketResult>{told}{contents}</ListBucketResult>".encode())
+
+
+_servers: dict[Path, ReadServer] = {}
+"""The server of this process; a test may have several, one for each cache."""
+_one_at_a_time = threading.Lock()
+os.register_at_fork(after_in_child=_servers.clear)
+
+
+def cached_reads(bucket: RemoteFiles) -> dict[str, str] | None:
+    """Return the storage options with which Lance reads ``bucket`` through the cache of this process.
+
+    None if the cache is off, or if this process cannot serve itself. Raises UsageError.
+    """
+    folder, limit = cache_folder(), cache_bytes()
+    if folder is None or _is_proxied(os.environ):
+        return None
+    with _one_at_a_time:
+        if folder not in _servers:
+            try:
+                _servers[folder] = ReadServer(folder, limit)
+            except OSError as error:
+                log.debug("Lance reads %s without a cache: %s", bucket.identity, error)
+                return None
+        return _servers[folder].options(bucket)
+
+
+def _is_proxied(environ: Mapping[str, str]) -> bool:
+    """Return whether Lance's client would send what is for this host to a proxy."""
+    proxies = (environ.get(name) for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"))
+    direct = f"{environ.get('no_proxy', '')},{environ.get('NO_PROXY', '')}".replace(" ", "").split(",")
+    return any(proxies) and not {"127.0.0.1", "*"} & {*direct}

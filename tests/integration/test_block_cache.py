@@ -1,0 +1,186 @@
+"""The cache of blocks: a search finds on the disk what others have read, and nothing stale or damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import driftline as dl
+from driftline.storage.objects import block_cache
+from driftline.storage.objects.block_cache import Block, BlockCache, cached_reads
+from driftline.storage.objects.bucket import Bucket
+from driftline.tasks.search.query import search_workspace
+from tests.servers.delaying import DelayingProxy, Exchange, delaying
+from tests.servers.s3_server import S3Server
+from tests.support.oracle import WORDS, save_tiny_model
+
+QUERY = " ".join(WORDS[3:6])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own."""
+    monkeypatch.setenv("DRIFTLINE_BLOCK_CACHE", str(tmp_path / "blocks"))
+    return tmp_path / "blocks"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tree").mkdir()
+    for number in range(12):
+        lines = (" ".join(WORDS[(number + line) % 40 : (number + line) % 40 + 4]) for line in range(30))
+        (tmp_path / "tree" / f"{number}.txt").write_text("\n".join(lines) + "\n")
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def proxy(
+    s3_environment: S3Server, s3_bucket: str, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[DelayingProxy]:
+    """A proxy that sees what the bucket of an index is asked for."""
+    dl.index(str(tree), workspace=s3_bucket, model=str(save_tiny_model(tmp_path / "model")))
+    with delaying(s3_environment.endpoint, 0) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy
+
+
+def searched(proxy: DelayingProxy, workspace: str, query: str = QUERY) -> tuple[list[Any], list[Exchange]]:
+    """What a new process finds, and what it asks for."""
+    proxy.take()
+    command = [str(Path(sys.executable).parent / "driftline"), "search", query, "--workspace", workspace, "--json"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert not found.stderr
+    results = json.loads(found.stdout)["results"]
+    assert results
+    return results, proxy.take()
+
+
+def of_files(asked: list[Exchange]) -> list[str]:
+    """The immutable files of the table that were read."""
+    return [each.path for each in asked if block_cache._IMMUTABLE.search(each.path)]
+
+
+def test_a_new_process_reads_sound_blocks_of_another_from_the_disk(
+    proxy: DelayingProxy, s3_bucket: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, cold = searched(proxy, s3_bucket)
+    again, warm = searched(proxy, s3_bucket)
+    for number, path in enumerate(path for path in [*folder.rglob("*")] if path.is_file()):
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2] if number % 2 else bytes([data[0] ^ 1]) + data[1:])
+        (path.parent / f".tmp-1-{number}").write_bytes(data[:3])
+    damaged, repaired = searched(proxy, s3_bucket)
+    monkeypatch.setenv("DRIFTLINE_BLOCK_CACHE", "off")
+    direct, asked = searched(proxy, s3_bucket)
+
+    assert expected == again == damaged == direct
+    assert of_files(cold)
+    assert not of_files(warm)
+    assert any(each.path.endswith(".manifest") for each in warm)  # whether there is a newer version
+    assert sorted(of_files(repaired)) == sorted(of_files(cold))
+    assert len(of_files(asked)) > len(of_files(cold))  # ranges are merged, and small files are read whole
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_newer_version_and_another_table_at_the_same_place_are_seen(
+    proxy: DelayingProxy, s3_bucket: str, tree: Path, folder: Path
+) -> None:
+    searched(proxy, s3_bucket)
+    (tree / "new.txt").write_text(f"{QUERY} zebra\n")
+    dl.index(str(tree), workspace=s3_bucket)
+    assert "new.txt" in {hit["path"].rpartition("/")[2] for hit in searched(proxy, s3_bucket)[0]}
+
+
+def test_a_folder_that_cannot_be_written_to_changes_no_answer(
+    proxy: DelayingProxy, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRIFTLINE_BLOCK_CACHE", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    assert searched(proxy, s3_bucket)[0]
+    monkeypatch.setenv("DRIFTLINE_BLOCK_CACHE_BYTES", "much")
+    with pytest.raises(dl.UsageError, match="DRIFTLINE_BLOCK_CACHE_BYTES"):
+        search_workspace(s3_bucket, QUERY)
+
+
+def test_without_a_way_to_itself_a_process_reads_directly() -> None:
+    assert block_cache._is_proxied({"HTTP_PROXY": "http://proxy:3128"})
+    assert block_cache._is_proxied({"all_proxy": "socks5://proxy:1080", "NO_PROXY": "localhost"})
+    assert not block_cache._is_proxied({"http_proxy": "http://proxy:3128", "no_proxy": "localhost, 127.0.0.1"})
+    assert not block_cache._is_proxied({"https_proxy": "http://proxy:3128"})
+
+
+def test_the_server_answers_only_its_process_and_only_reads(
+    s3_environment: S3Server, s3_bucket: str, folder: Path
+) -> None:
+    prefix = s3_bucket.rpartition("/")[2]
+    bucket = Bucket("s3", s3_environment.bucket, prefix, {})
+    bucket.create("t.lance/data/x.lance", b"0123456789")
+    options = cached_reads(bucket)
+    assert options is not None
+    url = f"{options['aws_endpoint']}/{s3_environment.bucket}/{prefix}/t.lance/data/x.lance"
+    secret = options["aws_access_key_id"]
+
+    def asked(method: str, known: str, **headers: str) -> tuple[int, bytes]:
+        credential = {"Authorization": f"AWS4-HMAC-SHA256 Credential={known}/20260101/us-east-1/s3/aws4_request"}
+        data = b"x" if method == "PUT" else None
+        request = urllib.request.Request(url, data, {**credential, **headers}, method=method)
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    assert asked("GET", "0" * 32)[0] == 403
+    assert asked("PUT", secret)[0] == asked("DELETE", secret)[0] == 405
+    assert asked("GET", secret, Range="bytes=2-4") == (206, b"234")
+    assert asked("GET", secret) == (200, b"0123456789")
+    assert cached_reads(Bucket("s3", s3_environment.bucket, "elsewhere", {})) == options
+    others = cached_reads(Bucket("s3", s3_environment.bucket, prefix, {"aws_access_key_id": "another"}))
+    assert others is not None
+    assert others["aws_access_key_id"] != secret
+
+
+def test_processes_that_write_and_evict_at_once_read_whole_blocks_or_none(tmp_path: Path) -> None:
+    caches = [BlockCache(tmp_path, 50_000) for _ in range(4)]
+    contents = [bytes([number]) * (1_000 + number) for number in range(100)]
+
+    def use(number: int) -> None:
+        cache, data = caches[number % len(caches)], contents[number % len(contents)]
+        block = Block.of(number % 7, data, 5_000)
+        name = f"file-{number % 5}"
+        cache.write(name, block, data)
+        assert cache.read(name, block) in (data, None)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, range(800)))
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept
+    assert not [path for path in kept if path.name.startswith(".tmp")]
+    # A process counts now and then, and always first, what the others have written.
+    BlockCache(tmp_path, 50_000).write("last", Block.of(0, b"x", 1), b"x")
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 50_000
+
+
+def test_the_least_recently_used_blocks_are_evicted_first_and_leftovers_of_the_dead_with_them(tmp_path: Path) -> None:
+    cache, blocks = BlockCache(tmp_path, 3_500), [Block.of(at, bytes(1_000), 9_000) for at in (0, 2_000, 4_000, 6_000)]
+    for age, block in enumerate(blocks[:3]):
+        cache.write("file", block, bytes(1_000))
+        os.utime(tmp_path / "file" / block.name, (1_000_000 + age, 1_000_000 + age))
+    leftover = tmp_path / "file" / ".tmp-1-0"
+    leftover.touch()
+    os.utime(leftover, (1, 1))
+    assert cache.read("file", blocks[0])
+    cache.write("file", blocks[3], bytes(1_000))
+
+    assert sorted(cache.blocks("file")) == [blocks[0], blocks[2], blocks[3]]
+    assert not leftover.exists()
