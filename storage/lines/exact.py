@@ -148,6 +148,13 @@ class Packs:
             possible[places] = left
         return possible
 
+    def documents_that_may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
+        """Return ``(n,)``: whether for each clause some pack of the same document may hold a literal of it."""
+        possible = np.ones(len(self.rows), np.bool_)
+        for clause in required:
+            possible &= (np.bincount(self.documents, self.may_hold([clause])) > 0)[self.documents]
+        return possible
+
 
 def _hold(filters: NDArray[np.uint8], size: int, literal: bytes) -> NDArray[np.bool_]:
     hashes = np.unique(_hashes(literal)) & np.uint32(size - 1)

@@ -291,6 +291,7 @@ class SearchRequest(SearchFilter):
         "Whether exact terms ignore case; default: those without a capital do.",
         flag="--ignore-case/--case-sensitive",
     )
+    multiline: bool = option(False, "Exact terms may match over several lines.", aliases=("-U",))
     count: bool = option(False, "Count the lines that match exact terms, and show none.")
     files: bool = option(False, "Show only the first matching line of each file.")
     facets: bool = option(
