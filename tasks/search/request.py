@@ -177,7 +177,7 @@ class SearchFilter:
     )
     workspace_name: str | None = option(
         None,
-        "Only in this named workspace of driftline.toml.",
+        "Only in this view of driftline.toml, [workspaces.NAME].",
         flag="--in",
         metavar="NAME",
         only_in=_TOLD | {"mcp"},

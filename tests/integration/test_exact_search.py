@@ -266,7 +266,7 @@ def test_a_pattern_may_match_over_several_lines(workspace: Workspace) -> None:
     wrong: dict[str, Any]
     for wrong in ({"whole_words": True, "multiline": True}, {"multiline": False}):
         with pytest.raises(UsageError, match=r"several lines|line break"):
-            find(workspace, fixed=["first(\n"], **wrong)
+            find(workspace, "", fixed=["first(\n"], **wrong)
 
 
 def facets(workspace: Workspace, query: str, **options: Any) -> dict[str, Any]:
