@@ -226,7 +226,7 @@ def _check(text: str) -> None:
 def wrong(why: str, text: str, at: int) -> UsageError:
     """Return the error about the character ``at`` (0-based) of a pattern."""
     shown = text if len(text) <= 80 else f"…{text[max(0, at - 30) : at + 30]}…"
-    fix = "The syntax is RE2's; -F searches for the text as it stands."
+    fix = "The syntax is RE2's; `fixed` searches for the text itself."
     return UsageError(f"The pattern is wrong at character {at + 1} ({why})", shown, fix)
 
 

@@ -355,6 +355,8 @@ def options_in(interface: str, *names: str) -> dict[str, Option]:
 
 
 _NAMED = re.compile(r"`(\w+)`")
+_FLAGS = {name: row.flag.partition("/")[0] for name, row in OPTIONS.items()}
+_FLAGS |= {"include": "--include", "exclude": "--exclude"}  # of an index run
 
 
 def in_flags(note: str) -> str:
@@ -366,7 +368,7 @@ def in_flags(note: str) -> str:
         >>> in_flags("a larger `top_k` shows more")
         'a larger --top-k shows more'
     """
-    return _NAMED.sub(lambda found: OPTIONS[found[1]].flag if found[1] in OPTIONS else found[0], note)
+    return _NAMED.sub(lambda found: _FLAGS.get(found[1], found[0]), note)
 
 
 MEMORY_OPTIONS: Mapping[str, Option] = MappingProxyType(
