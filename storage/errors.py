@@ -112,8 +112,8 @@ def upgrade_command() -> str:
     folder, requirement, editable = _installed_from(_origin(), "")
     if not folder:
         return f"{_installer()} --upgrade {shlex.quote(requirement)}"
-    place = shlex.quote(folder)
-    return f"git -C {place} pull && {_installer()} {'-e ' if editable else ''}{place}"
+    quoted = shlex.quote(folder)
+    return f"git -C {quoted} pull && {_installer()} {'-e ' if editable else ''}{quoted}"
 
 
 def package_command(*arguments: str) -> str:

@@ -478,9 +478,9 @@ class _Contents:
             entities = self._entities(tenant)
             main = [each for each in entities if each not in branched]
             everything = self.within is None and not branched
-            places = [(tenant, None if everything else main), *((e, [e]) for e in branched if e in entities)]
-            for place, counted in places:
-                table = self.workspace.lines(place)
+            table_owners = [(tenant, None if everything else main), *((e, [e]) for e in branched if e in entities)]
+            for table_owner, counted in table_owners:
+                table = self.workspace.lines(table_owner)
                 if counted != [] and table.exists():
                     yield table, counted
 

@@ -164,11 +164,11 @@ def ages(workspace: Workspace, uris: Sequence[str], commit: str, committed: date
     known = list(workspace.readable_sources())
     result: list[SourceAge] = []
     for uri in uris:
-        place = _record(uri)
-        entities = [entity for entity, record in known if record.same_place(place)]
-        result += [_age(workspace, entity, place.uri, commit, committed) for entity in entities]
+        requested = _record(uri)
+        entities = [entity for entity, record in known if record.same_location(requested)]
+        result += [_age(workspace, entity, requested.uri, commit, committed) for entity in entities]
         if not entities:
-            result.append(SourceAge(place.uri))
+            result.append(SourceAge(requested.uri))
     return result
 
 
@@ -389,7 +389,7 @@ def lines(report: CiReport) -> list[str]:
         printed.append(f"  {source['entity']}: {counts}; {_lines(source)}; {_scope(source)}")
     printed += [f"  failed: {failure['message']}" for failure in (report.run["failed"] if report.run else ())]
     printed += [f"  {run['deployment']}: {run['state']} after {run['seconds']:.1f} s" for run in report.flow_runs]
-    printed += [f"  {_place(each)} looks like {_like(each)} ({each['distance']:.2f})" for each in report.duplicates]
+    printed += [f"  {_location(each)} looks like {_like(each)} ({each['distance']:.2f})" for each in report.duplicates]
     for age in report.ages:
         printed.append(f"  {age.entity}: {age.seconds or 0:,.0f} s behind {commit}")
     return printed
@@ -417,7 +417,7 @@ def markdown(report: CiReport, error: DriftlineError | None = None) -> str:
         parts += [f"- failed: {_escape(failure['message'])}" for failure in report.run["failed"][:_SHOWN_FAILURES]]
     if report.duplicates:
         pairs = (
-            (each["symbol"], _place(each), each["like_symbol"], _like(each), f"{each['distance']:.2f}")
+            (each["symbol"], _location(each), each["like_symbol"], _like(each), f"{each['distance']:.2f}")
             for each in report.duplicates[:_SHOWN_DUPLICATES]
         )
         parts += ["New functions that look like existing code (distance 0 is the same):", ""]
@@ -444,7 +444,7 @@ def _headline(report: CiReport, error: DriftlineError | None) -> str:
     return f"{_DONE.get(report.action, 'in step with')} {commit}{on}"
 
 
-def _place(duplicate: dict[str, Any]) -> str:
+def _location(duplicate: dict[str, Any]) -> str:
     return f"{duplicate['path']}:{duplicate['line']}"
 
 

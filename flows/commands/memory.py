@@ -251,11 +251,11 @@ def restore(
     as_json: JsonOption = False,
 ) -> int:
     """Rebuild a lost catalog from the indexes and blobs of the workspace."""
-    from driftline.storage.memory.restore import check_place, restore_catalog
+    from driftline.storage.memory.restore import check_location, restore_catalog
 
     place, url = _place(workspace, config)
     if not elsewhere:
-        check_place(place, url)
+        check_location(place, url)
     restored = restore_catalog(place, url)
     line = f"restored {restored.entries:,} entries of {restored.tenants:,} tenants into {restored.where}"
     return _show(asdict(restored), as_json, line)

@@ -152,12 +152,12 @@ def agents_in(scope: Scope) -> list[str]:
     return [name for name, agent in AGENTS.items() if agent.files(scope)]
 
 
-def changes(names: Sequence[str], scope: Scope, place: Path, command: Sequence[str], *, remove: bool) -> list[Change]:
+def changes(names: Sequence[str], scope: Scope, folder: Path, command: Sequence[str], *, remove: bool) -> list[Change]:
     """Return what installing, or removing, Driftline changes for agents in a project or home folder.
 
     Args:
         names: Keys of ``AGENTS``.
-        scope: Whether ``place`` is a project or the home folder of a user.
+        scope: Whether ``folder`` is a project or the home folder of a user.
         place: The folder.
         command: The command that starts the MCP server.
         remove: Whether to remove Driftline.
@@ -175,7 +175,7 @@ def changes(names: Sequence[str], scope: Scope, place: Path, command: Sequence[s
             raise UsageError(f"{name} has no configuration in a project", fix="Use --user.")
         parts: tuple[_Part, ...] = (_Entry(agent.key, agent.entry(command)), _Section(agent.head))
         for file, part in zip(files, parts, strict=False):
-            path = place / file
+            path = folder / file
             if path not in found:
                 before = texts[path] = _read(path)
                 is_first = not remove and part.present_in(before or "", path) is None
@@ -183,26 +183,26 @@ def changes(names: Sequence[str], scope: Scope, place: Path, command: Sequence[s
             text = texts[path]
             if not remove:
                 texts[path] = part.added_to(text or "", path)
-            elif text is not None and not (isinstance(part, _Section) and _has_other_users(file, scope, place, names)):
+            elif text is not None and not (isinstance(part, _Section) and _has_other_users(file, scope, folder, names)):
                 texts[path] = _restored(part, text, path)
     complete = [replace(change, after=texts[path]) for path, change in found.items()]
     return [change for change in complete if change.before != change.after]
 
 
-def is_installed(name: str, scope: Scope, place: Path) -> bool:
+def is_installed(name: str, scope: Scope, folder: Path) -> bool:
     """Return whether the configuration of an agent names Driftline. Raises UsageError if it cannot be read."""
     agent = AGENTS[name]
     files = agent.files(scope)
     if not files:
         return False
-    path = place / files[0]
+    path = folder / files[0]
     return NAME in _servers(_parsed(_read(path) or "", path), agent.key, path)
 
 
-def _has_other_users(file: str, scope: Scope, place: Path, names: Sequence[str]) -> bool:
+def _has_other_users(file: str, scope: Scope, folder: Path, names: Sequence[str]) -> bool:
     """Return whether an agent that is not in ``names`` reads the instructions in ``file`` and has Driftline."""
     others = [name for name, agent in AGENTS.items() if name not in names and file in agent.files(scope)[1:]]
-    return any(is_installed(name, scope, place) for name in others)
+    return any(is_installed(name, scope, folder) for name in others)
 
 
 def _restored(part: _Part, text: str, path: Path) -> str | None:

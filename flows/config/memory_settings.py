@@ -254,15 +254,15 @@ def find_memory(
     from driftline.storage.workspace.workspace import Workspace
 
     elsewhere = configuration.storage.uri
-    place = Workspace.open(workspace_named(elsewhere)) if elsewhere else workspace
-    if not configuration.embedding.enabled or not (configuration.storage.uri or holds_memory(place)):
+    target = Workspace.open(workspace_named(elsewhere)) if elsewhere else workspace
+    if not configuration.embedding.enabled or not (configuration.storage.uri or holds_memory(target)):
         return None
-    url = find_catalog(place, configuration.catalog.url)
+    url = find_catalog(target, configuration.catalog.url)
     if url is None:
         return None
     catalog = configuration.catalog.model_copy(update={"url": url})
     found = configuration.model_copy(update={"catalog": catalog})
-    return cache(lambda: open_memory(found, place.objects.uri, place.objects.storage_options, within=within))
+    return cache(lambda: open_memory(found, target.objects.uri, target.objects.storage_options, within=within))
 
 
 def nested_performance(section: Any) -> Any:
@@ -270,9 +270,9 @@ def nested_performance(section: Any) -> Any:
     if not isinstance(section, Mapping):
         return section
     result = {key: value for key, value in section.items() if key not in SHORT_KEYS}
-    for key, place in SHORT_KEYS.items():
+    for key, target in SHORT_KEYS.items():
         if section.get(key) is not None:
-            result = merged(result, _nested(place, section[key]))
+            result = merged(result, _nested(target, section[key]))
     return result
 
 

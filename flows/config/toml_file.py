@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from driftline.flows.config.environment import WORKSPACE_FOLDER, Environment, absolute_uri, local_path, nearest
-from driftline.flows.config.schema import File, FleetTable, HooksTable, SourceTable, WorkspaceTable, parse, place
+from driftline.flows.config.schema import File, FleetTable, HooksTable, SourceTable, WorkspaceTable, location_of, parse
 from driftline.flows.config.secret_references import (
     check_catalog,
     check_options,
@@ -170,7 +170,7 @@ class Configuration:
 
     def hook_secrets(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the secrets of the webhooks, by the kind of host. Raises UsageError."""
-        where, values = place(self.path, "[web.hooks]"), os.environ if environ is None else environ
+        where, values = location_of(self.path, "[web.hooks]"), os.environ if environ is None else environ
         known = self.hooks.secrets if self.hooks is not None else {}
         return {name: resolve_secret(name, reference, values, where) for name, reference in known.items()}
 
@@ -339,7 +339,7 @@ def named_workspace_filter(config: Configuration, name: str) -> LineFilter:
         raise UsageError(f"No workspace is named {name!r}", str(config.path), f"Known names: {known}.")
     parts = config.workspaces[name]
     for part in parts:
-        _check_dir(part, place(config.path, f"[workspaces.{name}]"))
+        _check_dir(part, location_of(config.path, f"[workspaces.{name}]"))
     whole = tuple(sorted({part.source.entity for part in parts if not part.dir}))
     dirs: dict[Entity, list[str]] = {}
     for part in parts:
@@ -361,12 +361,12 @@ def _check_dir(part: WorkspacePart, where: str) -> None:
 
 def _resolve(parsed: File, file: Path) -> Configuration:
     workspace = parsed.workspace or WORKSPACE_FOLDER
-    check_uri(workspace, place(file))
+    check_uri(workspace, location_of(file))
     options = {key: _as_option(value) for key, value in parsed.storage_options.items()}
-    check_options(options, place(file, "[storage_options]"))
+    check_options(options, location_of(file, "[storage_options]"))
     sources = _sources(parsed.sources, file)
     workspaces = {
-        name: tuple(_parts(table, sources, file, place(file, f"[workspaces.{name}]")))
+        name: tuple(_parts(table, sources, file, location_of(file, f"[workspaces.{name}]")))
         for name, table in parsed.workspaces.items()
     }
     model = parsed.model
@@ -382,8 +382,8 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         options,
         parsed.prices.known,
         parsed.search.model_dump(exclude_none=True),
-        _memory(parsed.memory, place(file, "[memory]")),
-        hooks=_hooks(parsed.web.hooks, place(file, "[web.hooks]")),
+        _memory(parsed.memory, location_of(file, "[memory]")),
+        hooks=_hooks(parsed.web.hooks, location_of(file, "[web.hooks]")),
         redact=parsed.redact,
     )
 
@@ -410,7 +410,7 @@ def _sources(tables: Sequence[SourceTable], file: Path) -> list[ConfiguredSource
     sources: list[ConfiguredSource] = []
     uris, entities = set[str](), set[Entity]()
     for row, table in enumerate(tables):
-        where = place(file, "sources", row)
+        where = location_of(file, "sources", row)
         source = _source(table, file, where)
         if source.uri in uris:
             raise UsageError("A source is listed twice", where, f"Remove one entry for {table.uri}.")
@@ -441,7 +441,7 @@ def _source(table: SourceTable, file: Path, where: str) -> ConfiguredSource:
 def _fleets(tables: Sequence[FleetTable], file: Path) -> list[ConfiguredFleet]:
     fleets: list[ConfiguredFleet] = []
     for row, table in enumerate(tables):
-        where = place(file, "fleet", row)
+        where = location_of(file, "fleet", row)
         try:
             fleet = _fleet(table, file)
         except UsageError as error:

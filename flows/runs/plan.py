@@ -250,7 +250,7 @@ def plan_source(
             raise UsageError(f"Documents belong to a {level}", named.entity, f"Add /{level}:NAME.")
         known = _known_source(workspace, entity, record.uri)
         may_move = request.rebind or named.rebind or request.branch is not None
-        if known is not None and not known.same_place(record) and not may_move:
+        if known is not None and not known.same_location(record) and not may_move:
             raise SourceConflict(
                 f"{entity} is bound to another URI",
                 known.uri,
@@ -290,7 +290,7 @@ def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecor
 
 def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) -> tuple[Entity, SourceRecord | None]:
     """Return the source at ``uri`` that contains the workspace, under whatever name; else the new source ``free``."""
-    if workspace.place is not None and workspace.place.startswith(uri.rstrip("/") + "/"):
+    if workspace.local_path is not None and workspace.local_path.startswith(uri.rstrip("/") + "/"):
         for entity, known in workspace.readable_sources(Entity(free.parts[:-1])):
             if known.uri == uri and entity not in taken and not PARTIAL.fullmatch(entity.id):
                 return entity, known
@@ -310,6 +310,6 @@ def _default_entity(
     for candidate in (name, f"{name}-{suffix}"):
         entity = Entity.parse(f"{level}:{candidate.replace('/', '_')}", workspace.config.hierarchy)
         known = _known_source(workspace, entity, uri)
-        if entity not in taken and (known is None or known.same_place(record)):
+        if entity not in taken and (known is None or known.same_location(record)):
             return (entity, known) if known is not None else _around(workspace, uri, entity, taken)
     raise SourceConflict("No default entity is free for this source", uri, "Name one with --entity.")

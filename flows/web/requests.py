@@ -389,9 +389,11 @@ class Reader:
 
         if self.memory is None:
             raise no_memory()
-        place = self.memory()
+        memory_store = self.memory()
         options = {"scope": entity, **given}
-        return hits_to_dict(self.run(search_memory, place.workspace, place.configuration, within, query, **options))
+        return hits_to_dict(
+            self.run(search_memory, memory_store.workspace, memory_store.configuration, within, query, **options)
+        )
 
     def _on(self, branch: str | None, within: Entity | None) -> Workspace:
         workspace = self.newest()

@@ -116,10 +116,10 @@ def _outweighed(rows: Mapping[int, int], small: Sequence[Set[int]], uncovered: S
     """Return the segments of ``small`` to merge, with each other and with the ``uncovered`` fragments."""
     by_size = sorted(small, key=lambda segment: _total(rows, segment))
     lighter, count = _total(rows, uncovered), 0
-    for place, segment in enumerate(by_size):
+    for position, segment in enumerate(by_size):
         size = _total(rows, segment)
         if lighter and size < max(OUTWEIGHS * lighter, MAX_UNINDEXED_ROWS):
-            count = place + 1
+            count = position + 1
         lighter += size
     return by_size[:count]
 

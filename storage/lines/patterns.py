@@ -158,9 +158,9 @@ class Pattern:
         for round_ in range(MAX_SPANS):
             rests = pa.array([texts[at][start:].decode() for at, start in starts.items()], pa.string())
             spans = pc.extract_regex_span(rests, later if round_ else first)
-            places = zip([*starts.items()], spans.is_valid().to_pylist(), spans.field(0).to_pylist(), strict=True)
+            captures = zip([*starts.items()], spans.is_valid().to_pylist(), spans.field(0).to_pylist(), strict=True)
             starts = {}
-            for (at, origin), is_match, (offset, length) in places:
+            for (at, origin), is_match, (offset, length) in captures:
                 if not is_match:
                     continue
                 start, end = origin + offset, origin + offset + length

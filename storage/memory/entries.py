@@ -181,14 +181,14 @@ class EntryWriter:
         drafts: dict[Entity, Drafts] = defaultdict(Drafts)
 
         @cache
-        def place(owner: EntityName) -> tuple[Drafts, str]:
+        def resolved(owner: EntityName) -> tuple[Drafts, str]:
             entity = self._names.owner(owner)
             return drafts[entity.tenant], entity.directory
 
         boundary = self._names.boundary
         is_deep = boundary is not None and boundary.tenant != boundary
         for item in items:
-            draft, path = place(item.entity)
+            draft, path = resolved(item.entity)
             draft.add(item.key, item.value, path, item.metadata, item.expires_at, self._inline_bytes)
             if is_deep and len(item.key) > MAX_BOUND_CHARACTERS:
                 fix = f"Shorten it to {MAX_BOUND_CHARACTERS} characters."

@@ -72,7 +72,7 @@ class EntityNames:
 
     def find_all(self, names: Iterable[EntityName]) -> list[Entity]:
         """Resolve ``names``, in order."""
-        found = self.places(names)
+        found = self.resolve(names)
         for entity in found:
             if not self.is_inside(entity):
                 # The error must not reveal whether it exists.
@@ -83,7 +83,7 @@ class EntityNames:
         """Return whether ``entity`` is at or below the boundary."""
         return self.boundary is None or is_within(entity, self.boundary)
 
-    def places(self, names: Iterable[EntityName]) -> list[Entity]:
+    def resolve(self, names: Iterable[EntityName]) -> list[Entity]:
         """Resolve ``names`` as limits of a read; entities outside of the boundary do no harm there."""
         parsed = [self.hierarchy.parts(name) for name in names]
         short = {parts for parts in parsed if not self.hierarchy.is_complete(parts)}
@@ -96,7 +96,7 @@ class EntityNames:
 
     def scope(self, within: EntityName, allowed: Sequence[EntityName] | None = None) -> Scope:
         """Return the scope of a call: the entries at or below ``within`` and one of ``allowed``."""
-        return Scope(self.find(within), None if allowed is None else tuple(self.places(allowed)))
+        return Scope(self.find(within), None if allowed is None else tuple(self.resolve(allowed)))
 
     def visible(self, within: EntityName | None, allowed: Sequence[EntityName] | None = None) -> Scope | Everywhere:
         """Like ``scope``; without ``within``, the configured root limits the entries, if there is one.
@@ -104,10 +104,10 @@ class EntityNames:
         Raises AccessDenied if no entity of ``allowed`` overlaps with ``within``.
         """
         if within is None and self.hierarchy.root is None:
-            places = None if allowed is None else tuple(self.places(allowed))
-            if places == ():
+            limits = None if allowed is None else tuple(self.resolve(allowed))
+            if limits == ():
                 raise denied("anything")
-            return Everywhere(places)
+            return Everywhere(limits)
         scope = self.scope(self.root if within is None else within, allowed)
         if scope.allowed is not None and not any(_overlap(scope.within, each) for each in scope.allowed):
             raise denied("anything" if within is None else str(within)[:200])

@@ -70,8 +70,8 @@ def compact_indexes(
     deltas: Counter[str] = Counter()
     for info in workspace.objects.list(top.directory):
         name = parse_name(info.path)
-        if name.kind is Kind.DELTA and Entity.of_directory(name.place).type != workspace.config.hierarchy[-1]:
-            deltas[name.place] += 1
+        if name.kind is Kind.DELTA and Entity.of_directory(name.directory).type != workspace.config.hierarchy[-1]:
+            deltas[name.directory] += 1
     return _fold(workspace, top.tenant, sorted(n for n, number in deltas.items() if number > max_deltas), encoding)
 
 

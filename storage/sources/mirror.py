@@ -148,9 +148,9 @@ def _remote(protocol: str, rest: str) -> Remote:
     if protocol == "file":
         is_whole = os.path.isdir(rest)
         path, ref = (rest, "") if is_whole else _split_ref(rest)
-        place = os.path.realpath(os.path.expanduser(path))
-        inside = os.path.join(place, ".git")
-        return Remote(inside if os.path.isdir(inside) else place, "file", _checked_ref(ref, rest))
+        location = os.path.realpath(os.path.expanduser(path))
+        inside = os.path.join(location, ".git")
+        return Remote(inside if os.path.isdir(inside) else location, "file", _checked_ref(ref, rest))
     path, ref = _split_ref(rest)
     netloc, slash, tail = path.partition("/")
     credentials, _, host = netloc.rpartition("@")
@@ -606,7 +606,9 @@ def _last_used(folder: Path) -> float:
 
 
 def _size_bytes(folder: Path) -> int:
-    return sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
+    return sum(
+        os.lstat(os.path.join(location, name)).st_size for location, _, names in os.walk(folder) for name in names
+    )
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:

@@ -35,7 +35,7 @@ def heads_of_newest_version(workspace: Workspace, listing: Listing) -> list[Obje
         for path, info in listing.items()
         if path == CONFIG or (parse_name(path).kind in _COPIED and _is_wanted(path, of_sources))
     ]
-    files += [listing[f"{place}/{SOURCE}"] for place in sorted(of_sources)]
+    files += [listing[f"{directory}/{SOURCE}"] for directory in sorted(of_sources)]
     return files + [manifest for _, manifest in _tables(workspace, listing)]
 
 

@@ -73,16 +73,16 @@ class DeepFiles:
     """The files of a transformer, in a directory or in a zip archive; ``graph`` names the graph or the weights."""
 
     name: str
-    place: Path
+    path: Path
     graph: str
     pooling: bool
 
     def read(self, name: str) -> bytes:
         """Return the content of one file. Raises ModelNotFound."""
         try:
-            if self.place.is_dir():
-                return (self.place / name).read_bytes()
-            with zipfile.ZipFile(self.place) as archive:
+            if self.path.is_dir():
+                return (self.path / name).read_bytes()
+            with zipfile.ZipFile(self.path) as archive:
                 return archive.read(name)
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise unreadable(self, error) from error
@@ -137,7 +137,7 @@ def require_extra() -> None:
 def unreadable(files: DeepFiles, error: object) -> ModelNotFound:
     """Return the error for a transformer with invalid files."""
     detail = str(error) or type(error).__name__
-    return ModelNotFound(f"The transformer cannot be read ({detail})", str(files.place), "Install the model again.")
+    return ModelNotFound(f"The transformer cannot be read ({detail})", str(files.path), "Install the model again.")
 
 
 def _packaged(name: str) -> DeepFiles:
