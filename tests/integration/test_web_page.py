@@ -233,21 +233,35 @@ def test_a_document_shows_its_lines_outline_neighbours_and_remote(site: Site) ->
     assert "Secret" not in page.content()
 
 
+def select(page: Page, line: str, name: str) -> None:
+    """Select a name in a line, as a double click does."""
+    page.evaluate(
+        """([line, name]) => {
+            const texts = document.createTreeWalker(document.querySelector(`${line} code`), NodeFilter.SHOW_TEXT);
+            for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+                const at = text.data.indexOf(name);
+                if (at >= 0) getSelection().setBaseAndExtent(text, at, text, at + name.length);
+            }
+        }""",
+        [line, name],
+    )
+
+
 def test_a_name_leads_to_its_definition_and_its_uses(site: Site) -> None:
     page, document = site.page, f"{site.url}d/{SOURCE}/src/lease.py?line=1"
     site.browser.open(document, "Renew the lease of a run")
     page.get_by_role("link", name="Uses of Lease", exact=True).click()
     page.wait_for_url("**/?q=uses*Lease*")
     site.browser.open(document, "Renew the lease of a run")
-    page.locator("#L9 code").get_by_text("until").dblclick()
+    select(page, "#L9", "until")
     expect(page.locator("#jump").get_by_role("link", name="Uses")).to_have_attribute("href", "/?q=uses%3Auntil")
-    page.locator("#L7 code").get_by_text("renew").dblclick()
+    select(page, "#L7", "renew")
     page.locator("#jump").get_by_role("link", name="Definition").click()
     page.wait_for_url("**/d/**#L7")  # the only one
 
 
 def test_a_page_shows_more_results_on_request() -> None:
-    hits = tuple(replace(HIT, line=line, rank=line) for line in range(1, 11))
+    hits = tuple(replace(HIT, line=line, start_line=line, rank=line) for line in range(1, 11))
     assert (
         'href="/?q=token&amp;mode=hybrid&amp;top_k=50">More results'
         in search_page(SearchRequest("token"), SearchReport("token", hits)).decode()
@@ -270,6 +284,8 @@ def test_the_page_of_sql_shows_rows_a_plot_and_what_is_wrong(site: Site) -> None
     page.fill("#sql", "DROP VIEW documents")
     page.get_by_role("button", name="Run").click()
     expect(page.get_by_role("alert")).to_be_visible()
+    assert ["400" in each for each in site.said] == [True]
+    site.said.clear()
 
 
 def test_the_index_page_shows_sources_growth_runs_and_what_was_skipped(site: Site) -> None:
