@@ -1,7 +1,7 @@
 """Provide an HTTP/1.1 protocol with limits on slow clients and on connections, and the socket of a server.
 
 uvicorn waits without limit for the first request of a connection, for the rest of each request, and for a client to
-read what was written to it.
+read its answer.
 """
 
 from __future__ import annotations

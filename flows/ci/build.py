@@ -134,7 +134,7 @@ class Build:
         if self.branch is None:
             raise _unknown("The CI system names no branch")
         if main is None and not is_main:
-            what = f"Nothing tells whether {self.branch} is the default branch"
+            what = f"It is unknown whether {self.branch} is the default branch"
             raise UsageError(what, self.system, "Name the default branch: --default-branch NAME")
         return None if is_main else index_name(self.branch)
 

@@ -1,6 +1,6 @@
 """Coding agents: where each keeps its MCP servers and its instructions, and how Driftline adds itself to both.
 
-A change touches nothing but Driftline's own entry: comments, line ends and other entries stay as they are. Text is cut
+A change touches nothing but Driftline's own entry: comments, line ends and other entries are kept. Text is cut
 and inserted by tokens, and the result is parsed again: if anything but that entry would differ, nothing is written. A
 file that was there is copied first, and removing Driftline restores it.
 """
@@ -123,10 +123,10 @@ class Change:
     is_first: bool = False
 
     def apply(self) -> None:
-        """Write the file, after a copy of what was there first.
+        """Write the file, after copying its former content.
 
-        The file keeps its mode and its owner, and a symbolic link leads to it as before. The copy goes when the file
-        is again what it was.
+        The file keeps its mode and its owner, and a symbolic link leads to it as before. The copy is deleted when the
+        file is back in its former state.
 
         Raises:
             UsageError: The file has changed since it was read, or cannot be written.
@@ -153,7 +153,7 @@ def agents_in(scope: Scope) -> list[str]:
 
 
 def changes(names: Sequence[str], scope: Scope, folder: Path, command: Sequence[str], *, remove: bool) -> list[Change]:
-    """Return what installing, or removing, Driftline changes for agents in a project or home folder.
+    """Return the changes that install or remove Driftline for agents in a project or home folder.
 
     Args:
         names: Keys of ``AGENTS``.
@@ -163,8 +163,8 @@ def changes(names: Sequence[str], scope: Scope, folder: Path, command: Sequence[
         remove: Whether to remove Driftline.
 
     Raises:
-        UsageError: An agent has no configuration in this scope, or its configuration is not what it reads, or cannot be
-            edited without touching something else.
+        UsageError: An agent has no configuration in this scope, or its configuration is invalid, or cannot be edited
+        without changing something else.
     """
     texts: dict[Path, str | None] = {}
     found: dict[Path, Change] = {}
@@ -228,7 +228,7 @@ def _backup_of(path: Path) -> Path:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file with its line ends as they are; None if there is no file."""
+    """The text of a file with its original line ends; None if there is no file."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
@@ -307,7 +307,7 @@ class _Entry:
         return _Entry(self.key, servers[NAME]) if NAME in servers else None
 
     def added_to(self, text: str, path: Path) -> str:
-        """Add the entry. What else people wrote into it, such as variables, stays."""
+        """Add the entry. Everything else in it, such as variables, is kept."""
         before = _parsed(text, path)
         present = _servers(before, self.key, path).get(NAME, {})
         if not isinstance(present, dict):
@@ -334,7 +334,7 @@ class _Entry:
             is_right = False
         if not is_right or _comparable(found, self.key) != _comparable(before, self.key):
             raise UsageError(
-                "The file cannot be edited without touching something else",
+                "The file cannot be edited without changing something else",
                 str(path),
                 f"{'Delete' if entry is None else 'Write'} the entry {self.key}.{NAME} by hand"
                 f"{'' if entry is None else f': {json.dumps(entry)}'}.",
@@ -356,14 +356,14 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"The configuration of an agent is not {language}", str(path), f"{error}.") from error
     if not isinstance(found, dict):
-        raise UsageError("The configuration of an agent is not an object", str(path), "Correct it, or set it aside.")
+        raise UsageError("The configuration of an agent is not an object", str(path), "Correct it, or rename it.")
     return found
 
 
 def _servers(config: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
     servers = config.get(key, {})
     if not isinstance(servers, dict):
-        raise UsageError(f"{key!r} is not an object", str(path), "Correct it, or set the file aside.")
+        raise UsageError(f"{key!r} is not an object", str(path), "Correct it, or rename the file.")
     return servers
 
 

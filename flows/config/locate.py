@@ -1,4 +1,4 @@
-"""Locate the workspace and the branch of a command, and what it may read.
+"""Locate the workspace, the branch and the readable sources of a command.
 
 The workspace is the named one, else the nearest one. The branch has a name, or is ``auto`` for the checked-out branch.
 """

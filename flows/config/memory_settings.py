@@ -71,7 +71,7 @@ class CatalogSection(_Section):
     def _agree(self) -> CatalogSection:
         found = "sqlite" if (self.url or "sqlite").startswith("sqlite") else "postgresql"
         if self.type not in (None, "sqlalchemy", found):
-            raise ValueError(f"the type is {self.type}, and the url is of {found}")
+            raise ValueError(f"the type is {self.type}, but the url is a {found} URL")
         return self
 
 
@@ -176,7 +176,7 @@ def load_memory_configuration(
     try:
         return MemoryConfiguration.model_validate(_with_whole_root(found))
     except ValidationError as error:
-        raise UsageError("The configuration of the memory store is wrong", where, _told(error)) from None
+        raise UsageError("The configuration of the memory store is invalid", where, _told(error)) from None
 
 
 def open_memory(
@@ -232,7 +232,11 @@ def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entit
     found = hierarchy_of(configuration)
     parts = found.parts(within)
     if not found.is_complete(parts):
-        raise BadEntity("A boundary is the whole path of an entity", repr(within)[:200], "Begin with its organisation.")
+        raise BadEntity(
+            "A boundary must be the full path of an entity",
+            repr(within)[:200],
+            "Begin with its tenant, such as org:acme.",
+        )
     return found.complete(parts)
 
 
@@ -305,11 +309,13 @@ def _read(path: Path, variables: Mapping[str, str]) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"The configuration cannot be read ({error.strerror})", str(path)) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"The configuration is no YAML ({str(error).partition(chr(10))[0]})", str(path)) from error
+        raise UsageError(
+            f"The configuration is not valid YAML ({str(error).partition(chr(10))[0]})", str(path)
+        ) from error
     section = loaded.get("settings") if isinstance(loaded, dict) else None
     found = section.get("ltm") if isinstance(section, dict) else None
     if not isinstance(found, dict):
-        raise UsageError("The configuration has no settings.ltm", str(path), "Write it under settings, ltm.")
+        raise UsageError("The configuration has no settings.ltm", str(path), "Add it.")
     resolved: dict[str, Any] = _resolve(found, variables, str(path))
     return resolved
 

@@ -1,9 +1,9 @@
 """Read ``driftline.toml``: the sources of a team, their schedules, named workspaces and storage options.
 
 Paths in the file are relative to its folder. The whole file is validated before a command writes anything; an error
-names the key, its table, and the fix. A file that was found in a parent folder may come from somebody else, and its
-storage options and references could send credentials of this user to an endpoint of its author. They are used only
-after ``driftline trust``, which records path and content, as direnv does.
+names the key, its table, and the fix. A file that was found in a parent folder may have another author, and its storage
+options and references could send credentials of this user to an endpoint of its author. They are used only after
+``driftline trust``, which records path and content, as direnv does.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def trust(file: Path, content: bytes, environ: Mapping[str, str]) -> None:
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mark.write_text(f"{file}\n")
     except OSError as error:
-        raise UsageError("The trust cannot be recorded", str(mark), f"{error.strerror}.") from error
+        raise UsageError("The trusted file cannot be recorded", str(mark), f"{error.strerror}.") from error
 
 
 def distrust(file: Path, content: bytes, environ: Mapping[str, str]) -> None:
@@ -104,7 +104,7 @@ class ConfiguredSource:
 class ConfiguredFleet:
     """A ``[[fleet]]`` table: the repositories of ``host`` that ``selection`` chooses, with entities by ``template``.
 
-    ``include`` and ``exclude`` are globs of their files.
+    ``include`` and ``exclude`` are globs of their files. ``table`` is the table itself, for a machine without the file.
     """
 
     name: str
@@ -114,6 +114,8 @@ class ConfiguredFleet:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     grace_days: float = 7.0
+    schedule: Schedule | None = None
+    table: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +395,9 @@ def _hooks(table: HooksTable | None, where: str) -> HookSettings | None:
         return None
     secrets = {name: each for name in HOOK_HOSTS if (each := getattr(table, name)) is not None}
     if not secrets:
-        raise UsageError("No secret of a host is named", where, 'Write, for example: github = "${GITHUB_HOOK_SECRET}"')
+        raise UsageError(
+            "No webhook secret is configured", where, 'Write, for example: github = "${GITHUB_HOOK_SECRET}"'
+        )
     for name, value in secrets.items():
         check_secret(name, value, where)
     return HookSettings(secrets, tuple(table.branches), table.pull_requests, table.prefect)
@@ -431,11 +435,22 @@ def _source(table: SourceTable, file: Path, where: str) -> ConfiguredSource:
     entity = _entity(table.entity or f"{level}:{name}", where)
     if entity.type != level:
         raise UsageError(f"Documents belong to a {level}, which {entity} is not", where, f"Add /{level}:NAME.")
-    schedule = None
-    if table.schedule is not None:
-        is_cron = isinstance(table.schedule, str)
-        schedule = Schedule(cron=str(table.schedule)) if is_cron else Schedule(interval_seconds=float(table.schedule))
-    return ConfiguredSource(uri, entity, tuple(table.include), tuple(table.exclude), schedule, table.link or "")
+    files = tuple(table.include), tuple(table.exclude)
+    return ConfiguredSource(uri, entity, *files, _schedule(table.schedule), table.link or "")
+
+
+def _schedule(given: str | float | None) -> Schedule | None:
+    if given is None:
+        return None
+    return Schedule(cron=given) if isinstance(given, str) else Schedule(interval_seconds=float(given))
+
+
+def fleets_of(tables: Sequence[FleetTable]) -> tuple[ConfiguredFleet, ...]:
+    """Return the fleets of tables that come from a configuration elsewhere, as ``ConfiguredFleet.table``.
+
+    Raises UsageError.
+    """
+    return tuple(_fleets(tables, Path("fleets")))
 
 
 def _fleets(tables: Sequence[FleetTable], file: Path) -> list[ConfiguredFleet]:
@@ -448,7 +463,7 @@ def _fleets(tables: Sequence[FleetTable], file: Path) -> list[ConfiguredFleet]:
             what = f"{error.what} ({error.where})" if error.where else error.what
             raise UsageError(what, where, error.fix) from error
         if any(fleet.name == other.name for other in fleets):
-            raise UsageError("Two fleets have one name", where, "Give one of them another name.")
+            raise UsageError("Two fleets have the same name", where, "Rename one of them.")
         fleets.append(fleet)
     return fleets
 
@@ -459,7 +474,7 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     known = OWNERS[provider]
     if len(owners) > 1 or not set(owners) <= known:
         kinds = ", ".join(sorted(known - {""})) or "none"
-        raise UsageError(f"A fleet of {provider} has one owner", ", ".join(owners), f"Its kinds are: {kinds}.")
+        raise UsageError(f"A fleet of {provider} has more than one owner", ", ".join(owners), f"Keep one of: {kinds}.")
     is_local = provider in ("folder", "list")
     if (table.repositories and provider != "list") or (is_local and not table.url and not table.repositories):
         what = {"folder": "needs the url of a folder", "list": "needs repositories, or the url of a file"}
@@ -497,7 +512,10 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     )
     selection.reasons()  # checks the globs
     files = tuple(table.include_files), tuple(table.exclude_files)
-    return ConfiguredFleet(table.name or host.name, host, selection, template, *files, table.grace_days)
+    named = table.model_copy(update={"name": table.name or host.name, "url": url or None, "schedule": None})
+    elsewhere = named.model_dump(mode="json", exclude_defaults=True)
+    schedule = _schedule(table.schedule)
+    return ConfiguredFleet(named.name or "", host, selection, template, *files, table.grace_days, schedule, elsewhere)
 
 
 def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Path, where: str) -> list[WorkspacePart]:

@@ -164,7 +164,7 @@ def _strict(tool: Tool) -> Tool:
 
     def check(given: Any) -> Any:
         if isinstance(given, dict) and (unknown := [name for name in given if name not in known]):
-            raise ValueError(f"There is no argument {unknown[0]!r}. {nearest_name(unknown[0], known)}")
+            raise ValueError(f"Unknown argument {unknown[0]!r}. {nearest_name(unknown[0], known)}")
         return given
 
     checks: dict[str, Any] = {"check": model_validator(mode="before")(check)}

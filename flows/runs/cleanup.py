@@ -312,7 +312,7 @@ def clean_within(
 ) -> CleanupReport:
     """Delete the memory blobs at and below ``top`` that no entry refers to; a dry run only reports them.
 
-    Raises UsageError, CatalogError, StorageError; the log ``driftline.audit`` has what was deleted before.
+    Raises UsageError, CatalogError, StorageError; the log ``driftline.audit`` has earlier deletions.
     """
     if max_age_seconds < 0:
         raise UsageError("An age cannot be negative", f"{max_age_seconds:g} s", "Pass 0 or more.")

@@ -262,7 +262,7 @@ class FollowedWorkspace:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self) -> Workspace:
-        """Return the copy as of the last comparison. Raises what ``follow`` raised then."""
+        """Return the copy as of the last comparison. Raises the error of ``follow``."""
         with self._lock:
             if self._copy is None:
                 self._copy, self._failure = self._newest(), None
@@ -361,7 +361,7 @@ def _make_room(folder: Path, size_bytes: int, *, max_bytes: int) -> None:
 
 
 def _remove(folder: Path) -> bool:
-    """Delete a copy unless another process is changing it, and return whether it is gone."""
+    """Delete a copy unless another process is changing it; return whether it was deleted."""
     copy = WorkspaceCopy(folder / "copy")
     try:
         copy.versions.mkdir(exist_ok=True)

@@ -442,7 +442,7 @@ class SourceRun:
         if lost <= GUARDED_DELETIONS or lost <= limit * before:
             return None
         return DeletionRefused(
-            f"{lost:,} of {before:,} documents are gone, more than the fraction {limit:g}; the index keeps them",
+            f"{lost:,} of {before:,} documents are missing, more than the fraction {limit:g}; the index keeps them",
             str(self._source.entity),
             "To delete them, run again with --max-delete-fraction 1.",
         )
@@ -536,7 +536,7 @@ class SourceRun:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Raise the KeyboardInterrupt of a first Ctrl-C after the block, so that what it commits is known; of a second at
+    """Raise the KeyboardInterrupt of a first Ctrl-C after the block, so that its commits are recorded; of a second at
     once.
     """
     before = signal.getsignal(signal.SIGINT)

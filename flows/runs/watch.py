@@ -154,7 +154,9 @@ class Watcher:
         return (status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
 
     def _wait_for(self, root: str, stop: threading.Event) -> None:
-        self.on_error(SourceNotFound("The folder that is watched is gone", root, "The index keeps its documents."))
+        self.on_error(
+            SourceNotFound("The watched folder does not exist any more", root, "The index keeps its documents.")
+        )
         while self._identity() is None and not stop.wait(_POLL_MILLISECONDS / 1000):
             pass
 

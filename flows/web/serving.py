@@ -124,13 +124,13 @@ def _check(exposed: Exposure, host: str, listener: socket.socket) -> None:
     address = f"{host}:{listener.getsockname()[1]}"
     for origin in exposed.cors_origins:
         if not _is_origin(origin):
-            raise UsageError("This is no origin as browsers write it", origin, "Write https://portal.example.com.")
+            raise UsageError("Not a valid origin", origin, "Write https://portal.example.com.")
     if exposed.authentication.is_open and (exposed.names or not is_loopback(listener)):
         fix = "Use --require-token, or name a --trusted-proxy-header."
-        raise UsageError(f"{_WHAT} lets anybody in on loopback only", address, fix)
+        raise UsageError(f"{_WHAT} works without authentication on loopback only", address, fix)
     if not exposed.names and host in _WILDCARDS:
         fix = "Name the host that clients write into the URL: --allowed-host driftline.example.com"
-        raise UsageError(f"{_WHAT} does not know its name", address, fix)
+        raise UsageError(f"{_WHAT} needs a host name", address, fix)
     if (exposed.certificate is None) != (exposed.key is None):
         raise UsageError("TLS needs a certificate and its key", address, "Name both --tls-certificate and --tls-key.")
 

@@ -82,7 +82,7 @@ def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
 SEGMENT_ROWS = 1 << 20
 """Target rows of a segment: small enough to give every worker one, large enough that searches open few."""
 SMALL_SEGMENT_ROWS = SEGMENT_ROWS // 2
-"""Segments with fewer rows are merged later; larger ones stay as they are."""
+"""Segments with fewer rows are merged later; larger ones are kept."""
 MAX_SMALL_SEGMENTS = 8
 """Maximum number of small segments that a run leaves."""
 OUTWEIGHS = 2

@@ -46,7 +46,7 @@ Clause = frozenset[bytes]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A valid pattern. ``text`` is as it was given, ``expression`` what RE2 gets, without flags.
+    """A valid pattern. ``text`` is the input, ``expression`` its form for RE2, without flags.
 
     A match of whole ``words`` has no letter, mark, digit or underscore before or after it.
     """
@@ -57,7 +57,7 @@ class Pattern:
     words: bool = False
     required: tuple[Clause, ...] = field(default=(), compare=False)
     in_lines_only: bool = field(default=False, compare=False)
-    """Whether it tells the beginning of a line from that of a text, so that packs cannot be tested whole."""
+    """Whether it distinguishes the start of a line from the start of a text, so that packs cannot be tested whole."""
     multiline: bool = False
     """Whether a match may hold line breaks; as in a line, ``.`` matches none."""
 
@@ -226,12 +226,12 @@ def _check(text: str) -> None:
 def wrong(why: str, text: str, at: int) -> UsageError:
     """Return the error about the character ``at`` (0-based) of a pattern."""
     shown = text if len(text) <= 80 else f"…{text[max(0, at - 30) : at + 30]}…"
-    fix = "The syntax is RE2's; `fixed` searches for the text itself."
-    return UsageError(f"The pattern is wrong at character {at + 1} ({why})", shown, fix)
+    fix = "The syntax is RE2's; `fixed` searches for literal text."
+    return UsageError(f"Invalid pattern at character {at + 1} ({why})", shown, fix)
 
 
 def _too_large(text: str) -> UsageError:
-    return UsageError("The pattern is too large", text[:80], "Repeat less, or search for its parts.")
+    return UsageError("The pattern is too complex", text[:80], "Repeat less, or search for its parts.")
 
 
 def _unbalanced(text: str) -> int:

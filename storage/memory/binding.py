@@ -85,7 +85,7 @@ def _remembers(workspace: Workspace, tenant: Entity) -> bool:
 
 WAYS_BACK = (
     "Set DATABASE_URL (or LTM_CONFIG) to its catalog. If that is lost: driftline memory restore. "
-    "To replace it by this one: driftline memory adopt."
+    "To use this one instead: driftline memory adopt."
 )
 
 
@@ -240,9 +240,9 @@ class Generations:
         # Read the catalog last: another process may commit and flush in between, always in this order.
         if recent > (self._catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0):
             raise CatalogMismatch(
-                f"The catalog is older than the index of {tenant}, for example after a return to a backup",
+                f"The catalog is older than the index of {tenant}, for example because it was restored from a backup",
                 self._catalog.where,
-                "Return to the newer catalog, or go on with this one: driftline memory adopt.",
+                "Use the newer catalog, or continue with this one: driftline memory adopt.",
             )
         self._checked.add(tenant)
 
@@ -266,8 +266,8 @@ def adopt(workspace: Workspace, catalog: Catalog, *, discard: bool = False) -> C
         raise CatalogMismatch(
             "The catalog has no entries, but this workspace holds memory",
             catalog.where,
-            "Name its own in DATABASE_URL, or run: driftline memory restore. "
-            "To give the memory up: driftline memory adopt --discard",
+            "Name the right one in DATABASE_URL, or run: driftline memory restore. "
+            "To discard the memory: driftline memory adopt --discard",
         )
     found = catalog.prepare(workspace.config.workspace_id)
     for tenant in workspace.tenants():

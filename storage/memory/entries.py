@@ -64,7 +64,9 @@ class EntryReader:
         return [entry for entry in entries if entry is not None]
 
     def values(self, rows: Sequence[EntryRow]) -> list[Any]:
-        """Return the values of ``rows``, in order; None if the blob is gone, for example after a later store."""
+        """Return the values of ``rows``, in order; None if the blob does not exist any more, for example after a later
+        store.
+        """
 
         def value(row: EntryRow) -> Any:
             try:
@@ -75,7 +77,7 @@ class EntryReader:
         return in_threads(self.pool, value, rows)
 
     def _entry(self, row: EntryRow, scope: Scope) -> MemoryEntry | None:
-        """Read a value. If its blob is gone, the entry was replaced in the meantime, so read the catalog again."""
+        """Read a value. If its blob is missing, the entry was replaced in the meantime, so read the catalog again."""
         current = row
         for _ in range(READ_ATTEMPTS):
             try:

@@ -26,7 +26,7 @@ class EntityNames:
     """Look up names in the catalog.
 
     A path with every level from the first one on is complete. Of any other name, the longest registered part counts:
-    ``user:alice/session:new`` lies below the registered ``user:alice``. Unregistered levels come from the root, or from
+    ``user:alice/session:new`` is below the registered ``user:alice``. Unregistered levels come from the root, or from
     the defaults. With a configured root, names are looked up in its tenant, and calls without a scope see the entries
     at or below it; otherwise both cover all tenants. Methods raise BadEntity, CatalogError, CatalogConnectionError.
     """
@@ -165,8 +165,8 @@ def _overlap(one: Entity, other: Entity) -> bool:
 
 
 def denied(what: str) -> AccessDenied:
-    """Return the error for a read that ``allowed_ancestors`` does not permit; it names only what the caller named."""
-    return AccessDenied("The allowed ancestors do not permit to read this", what, "Name one of its ancestors.")
+    """Return the error for a read that ``allowed_ancestors`` does not permit; it repeats only names from the call."""
+    return AccessDenied("The allowed ancestors do not include this entity", what, "Name one of its ancestors.")
 
 
 def bound_names(catalog: Catalog, hierarchy: Hierarchy, within: EntityName | None) -> EntityNames:

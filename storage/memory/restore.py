@@ -137,7 +137,7 @@ def check_location(workspace: Workspace, configured: str | None) -> None:
     try:
         if record is not None and record.where != location_of(workspace, catalog):
             raise CatalogMismatch(
-                f"The catalog of this workspace was last at {record.where}",
+                f"The catalog of this workspace was last in {record.where}",
                 catalog.where,
                 "Set DATABASE_URL to it. If it is lost for good: driftline memory restore --elsewhere",
             )
@@ -155,7 +155,7 @@ def _check_is_lost(workspace: Workspace, catalog: Catalog, record: CatalogRecord
     if catalog.read(has_no_entries) and older_tenants(workspace, catalog):
         return  # it holds nothing to lose
     raise CatalogMismatch(
-        "There is a catalog of this workspace, so nothing is restored",
+        "The catalog of this workspace exists, so nothing was restored",
         catalog.where,
         "Use it, or make it the workspace's own: driftline memory adopt. To replace it, delete it first.",
     )

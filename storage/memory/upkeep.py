@@ -76,7 +76,7 @@ def compact_indexes(
 
 
 def compact_index(workspace: Workspace, entity: Entity, encoding: Encoding = DEFAULT_ENCODING) -> dict[str, Folded]:
-    """Fold only the memory index of ``entity``, however few deltas it has. Returns what ``compact_indexes`` does."""
+    """Fold only the memory index of ``entity``, however few deltas it has, and return it by directory."""
     has_deltas = memory_index.MemoryIndex(workspace.objects, entity.directory).log().deltas
     return _fold(workspace, entity.tenant, [entity.directory] if has_deltas else [], encoding)
 

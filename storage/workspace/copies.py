@@ -73,7 +73,7 @@ class WorkspaceCopy:
                 raise UsageError("The folder is not a copy", str(self.location), "Name a new folder for the copy.")
             self.location.rmdir()
         if self.current is not None and self.record() is None:
-            raise UsageError("The link does not lead to a copy", str(self.location), "Name a new folder for the copy.")
+            raise UsageError("The link does not point to a copy", str(self.location), "Name a new folder for the copy.")
 
     @contextlib.contextmanager
     def locked(self, *, wait: bool = False) -> Iterator[None]:
@@ -137,7 +137,7 @@ class WorkspaceCopy:
             link.symlink_to(os.path.relpath(target, self.location.parent))
             os.replace(link, self.location)
         except OSError as error:
-            raise StorageError(f"The copy cannot be switched ({error.strerror})", str(self.location)) from error
+            raise StorageError(f"The copy cannot be updated ({error.strerror})", str(self.location)) from error
         names = sorted(entry.name for entry in self.versions.iterdir() if (entry / CONFIG).exists())
         for name in names[:-KEPT_VERSIONS]:
             shutil.rmtree(self.versions / name, ignore_errors=True)

@@ -90,7 +90,7 @@ def _of_table(table: LineTable, manifest: ObjectInfo, listing: Listing) -> list[
             found.append(info)
             names.discard(name)
     if names:
-        raise ObjectNotFound(f"{len(names)} files of the table have vanished", f"{table.uri}/{min(names)}")
+        raise ObjectNotFound(f"{len(names)} files of the table are missing", f"{table.uri}/{min(names)}")
     return found
 
 

@@ -170,7 +170,7 @@ class Workspace:
         config = read_record(self.objects, CONFIG, WorkspaceConfig)
         if config is None:
             if self.tenants():
-                raise CorruptFile("The workspace has lost this file", f"{self.objects.uri}/{CONFIG}", _RESTORE)
+                raise CorruptFile("A file of the workspace is missing", f"{self.objects.uri}/{CONFIG}", _RESTORE)
             raise WorkspaceNotFound("No workspace exists here", self.objects.uri, "Index a source into it first.")
         return replace(self, config=config)
 
@@ -194,7 +194,7 @@ class Workspace:
             return cls(objects, config)
         new = WorkspaceConfig()
         if cls(objects, new).tenants():  # a new id would lock out memory and cleanup
-            raise CorruptFile("The workspace has lost this file", f"{objects.uri}/{CONFIG}", _RESTORE)
+            raise CorruptFile("A file of the workspace is missing", f"{objects.uri}/{CONFIG}", _RESTORE)
         if private:
             objects.make_private()
         try:
@@ -438,7 +438,7 @@ def acquire_source(workspace: Workspace, entity: Entity, run_id: str, *, wait_se
 
 
 def _record(workspace: Workspace, branch: Branch) -> BranchRecord:
-    """Return the record of the cut that holds ``branch``. Raises LeaseLost if it is gone."""
+    """Return the record of the cut that holds ``branch``. Raises LeaseLost if it does not exist any more."""
     record = read_record(workspace.objects, branch.record_path, BranchRecord)
     if record is None or record.cut != branch.cut:
         where = f"{workspace.objects.uri}/{branch.record_path}"

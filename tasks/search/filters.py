@@ -183,7 +183,7 @@ class LineKinds:
 
     @classmethod
     def of(cls, search_filter: SearchFilter) -> Self:
-        """Return what a filter demands of single lines."""
+        """Return the conditions of a filter on single lines."""
         switches = ((row.leaves_out, getattr(search_filter, name)) for name, row in FILTERS.items())
         left_out = tuple(leaves_out for leaves_out, is_on in switches if leaves_out is not None and not is_on)
         return cls(search_filter.symbols, tuple(search_filter.kinds or ()), left_out)

@@ -2,8 +2,8 @@
 
 A link must never lead to another text, so a document has one only if its content at a commit is known to be the indexed
 one: because a run has recorded the commit that the index reached, and no later run has written the document; or because
-the work tree is at hand, and git names the same blob at a commit that has been pushed. A commit never changes, so what
-is known of one remains true and is cached.
+the work tree is at hand, and git names the same blob at a commit that has been pushed. A commit never changes, so its
+data is cached.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TEMPLATES: Mapping[str, str] = {
 }
 """How each kind of host links to a line."""
 _AS_SOURCE = {"github": "plain=1", "gitlab": "plain=1", "gitea": "display=source"}
-"""What makes a host show the lines of a file that it would render."""
+"""The query that makes a host show the lines of a file that it would render."""
 _RENDERED = frozenset({"adoc", "asciidoc", "ipynb", "markdown", "md", "mdx", "mkd", "org", "rst", "textile"})
 _HOSTS = {"codeberg": "gitea", "forgejo": "gitea", "gitea": "gitea", "github": "github", "gitlab": "gitlab"}
 """The kind of a host, by a part of its name."""
@@ -81,7 +81,7 @@ class Address:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Return what all spellings of the remote have in common; hosts ignore case."""
+        """Return the common form of all spellings of the remote; hosts ignore case."""
         return self.host, self.path.lower().removeprefix("scm/")
 
     @property
@@ -145,7 +145,7 @@ def _scp(text: str) -> tuple[str, str]:
 
 
 def wrong_link(link: str) -> str | None:
-    """Return what is wrong with the ``link`` of a source: a kind of host, or a template; None if nothing is.
+    """Return the problem of the ``link`` of a source: a kind of host, or a template; None if nothing is.
 
     Examples:
         >>> wrong_link("gitlab"), wrong_link("https://git.example.com/view/{repository}/{path}?id={commit}#n{line}")
@@ -236,8 +236,8 @@ def find_links(
 ) -> Links:
     """Return the links of ``documents``, by the hashes of their indexed content.
 
-    ``record_of`` returns the record of a source, read before this call, and ``contents`` has what was read of the
-    documents, as bytes. A source whose index or repository cannot be read has no links.
+    ``record_of`` returns the record of a source, read before this call, and ``contents`` the bytes of documents that
+    were read. A source whose index or repository cannot be read has no links.
     """
     found: dict[DocumentKey, tuple[LinkTemplate, _Revision]] = {}
     for entity in sorted({entity for entity, _ in documents}):
@@ -259,7 +259,7 @@ def find_links(
 
 _Fact = tuple[str, str, str, str, str]
 _KNOWN: LRUCache[_Fact, _Revision | None] = LRUCache(KNOWN_DOCUMENTS)
-"""The places of documents by two names of their source, commit, path and hash; None if the content there is another."""
+"""The places of documents by two names of their source, commit, path and hash; None if the content there differs."""
 _KNOWN_LOCK = threading.Lock()
 
 

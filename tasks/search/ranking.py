@@ -1,6 +1,6 @@
 """Score how well lines answer a query: by words, meaning, and whether they define something (DESIGN, "Search").
 
-A line is scored with its neighbours, because one line alone says little:
+A line is scored with its neighbours, because a single line says little:
 
     score = BM25 of the words around it and of its path, and half of the weights of the words in its path once more
           + 0.06 x BM25 of the four best blocks of its document
@@ -129,7 +129,7 @@ def text_scores(
 def line_scores(
     counts: NDArray[np.float32], lengths: NDArray[np.float32], weights: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return ``(n,)``: BM25 of the words of each line alone, which selects the best line of a window."""
+    """Return ``(n,)``: BM25 of the words of each single line, which selects the best line of a window."""
     scores: NDArray[np.float32] = _saturated(counts, lengths) @ weights
     return scores
 
