@@ -255,11 +255,10 @@ def make_app(
     api.get("/readyz", **hidden)(in_thread(programs.ready))
     metrics = Metrics.create()
     api.get("/metrics", **hidden)(in_thread(_metrics(metrics, IndexMetrics(reader.newest))))
-    api.get("/", **hidden)(in_thread(people.search, searches=True))
-    api.get(_DOCUMENT, **hidden)(in_thread(people.document, searches=True))
+    for target, page in (("/", people.search), (_DOCUMENT, people.document), ("/sql", people.sql)):
+        api.get(target, **hidden)(in_thread(page, searches=True))
     _allow_newlines(api)
     api.get("/index", **hidden)(in_thread(people.index))
-    api.get("/sql", **hidden)(in_thread(people.sql, searches=True))
     for name in pages.STATIC:
         api.get(f"/static/{name}", **hidden)(_static(name))
     api.get(SIGN_IN, **hidden)(sign_in.form)
