@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Workspace:
     """An open index: search, update and inspect it.
 
-    ``driftline.open`` makes one. A client from ``driftline.connect`` has the same methods, except those that write.
+    ``driftline.open`` makes one. A client from ``driftline.connect`` has the same methods, but writes nothing.
     ``uri`` is the location of the workspace; ``storage`` is internal.
 
     Examples:
