@@ -73,25 +73,28 @@ def schema(dim: int) -> pa.Schema:
 
     Some rows have a ``pack``: the text of their document from line ``pack_line`` to the next pack, exactly as it was
     decoded, with ``grams``, the filter of its trigrams (exact.py).
+
+    Files hold the columns in this order. What every search reads comes last, beside the metadata of the file, so that
+    one read of the end of a file has it (block_cache.py).
     """
     return pa.schema(
         [
             pa.field("id", pa.int64()),
-            pa.field("entity", pa.string()),
-            pa.field("path", pa.string()),
-            pa.field("line_number", pa.int32()),
-            pa.field("column_number", pa.int32()),
             pa.field("text", pa.string()),
             pa.field("vector", pa.list_(VECTOR_TYPE, dim)),
             pa.field("parent_dirs", pa.list_(pa.string())),
             pa.field("ext", pa.string()),
-            pa.field("hash", pa.string()),
-            pa.field(TEXT_COLUMN, pa.string(), metadata=_COMPRESSED),
-            pa.field(OUTLINE_COLUMN, pa.string(), metadata=_COMPRESSED),
-            pa.field(CODE_COLUMN, pa.binary()),
             pa.field(PACK_COLUMN, pa.string(), metadata=_COMPRESSED),
             pa.field(PACK_LINE_COLUMN, pa.int32()),
             pa.field(GRAMS_COLUMN, pa.binary(), metadata=_COMPRESSED),
+            pa.field(TEXT_COLUMN, pa.string(), metadata=_COMPRESSED),
+            pa.field("entity", pa.string()),
+            pa.field("path", pa.string()),
+            pa.field("line_number", pa.int32()),
+            pa.field("column_number", pa.int32()),
+            pa.field("hash", pa.string()),
+            pa.field(OUTLINE_COLUMN, pa.string(), metadata=_COMPRESSED),
+            pa.field(CODE_COLUMN, pa.binary(), metadata=_COMPRESSED),
         ]
     )
 
