@@ -18,6 +18,7 @@ import pytest
 from tests.servers.git_server import GitServer, running_git_server
 from tests.servers.proxies import Proxy
 from tests.servers.s3_server import S3Server, running_s3
+from tests.support.processes import forked_dask_workers
 from tests.support.waiting import PATIENCE_SECONDS
 
 hypothesis.settings.register_profile("patient", parent=hypothesis.settings.default, deadline=None)
@@ -72,6 +73,13 @@ def _outside_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the variables of the CI system that runs the tests."""
     for name in CI_MARKERS:
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def forked_workers() -> Iterator[None]:
+    """Let local clusters of this process fork their workers."""
+    with forked_dask_workers():
+        yield
 
 
 FEW_QUERIES = 6

@@ -8,7 +8,7 @@ dimensions of static models are alike enough.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -87,12 +87,14 @@ class BlockCodes:
         signs: ``(w, n) uint64`` the signs of the dimensions, in words.
         large: ``(w, n) uint64`` which dimensions are large.
         places: the range of blocks of each fragment.
+        may_hold_deleted: whether some blocks may have been deleted from their fragments.
     """
 
     rows: NDArray[np.uint64]
     signs: NDArray[np.uint64]
     large: NDArray[np.uint64]
     places: dict[_Place, tuple[int, int]]
+    may_hold_deleted: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -157,8 +159,6 @@ _ONE_AT_A_TIME = Lock()
 def codes_of(dataset: LanceDataset, read: _Read) -> BlockCodes:
     """Return the codes of a version of a table, of which only those of new fragments are read.
 
-    They may include blocks that were deleted from their fragments since.
-
     Args:
         dataset: the version.
         read: reads CODE_COLUMN, ``_rowid`` and ``_rowaddr`` of the blocks of some fragments, or of all.
@@ -166,8 +166,9 @@ def codes_of(dataset: LanceDataset, read: _Read) -> BlockCodes:
     fragments = {(each.fragment_id, each.data_files()[0].path): each for each in dataset.get_fragments()}
     with _ONE_AT_A_TIME:
         known = _CODES.get(dataset.uri)
+    may_hold_deleted = any(each.deletion_file() for each in fragments.values())
     if known is not None and known.places.keys() == fragments.keys():
-        return known
+        return replace(known, may_hold_deleted=may_hold_deleted)
     kept = {place: at for place, at in known.places.items() if place in fragments} if known else {}
     if known is None or not kept:
         codes = _read_codes([*fragments], read(None))
@@ -177,7 +178,7 @@ def codes_of(dataset: LanceDataset, read: _Read) -> BlockCodes:
     with _ONE_AT_A_TIME:
         if codes.nbytes <= _CODES.maxsize:
             _CODES[dataset.uri] = codes
-    return codes
+    return replace(codes, may_hold_deleted=may_hold_deleted)
 
 
 def _read_codes(places: Sequence[_Place], rows: pa.Table) -> BlockCodes:

@@ -84,7 +84,7 @@ def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) ->
         _done.update(*(segments for _, segments in missing))
 
 
-__all__ = ["LineFilter", "LineQuery", "Passage", "Strategy", "matching_blocks", "nearest_lines"]
+__all__ = ["NOTHING", "LineFilter", "LineQuery", "Passage", "Scored", "Strategy", "matching_blocks", "nearest_lines"]
 
 EXACT_SEARCH_SHARE = 1 / 32
 """Maximum share of all lines to compare exactly, even if these are more than EXACT_SEARCH_ROWS."""
@@ -131,6 +131,28 @@ class _Outlines:
 _OUTLINES: LRUCache[tuple[str | int, ...], _Outlines] = LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
 """The outlines of each version in which this process has looked up a name, about 6 bytes per line."""
 _OUTLINES_AT_ONCE = Lock()
+MAX_KEPT_LINES = 500_000
+"""The lines of a table whose blocks stay in memory, at some 50 bytes a line."""
+_BLOCKS: LRUCache[tuple[str | int, ...], pa.Table | None] = LRUCache(
+    64 * 2**20, lambda rows: rows.nbytes if rows else 1
+)
+"""The blocks of each small version that this process has searched twice; None after the first search."""
+_BLOCKS_AT_ONCE = Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Blocks, best first: ``rows`` ``(n,) uint64`` are the ids of their first rows, ``scores`` ``(n,) float32``."""
+
+    rows: NDArray[np.uint64]
+    scores: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+_ROW = pa.field("_rowid", pa.uint64())
+NOTHING = Scored(np.zeros(0, np.uint64), np.zeros(0, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,77 +354,110 @@ class LineQuery:
             if indexed:
                 return self.dataset.scanner(columns=list(columns), **search).to_table()
             if "full_text_query" in search:
-                return self._scanned_words(columns, **search)
+                words = {name: search[name] for name in ("full_text_query", "limit", "filter")}
+                return self._scanned_words(**words)
             nearest = {"nearest": {**search["nearest"], "use_index": False}} if "nearest" in search else {}
             options = {**search, **nearest, "use_scalar_index": False}
             return self.dataset.scanner(columns=list(columns), **options).to_table()
 
         return with_indexes(self.dataset, self.table.TITLE, scan)
 
-    def _scanned_words(self, columns: Sequence[str], *, full_text_query: Any, limit: int, **search: Any) -> pa.Table:
+    def _scanned_words(self, *, full_text_query: Any, limit: int, filter: str | None = None) -> pa.Table:
         """Search the full text of a copy in memory, because Lance always uses the index that a table has."""
         import lance
 
-        stored = [name for name in columns if name != "_score"]
-        where = f"{TEXT_COLUMN} IS NOT NULL" + (f" AND ({search['filter']})" if search.get("filter") else "")
-        rows = self.dataset.scanner(columns=stored, filter=where, use_scalar_index=False).to_table()
-        copy = lance.write_dataset(rows, f"memory://{uuid.uuid4().hex}")
-        return copy.scanner(columns=list(columns), full_text_query=full_text_query, limit=limit).to_table()
+        where = f"{TEXT_COLUMN} IS NOT NULL" + (f" AND ({filter})" if filter else "")
+        rows = self.dataset.scanner(columns=[TEXT_COLUMN], filter=where, use_scalar_index=False, with_row_id=True)
+        copied = rows.to_table().rename_columns([TEXT_COLUMN, "row"])
+        copy = lance.write_dataset(copied, f"memory://{uuid.uuid4().hex}")
+        found = copy.scanner(columns=["row", "_score"], full_text_query=full_text_query, limit=limit).to_table()
+        return found.rename_columns(["_rowid", "_score"])
 
     def blocks(self, words: str, limit: int) -> pa.Table:
         """Search as ``matching_blocks`` does."""
+        found = self.matching(words, limit)
+        return self.blocks_at(found.rows).append_column("bm25", pa.array(found.scores)).drop_columns(["_rowid"])
+
+    def matching(self, words: str, limit: int) -> Scored:
+        """Return the ``limit`` blocks that best match ``words``, best first, with their BM25."""
         from lance.query import MatchQuery
 
         if limit == 0 or not words.strip():
-            fields = [schema(1).field(name) for name in BLOCK_COLUMNS]
-            return pa.schema([*fields, pa.field("bm25", pa.float32())]).empty_table()
+            return NOTHING
         search = MatchQuery(words, TEXT_COLUMN)
         if self.filters_afterwards:
-            return self._blocks_afterwards(search, limit)
-        rows = self._read(
-            [*BLOCK_COLUMNS, "_score"], where=self.sql, full_text_query=search, prefilter=True, limit=limit
+            return self._matching_afterwards(search, limit)
+        return self._matching(search, limit, where=self.sql, prefilter=True)
+
+    def _matching(self, search: Any, limit: int, where: str | None, **options: Any) -> Scored:
+        found = self._scanned(
+            ["_score"], filter=where, full_text_query=search, limit=limit, with_row_id=True, **options
         )
-        return rows.rename_columns([*BLOCK_COLUMNS, "bm25"])
+        return Scored(found["_rowid"].to_numpy(), found["_score"].to_numpy())
 
-    def defining(self, names: Sequence[str], limit: int) -> pa.Table:
-        """Return the blocks of at most ``limit`` definitions of each of ``names``, ignoring case.
+    def defining(self, names: Sequence[str], limit: int) -> NDArray[np.uint64]:
+        """Return the rows of the blocks of at most ``limit`` definitions of each of ``names``, ignoring case.
 
-        The result is like that of ``blocks``, but unordered and with a ``bm25`` of 0. Outer definitions precede inner
-        ones.
+        Outer definitions precede inner ones.
         """
-        rows = sorted({row for name in names for row in self._definition_rows(name, limit)})
-        return self._blocks_at(rows).drop_columns(["_rowid"])
+        found = sorted({row for name in names for row in self._definition_rows(name, limit)})
+        rows = np.array(found, np.uint64)
+        return rows[self._held(rows)] if self.sql else rows
 
-    def _blocks_at(self, rows: Sequence[int]) -> pa.Table:
-        """Return the blocks at ``rows`` that the filter allows, unordered, with a ``bm25`` of 0 and ``_rowid``."""
-        if not rows:
-            return self.blocks("", 0).append_column("_rowid", pa.array([], pa.uint64()))
-        where = f"_rowid IN ({', '.join(map(str, rows))})" + (f" AND ({self.sql})" if self.sql else "")
-        found = self._read([*BLOCK_COLUMNS, "_rowid"], where=where, with_row_id=True)
-        return found.add_column(len(BLOCK_COLUMNS), "bm25", pa.array(np.zeros(len(found), np.float32)))
+    def _held(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Return ``(n,)``: whether each of ``rows`` exists and the filter allows it."""
+        if not len(rows):
+            return np.zeros(0, np.bool_)
+        where = _is_among(rows) + (f" AND ({self.sql})" if self.sql else "")
+        return np.isin(rows, self._scanned([], filter=where, with_row_id=True)["_rowid"].to_numpy())
+
+    def blocks_at(self, rows: NDArray[np.uint64]) -> pa.Table:
+        """Return BLOCK_COLUMNS and ``_rowid`` of the blocks that begin at ``rows``, in this order."""
+        columns = [*BLOCK_COLUMNS, "_rowid"]
+        if not len(rows):
+            return pa.schema([schema(1).field(name) for name in BLOCK_COLUMNS]).append(_ROW).empty_table()
+        found = self._kept_blocks
+        if found is None:
+            found = self._read(columns, where=_is_among(rows), with_row_id=True).sort_by("_rowid")
+        return found.take(pa.array(np.searchsorted(found["_rowid"].to_numpy(), rows)))
+
+    @cached_property
+    def _kept_blocks(self) -> pa.Table | None:
+        """All blocks by their rows, if the table is small and this process has searched the version before."""
+        if not self.table.is_local or self.lines > MAX_KEPT_LINES:
+            return None
+        version = self.exact_version
+        with _BLOCKS_AT_ONCE:
+            searched, known = version in _BLOCKS, _BLOCKS.setdefault(version, None)
+        if known is None and searched:
+            rows = self._read([*BLOCK_COLUMNS, "_rowid"], where=f"{TEXT_COLUMN} IS NOT NULL", with_row_id=True)
+            known = rows.sort_by("_rowid").combine_chunks()
+            with _BLOCKS_AT_ONCE:
+                _BLOCKS[version] = known
+        return known
 
     def near_blocks(self, vector: NDArray[np.float32], limit: int) -> pa.Table:
+        """Return the blocks of ``near`` like ``blocks``, with the ``cosine`` (float32) instead of ``bm25``."""
+        found = self.near(vector, limit)
+        return self.blocks_at(found.rows).append_column("cosine", pa.array(found.scores)).drop_columns(["_rowid"])
+
+    def near(self, vector: NDArray[np.float32], limit: int) -> Scored:
         """Return the ``limit`` blocks whose meaning is nearest to ``vector``, ``(dim,)``, that the filter allows.
 
-        The result is like that of ``blocks``, nearest first, with a ``bm25`` of 0 and the estimated ``cosine``
-        (float32).
+        They come nearest first, with their estimated cosine.
         """
-        codes = self._codes
-        if limit == 0 or not vector.any() or not len(codes):
-            return self.blocks("", 0).append_column("cosine", pa.array([], pa.float32()))
+        if limit == 0 or not vector.any() or not len(codes := self._codes):
+            return NOTHING
         if self.sql is not None and self.index is None:  # few match
             allowed = self._scanned([], filter=f"{CODE_COLUMN} IS NOT NULL AND ({self.sql})", with_row_id=True)
-            codes = codes.among(allowed["_rowid"].to_numpy())
+            return Scored(*codes.among(allowed["_rowid"].to_numpy()).nearest(vector, limit))
         fetch = limit if self.sql is None else 2 * limit * max(self.lines, 1) // max(self.matches, 1)
         while True:
             rows, cosines = codes.nearest(vector, fetch)
-            found = self._blocks_at(rows.tolist())
-            if len(found) >= limit or fetch >= len(codes):
-                break
+            held = self._held(rows) if self.sql or codes.may_hold_deleted else np.ones(len(rows), np.bool_)
+            if np.count_nonzero(held) >= limit or fetch >= len(codes):
+                return Scored(rows[held][:limit], cosines[held][:limit])
             fetch *= 4
-        order = pc.index_in(found["_rowid"], value_set=pa.array(rows))
-        found = found.append_column("cosine", pa.array(cosines).take(order)).append_column("order", order)
-        return found.sort_by("order").slice(0, limit).drop_columns(["_rowid", "order"])
 
     @cached_property
     def _codes(self) -> BlockCodes:
@@ -450,7 +505,7 @@ class LineQuery:
         ]
         if not found:
             return []
-        where = f"_rowid IN ({', '.join(str(row) for row, _ in found)})" + (f" AND ({self.sql})" if self.sql else "")
+        where = _is_among(row for row, _ in found) + (f" AND ({self.sql})" if self.sql else "")
         rows = self._read(["entity", "path", "hash", "_rowid"], where=where, with_row_id=True)
         columns = (rows[each].to_pylist() for each in ("_rowid", "entity", "path", "hash"))
         of_row = {row: document for row, *document in zip(*columns, strict=True)}
@@ -523,18 +578,21 @@ class LineQuery:
         places = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in requested)
         return {line: known[block] for line, block in places if block in known}
 
-    def _blocks_afterwards(self, search: Any, limit: int) -> pa.Table:
-        """Like ``blocks``, but filter the results of a search of all blocks, until enough are left."""
-        matching = self._scanned([], filter=self.sql, with_row_id=True)["_rowid"]
+    def _matching_afterwards(self, search: Any, limit: int) -> Scored:
+        """Like ``_matching``, but filter the results of a search of all blocks, until enough are left."""
+        allowed = self._scanned([], filter=self.sql, with_row_id=True)["_rowid"].to_numpy()
         fetch = limit
         while True:
-            columns = [*BLOCK_COLUMNS, "_score", "_rowid"]
-            found = self._read(columns, where=None, full_text_query=search, limit=fetch, with_row_id=True)
+            found = self._matching(search, fetch, where=None)
             self.examined_blocks.append(len(found))
-            rows = found.filter(pc.is_in(found["_rowid"], value_set=matching.combine_chunks()))
-            if len(rows) >= limit or len(found) < fetch:
-                return rows.slice(0, limit).drop_columns(["_rowid"]).rename_columns([*BLOCK_COLUMNS, "bm25"])
+            held = np.isin(found.rows, allowed)
+            if np.count_nonzero(held) >= limit or len(found) < fetch:
+                return Scored(found.rows[held][:limit], found.scores[held][:limit])
             fetch *= 4
+
+
+def _is_among(rows: Iterable[int]) -> str:
+    return f"_rowid IN ({', '.join(map(str, rows))})"
 
 
 def nearest_lines(

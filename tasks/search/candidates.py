@@ -95,10 +95,10 @@ class Candidates:
         return self.definitions[position] if position >= 0 else None
 
 
-def lines_of(blocks: pa.Table, query: str, near: NDArray[np.bool_] | None = None) -> Candidates:
+def lines_of(blocks: pa.Table, query: str) -> Candidates:
     """Return the lines of ``blocks`` (``storage.queries.matching_blocks``), and the words of ``query`` in them.
 
-    ``near``, ``(b,)``, marks the blocks whose meaning is near; by default none.
+    A column ``near`` marks the blocks whose meaning is near; by default none.
     """
     words = distinct_terms(keywords(query))
     of_blocks = _documents(blocks)
@@ -122,6 +122,7 @@ def lines_of(blocks: pa.Table, query: str, near: NDArray[np.bool_] | None = None
     block, number = block[held], number[held]
     texts, parts, column = _rows_of(texts, block, blocks["column_number"].to_numpy())
     block, number = np.repeat(block, parts), np.repeat(number, parts)
+    near = blocks["near"].to_numpy() if "near" in blocks.column_names else np.zeros(len(blocks), np.bool_)
     definitions, definition = _definitions(blocks[OUTLINE_COLUMN].to_pylist(), block, number)
     return Candidates(
         words,
@@ -133,7 +134,7 @@ def lines_of(blocks: pa.Table, query: str, near: NDArray[np.bool_] | None = None
         block,
         block_documents,
         names,
-        near[block] if near is not None else np.zeros(len(texts), np.bool_),
+        near[block],
         *count_words(texts, words),
         definitions,
         definition,

@@ -265,7 +265,7 @@ def search_exactly(
 
 
 def what_is_missing(counts: ExactCounts, shown: int) -> str:
-    """Return a note if not all matching lines are shown, or an empty text. Names of options stand in backticks."""
+    """Return a note if not all matching lines are shown, or an empty text. It names options in backticks."""
     if counts.reason == "time":
         return "The search took too long, and there may be more lines: narrow it to some files."
     if counts.reason == "limit":

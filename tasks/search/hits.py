@@ -15,7 +15,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -117,22 +117,22 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int) -
     of_document: dict[tuple[str, str], list[Window]] = {}
     for row in rows:
         known = of_document.setdefault((row["entity"], row["path"]), [])
-        line = row["line_number"]
+        line, fit = row["line_number"], row.get("fit", -row["distance"])
         near = [window for window in known if window.first - max_gap <= line <= window.last + max_gap]
-        if len(near) == 1 and near[0].first <= line <= near[0].last and near[0].fit >= row.get("fit", -row["distance"]):
-            continue  # like most rows, it changes nothing
-        new = Window.around(row)
         if near:
-            joined = (*near, new)
-            if not all(window.may_take_in(line) for window in near):
+            first, last = min(line, *(each.first for each in near)), max(line, *(each.last for each in near))
+            if last - first >= MAX_WINDOW_LINES or not all(window.may_take_in(line) for window in near):
                 continue
-            if max(w.last for w in joined) - min(w.first for w in joined) < MAX_WINDOW_LINES:
-                for other in joined[1:]:
-                    near[0].take_in(other)
-                for other in near[1:]:
-                    known.remove(other)
-                    windows.remove(other)
+            kept, *others = near
+            for other in others:
+                kept.take_in(other)
+                known.remove(other)
+                windows.remove(other)
+            if fit > kept.fit:
+                kept.take_in(Window.around(row))
+            kept.first, kept.last = first, last
             continue
+        new = Window.around(row)
         defined = new.definition is not None and new.definition.is_code
         if defined and sum(new.definition == each.definition for each in known) >= MAX_WINDOWS_OF_DEFINITION:
             continue
@@ -387,14 +387,18 @@ def clipped(line: str, at: int = 0) -> str:
     return head + line[start + len(head) : end - len(tail)] + tail
 
 
-def match_in(line: str, query: str) -> int:
-    """Return where ``line`` answers ``query``: the start of the window with most of its words; 0 without any."""
+@lru_cache(64)
+def _word_of(query: str) -> re.Pattern[str] | None:
+    """Return an expression for the words of a query, in lower case; None without any."""
     words = {*map(str.lower, _WORD.findall(query))} | {*keywords(query)}
     words = {word for word in words if len(word) > 1} or words
-    if not words:
-        return 0
-    anyone = re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))))
-    found = [(each.start(), each[0]) for each in anyone.finditer(line.lower())]
+    return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True)))) if words else None
+
+
+def match_in(line: str, query: str) -> int:
+    """Return where ``line`` answers ``query``: the start of the window with most of its words; 0 without any."""
+    anyone = _word_of(query)
+    found = [(each.start(), each[0]) for each in anyone.finditer(line.lower())] if anyone else []
     best, most, end = 0, 0, 0
     held: Counter[str] = Counter()
     for start, word in found:

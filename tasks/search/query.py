@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ from driftline.storage.errors import DriftlineError, FingerprintMismatch, Missin
 from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
-from driftline.storage.lines.queries import LineQuery
+from driftline.storage.lines.queries import NOTHING, LineQuery, Scored
 from driftline.storage.lines.words import keywords, names_in, query_for_index, query_form
 from driftline.storage.model import Embedder, html_table
 from driftline.storage.options import from_keywords
@@ -58,6 +59,7 @@ from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest, without_empty
 
 log = logging.getLogger(__name__)
+_Found = TypeVar("_Found")
 
 FETCH_FACTOR = 3
 """Lines to fetch per result, because neighbouring ones merge; more are fetched if that is not enough."""
@@ -507,38 +509,49 @@ class _Finder:
 
     def _candidates(self, blocks: int, near: int) -> tuple[pa.Table, int, Candidates]:
         """Return the best blocks by words and by meaning, searched in parallel, how many were near, and their lines."""
-
-        def timed(phase: str, find: Callable[[], pa.Table]) -> pa.Table:
-            with self.explanation.timed(phase):
-                return find()
-
-        named = timed("names", self._named)
-        if len(named) and len(self.query.split()) == 1 and self.max_distance is None:
+        with self.explanation.timed("names"):
+            names = names_in(self.query)
+            named = [table.defining(names, CANDIDATE_DEFINITIONS) for table in self.tables]
+        if any(map(len, named)) and len(self.query.split()) == 1 and self.max_distance is None:
             near = 0  # a definition with exactly the name says more than similar lines
-        find_near = self._nearest if self.max_distance is not None else self._near_blocks
-        finding = _threads().submit(timed, "vector", lambda: find_near(near))
+
+        def timed(find: Callable[[int], _Found]) -> _Found:
+            with self.explanation.timed("vector"):
+                return find(near)
+
+        finding = _threads().submit(timed, self._near_blocks if self.max_distance is None else self._nearest)
         try:
-            words = query_for_index(keywords(self.query))
-            found = timed("text", lambda: _best([table.blocks(words, blocks) for table in self.tables], blocks))
-            found = pa.concat_tables([found, _others(named, found)])
+            with self.explanation.timed("text"):
+                words = query_for_index(keywords(self.query))
+                matching = _best([table.matching(words, blocks) for table in self.tables], blocks)
             if self.max_distance is None:
                 near_blocks = finding.result()
-                known = pa.concat_tables([found, _others(near_blocks, found)])
-                return known, len(near_blocks), lines_of(known, self.query, ~_are_others(known, near_blocks))
+                found = self._read(matching, named, near_blocks)
+                return found, sum(map(len, near_blocks)), lines_of(found, self.query)
+            found = self._read(matching, named, [NOTHING] * len(self.tables))
             read = lines_of(found, self.query)  # while the search of the nearest still runs
             return found, len(finding.result()), gather(read, finding.result())
         finally:
             wait([finding])  # a search that fails leaves nothing running
 
-    def _near_blocks(self, limit: int) -> pa.Table:
-        found = pa.concat_tables([table.near_blocks(self.embedded, limit) for table in self.tables])
-        return found.sort_by([("cosine", "descending")]).slice(0, limit).drop_columns(["cosine"])
+    def _near_blocks(self, limit: int) -> list[Scored]:
+        return _best([table.near(self.embedded, limit) for table in self.tables], limit)
 
-    def _named(self) -> pa.Table:
-        """Return the blocks of the definitions that the query names."""
-        names = names_in(self.query)
-        found = [table.defining(names, CANDIDATE_DEFINITIONS) for table in self.tables if names]
-        return pa.concat_tables(found or [self.tables[0].blocks("", 0)])
+    def _read(
+        self, matching: Sequence[Scored], named: Sequence[NDArray[np.uint64]], near: Sequence[Scored]
+    ) -> pa.Table:
+        """Return the distinct blocks that were found in each table, with their ``bm25``, best first, and ``near``."""
+        read: list[pa.Table] = []
+        with self.explanation.timed("text"):
+            for table, by_words, by_name, by_meaning in zip(self.tables, matching, named, near, strict=True):
+                found = chain(by_words.rows.tolist(), by_name.tolist(), by_meaning.rows.tolist())
+                rows = np.array([*dict.fromkeys(found)], np.uint64)
+                bm25 = np.zeros(len(rows), np.float32)
+                bm25[: len(by_words)] = by_words.scores
+                blocks = table.blocks_at(rows).append_column("bm25", pa.array(bm25))
+                read.append(blocks.append_column("near", pa.array(np.isin(rows, by_meaning.rows))))
+        blocks = pa.concat_tables(read)
+        return blocks.take(pa.array(np.argsort(-blocks["bm25"].to_numpy(), kind="stable")))
 
     def _allowed(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the ``rows`` of nearest lines that ``only`` allows, with their definitions if it needs them."""
@@ -557,21 +570,10 @@ class _Finder:
         return pa.concat_tables(found).sort_by("distance").slice(0, limit)
 
 
-def _others(blocks: pa.Table, known: pa.Table) -> pa.Table:
-    """Return those of ``blocks`` that are not among the ``known`` ones."""
-    return blocks.filter(pa.array(_are_others(blocks, known)))
-
-
-def _are_others(blocks: pa.Table, known: pa.Table) -> NDArray[np.bool_]:
-    """Return ``(n,)``: whether each of ``blocks`` is not among the ``known`` ones."""
-    places = {*_places(known)}
-    return np.fromiter((each not in places for each in _places(blocks)), np.bool_, len(blocks))
-
-
-def _places(blocks: pa.Table) -> Iterator[tuple[str, str, int, int]]:
-    columns = ("entity", "path", "line_number", "column_number")
-    return zip(*(blocks[name].to_pylist() for name in columns), strict=True)
-
-
-def _best(found: Sequence[pa.Table], limit: int) -> pa.Table:
-    return pa.concat_tables(found).sort_by([("bm25", "descending")]).slice(0, limit)
+def _best(found: Sequence[Scored], limit: int) -> list[Scored]:
+    """Return those blocks of each table that are among the best ``limit`` of all."""
+    scores = np.concatenate([each.scores for each in found])
+    best = np.zeros(len(scores), np.bool_)
+    best[np.argsort(-scores, kind="stable")[:limit]] = True
+    parts = np.split(best, np.cumsum([len(each) for each in found])[:-1])
+    return [Scored(each.rows[held], each.scores[held]) for each, held in zip(found, parts, strict=True)]

@@ -14,11 +14,11 @@ A line is scored with its neighbours, because one line alone says little:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from driftline.storage.lines.words import name_parts, terms_of
@@ -77,9 +77,8 @@ WEIGHTS = Weights()
 
 
 BM25_K1, BM25_B = 1.2, 0.75
-_ASCII_PARTS = "".join(chr(code) if chr(code).isalnum() or chr(code) == "\n" else " " for code in range(128))
-"""For ``str.translate``: characters between ``name_parts`` of ASCII lines become blank, which is faster than finding
-the parts."""
+_ASCII_PARTS = bytes(code if chr(code).isalnum() else ord(" ") for code in range(256))
+"""For ``bytes.translate``: characters between ``name_parts`` of ASCII text become blank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,60 +166,63 @@ def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.
 
     Lengths are in characters, which BM25 only compares with their mean.
     """
-    parts, text = _parts(texts)
-    terms_in = _terms_in({*parts}, words)
-    row_of = {part: row for row, part in enumerate(terms_in)}
-    rows = np.fromiter(map(row_of.get, parts, repeat(-1)), np.int64, len(parts))
+    parts, part, text = _parts(texts)
+    in_parts = _counts_in(parts, words)
+    held = np.any(in_parts[part], axis=1)
+    part, text = part[held], text[held]
     counts = np.zeros((len(texts), len(words)), np.float32)
-    if terms_in:
-        np.add.at(counts, text[rows >= 0], np.array([*terms_in.values()])[rows[rows >= 0]])
+    for column, of_word in enumerate(in_parts.T):
+        counts[:, column] = np.bincount(text, of_word[part], len(texts))
     return counts, np.fromiter(map(len, map(str.strip, texts)), np.float32, len(texts))
 
 
-def _parts(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the ``name_parts`` of all texts, and the text of each part.
+def _parts(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the distinct ``name_parts`` of all texts, which of them each part is, and the text of each part.
 
-    ASCII texts are split together, which is faster.
+    ASCII texts are cut together by Arrow, which is faster.
     """
-    plain = "\n".join(texts)
-    all_plain = plain.isascii() and plain.count("\n") == max(0, len(texts) - 1)
-    if not all_plain:
+    plain, others = "\n".join(texts), list[tuple[str, int]]()
+    if not plain.isascii() or plain.count("\n") >= len(texts):
         plain = "\n".join([text.replace("\n", " ") if text.isascii() else "" for text in texts])
-    plain = plain.translate(_ASCII_PARTS)
-    parts = plain.split()
-    characters = np.frombuffer(f" {plain}".encode(), np.uint8)
-    blank = (characters == ord(" ")) | (characters == ord("\n"))
-    of = np.cumsum(characters[1:] == ord("\n"))[blank[:-1] & ~blank[1:]]
-    if all_plain:
-        return parts, of
-    others = [(part, at) for at, text in enumerate(texts) if not text.isascii() for part in name_parts(text)]
-    parts += [part for part, _ in others]
-    return parts, np.concatenate([of, np.array([at for _, at in others], np.int64)])
+        others = [(each, at) for at, text in enumerate(texts) if not text.isascii() for each in name_parts(text)]
+    encoded = f" {plain} ".encode()
+    ends = np.flatnonzero(np.frombuffer(encoded, np.uint8) == ord("\n"))
+    encoded = encoded.translate(_ASCII_PARTS)
+    blank = np.frombuffer(encoded, np.uint8) == ord(" ")
+    bounds = (1 + np.flatnonzero(blank[:-1] != blank[1:])).astype(np.int32)  # where parts begin and end, in turn
+    pieces = pa.StringArray.from_buffers(max(0, len(bounds) - 1), pa.py_buffer(bounds), pa.py_buffer(encoded))
+    distinct = pieces.dictionary_encode()
+    text = np.searchsorted(ends, bounds[::2])
+    parts, part = distinct.dictionary.to_pylist(), distinct.indices.to_numpy()[::2].astype(np.int64)
+    if others:
+        part = np.concatenate([part, np.arange(len(parts), len(parts) + len(others))])
+        text = np.concatenate([text, [at for _, at in others]])
+        parts += [each for each, _ in others]
+    return parts, part, text
 
 
-def _terms_in(parts: Collection[str], words: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-    """Return how often each part contains each of ``words``, ``(t,)``; parts without any are omitted."""
+def _counts_in(parts: Sequence[str], words: Sequence[str]) -> NDArray[np.float32]:
+    """Return how often each part contains each of ``words``, ``(p, t)``."""
     # Most parts have none of the words, which their beginnings show without a tokenizer.
-    plain, may_hold = [*parts], set[str]()
-    lower = "\n".join(plain)
-    if not lower.isascii():
-        plain, may_hold = [*filter(str.isascii, parts)], {part for part in parts if not part.isascii()}
-        lower = "\n".join(plain)
-    lower = lower.lower()
-    ends = [*np.flatnonzero(np.frombuffer(lower.encode(), np.uint8) == ord("\n")).tolist(), len(lower)]
-    for beginning in map(_beginning, words):
+    plain, may_hold = "\n".join(parts), set[int]()
+    if not plain.isascii():
+        plain = "\n".join([part if part.isascii() else "" for part in parts])
+        may_hold = {at for at, part in enumerate(parts) if not part.isascii()}
+    lower = plain.lower().encode()
+    ends = [*np.flatnonzero(np.frombuffer(lower, np.uint8) == ord("\n")).tolist(), len(lower)]
+    for beginning in map(str.encode, map(_beginning, words)):
         found = lower.find(beginning)
         while found >= 0:
             at = bisect_left(ends, found)
-            may_hold.add(plain[at])
+            may_hold.add(at)
             found = lower.find(beginning, ends[at] + 1)
-    position = {word: at for at, word in enumerate(words)}
-    held = {part: [position[term] for term in terms_of(part) if term in position] for part in may_hold}
-    return {
-        part: np.bincount(positions, minlength=len(words)).astype(np.float32)
-        for part, positions in held.items()
-        if positions
-    }
+    column = {word: at for at, word in enumerate(words)}
+    counts = np.zeros((len(parts), len(words)), np.float32)
+    for at in may_hold:
+        for term in terms_of(parts[at]):
+            if term in column:
+                counts[at, column[term]] += 1
+    return counts
 
 
 def _beginning(stem: str) -> str:

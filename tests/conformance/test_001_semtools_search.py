@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.search_places import (
+from tests.conformance.search_support import (
     Answer,
     action_pages,
     actions,

@@ -23,7 +23,7 @@ from driftline.flows.memory import HierarchicalLTMBackend
 from driftline.storage.errors import BadEntity, CatalogError, StorageError
 from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.objects.local_disk import LocalDisk
-from tests.conformance.memory_places import (
+from tests.conformance.memory_support import (
     ACME,
     ALICE,
     ALPHA,
@@ -429,7 +429,7 @@ def test_a_lost_connection_is_made_again(
 
 
 @criterion("003", "AC 15", "three retries, each after a longer wait, then ConnectionError")
-def test_a_catalog_that_stays_away_is_a_connection_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_that_stays_unavailable_is_a_connection_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     with pytest.raises(ConnectionError) as failure:
@@ -459,7 +459,7 @@ def test_the_pool_has_the_configured_size(
 
 
 @criterion("003", "AC 16", "writers need no lock: each has delta files of its own, readers take them together")
-def test_writers_beside_each_other_lose_nothing(
+def test_concurrent_writers_lose_nothing(
     place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch, driftline: Callable[..., Any]
 ) -> None:
     monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.storage.memory.store import MemoryItem, MemoryStore
-from tests.conformance.memory_places import ok, reference_pages, without_variables
+from tests.conformance.memory_support import ok, reference_pages, without_variables
 from tests.conformance.table import criterion
 from tests.support.waiting import PATIENCE_SECONDS
 

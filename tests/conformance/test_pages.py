@@ -1,10 +1,10 @@
-"""What the documentation owes the documents: every accepted spelling, and what changed."""
+"""The documentation names every spelling that the specification accepts."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.conformance.search_places import ROOT, pages
+from tests.conformance.search_support import ROOT, pages
 from tests.conformance.table import criterion
 
 SPELLINGS = {

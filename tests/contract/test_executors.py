@@ -6,13 +6,12 @@ import logging
 import os
 import pickle
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,57 +23,80 @@ from driftline.flows.runs import source_run
 from driftline.flows.runs.executors import DaskExecutor, Executor, InlineExecutor, open_executor
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.errors import CorruptFile, ExecutorError, UsageError
+from driftline.storage.lines.table import LineTable
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import ModelRef, TaskContext
 from driftline.tasks.indexing.batch import BatchSpec
 from driftline.tasks.scanning.scan import plan_partitions
 from tests.servers.ports import free_port
+from tests.support.processes import forked_dask_workers
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 COLUMNS = ("id", "entity", "path", "line_number", "text", "vector", "parent_dirs", "ext", "hash")
 ROOT = str(Path(__file__).parents[2])
 
 
-def run_python(code: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
+@pytest.fixture(scope="module", autouse=True)
+def forking() -> Iterator[ForkServerContext]:
+    with forked_dask_workers() as context, pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT)  # workers inherit this process's path, and import this file
+        yield context
 
 
-SCHEDULER = "from distributed.cli.dask_scheduler import main; main()"
-WORKER = "import sys; from distributed.cli.dask_worker import main; main(['--no-nanny', *sys.argv[1:]])"
+def _schedule(*arguments: str) -> None:
+    from distributed.cli.dask_scheduler import main
+
+    main(arguments)
+
+
+def _work(*arguments: str) -> None:
+    from distributed.cli.dask_worker import main
+
+    main(("--no-nanny", *arguments))
+
+
+def _work_without_driftline(*arguments: str) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "driftline"]:
+        del sys.modules[name]
+    sys.modules["driftline"] = None  # type: ignore[assignment]
+    _work(*arguments)
 
 
 @dataclass(frozen=True)
 class Cluster:
     address: str
-    scheduler: subprocess.Popen[str]
+    scheduler: ForkServerProcess
 
 
 @contextmanager
-def cluster(directory: Path, workers: int, worker: str = WORKER) -> Iterator[Cluster]:
+def cluster(
+    forking: ForkServerContext, directory: Path, workers: int, work: Callable[..., None] = _work
+) -> Iterator[Cluster]:
     """A scheduler with workers, each in its own process, as started by hand."""
     from distributed import Client
 
     address = f"tcp://127.0.0.1:{free_port()}"
     common = ("--no-dashboard", "--local-directory", str(directory))
-    processes = [run_python(SCHEDULER, "--host", address, "--no-dashboard", "--no-show")]
+    processes = [forking.Process(target=_schedule, args=("--host", address, "--no-dashboard", "--no-show"))]
+    joining = (address, "--host", "127.0.0.1", "--nthreads", "1", *common)
+    processes += [forking.Process(target=work, args=joining) for _ in range(workers)]
     try:
-        processes += [
-            run_python(worker, address, "--host", "127.0.0.1", "--nthreads", "1", *common) for _ in range(workers)
-        ]
+        for process in processes:
+            process.start()
         with Client(address, timeout=PATIENCE_SECONDS) as client:
             if workers:
                 client.wait_for_workers(workers, timeout=PATIENCE_SECONDS)
         yield Cluster(address, processes[0])
     finally:
         for process in reversed(processes):  # workers first, because a graceful stop is not needed
-            process.kill()
-            process.wait()
+            if process.pid:
+                process.kill()
+                process.join()
 
 
 @pytest.fixture(scope="module")
-def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with cluster(tmp_path_factory.mktemp("dask"), workers=2) as started:
+def scheduler(forking: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with cluster(forking, tmp_path_factory.mktemp("dask"), workers=2) as started:
         yield started.address
 
 
@@ -280,8 +302,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str,
     """Opens each executor once; its workers can import this file."""
     context = make_context(tmp_path_factory.mktemp("shared") / "workspace")
     opened: dict[str, Executor] = {}
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.syspath_prepend(ROOT)  # local workers inherit this process's path
+    with ExitStack() as stack:
 
         def start(name: str, workers: int | None) -> Executor:
             if f"{name} {workers}" not in opened:
@@ -377,29 +398,23 @@ def test_no_row_is_lost_or_doubled_when_workers_are_killed_during_a_run(
 ) -> None:
     workers: list[int] = []
     killed: list[int] = []
-    over = threading.Event()
     start = DaskExecutor.start
+    transact = LineTable._transact
 
     def start_and_tell(executor: DaskExecutor, *arguments: Any, **options: Any) -> None:
         start(executor, *arguments, **options)
         workers.extend(executor._client.run(os.getpid).values())
 
-    def kill_both() -> None:
-        """Kill one worker at the first version of the table and the other one at the second."""
-        tables = runner.workspace / "org:default" / "_tables"
-        while not over.wait(0.002) and len(killed) < 2:
-            if len(list(tables.glob("*.lance/_versions/*.manifest"))) > len(killed) < len(workers):
-                os.kill(workers[len(killed)], signal.SIGKILL)
-                killed.append(workers[len(killed)])
+    def transact_and_kill(*arguments: Any) -> None:
+        """Kill one worker after the first version of the table and the other one after the second."""
+        transact(*arguments)
+        if len(killed) < len(workers):
+            os.kill(workers[len(killed)], signal.SIGKILL)
+            killed.append(workers[len(killed)])
 
     monkeypatch.setattr(DaskExecutor, "start", start_and_tell)
-    killer = threading.Thread(target=kill_both)
-    killer.start()
-    try:
-        report = runner.index(Choice("local", 2))
-    finally:
-        over.set()
-        killer.join()
+    monkeypatch.setattr(LineTable, "_transact", transact_and_kill)
+    report = runner.index(Choice("local", 2))
     assert len(killed) == 2
     first, first_rows = expected[0]
     assert_same(rows(runner.workspace), first_rows)
@@ -431,15 +446,17 @@ def test_an_address_without_a_scheduler_is_a_usage_error(
     assert not runner.workspace.exists()
 
 
-def test_a_scheduler_without_workers_is_named(runner: Runner, tmp_path: Path) -> None:
-    with cluster(tmp_path, workers=0) as started, pytest.raises(ExecutorError, match="no workers"):
+def test_a_scheduler_without_workers_is_named(forking: ForkServerContext, runner: Runner, tmp_path: Path) -> None:
+    with cluster(forking, tmp_path, workers=0) as started, pytest.raises(ExecutorError, match="no workers"):
         runner.index(Choice(started.address, None))
     assert not runner.workspace.exists()
 
 
-def test_workers_without_driftline_are_named(runner: Runner, tmp_path: Path) -> None:
-    without = f"import sys; sys.modules['driftline'] = None; {WORKER}"
-    with cluster(tmp_path, workers=1, worker=without) as started, pytest.raises(ExecutorError, match="driftline"):
+def test_workers_without_driftline_are_named(forking: ForkServerContext, runner: Runner, tmp_path: Path) -> None:
+    with (
+        cluster(forking, tmp_path, workers=1, work=_work_without_driftline) as started,
+        pytest.raises(ExecutorError, match="driftline"),
+    ):
         runner.index(Choice(started.address, None))
 
 
@@ -467,8 +484,10 @@ def _slow(spec: int, context: TaskContext) -> int:
     return spec
 
 
-def test_a_scheduler_that_goes_away_during_a_run_is_one_clear_error(context: TaskContext, tmp_path: Path) -> None:
-    with cluster(tmp_path, workers=1) as started, open_executor(started.address, None) as executor:
+def test_a_scheduler_that_goes_away_during_a_run_is_one_clear_error(
+    forking: ForkServerContext, context: TaskContext, tmp_path: Path
+) -> None:
+    with cluster(forking, tmp_path, workers=1) as started, open_executor(started.address, None) as executor:
         executor.start(context, [])
         results = executor.map(_slow, range(1000))
         next(results)

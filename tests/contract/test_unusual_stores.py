@@ -209,7 +209,7 @@ def test_a_skewed_clock_is_reported_as_what_it_is(
             open_source(s3_bucket, options)
 
 
-def test_a_store_that_tells_no_time_still_names_the_clock() -> None:
+def test_a_store_without_times_still_names_the_clock() -> None:
     assert bucket.describe("<Code>RequestTimeTooSkewed</Code>", "http://127.0.0.1:1").endswith("of the store")
     assert bucket.describe("<ServerTime>soon</ServerTime>", "").endswith("of the store")
     with contextlib.suppress(ValueError):

@@ -117,7 +117,7 @@ def unrecorded(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", MEASURED, ids=names(MEASURED))
-def test_every_figure_beside_the_name_of_a_benchmark_is_one_that_it_recorded(page: Path) -> None:
+def test_every_quoted_figure_of_a_benchmark_is_one_that_it_recorded(page: Path) -> None:
     filled = hooks().fill(page.read_text())
     wrong = {line: unrecorded(line) for line in _FENCE.sub("", filled).splitlines() if _PROGRAM.search(line)}
     assert {line: figures for line, figures in wrong.items() if figures} == {}

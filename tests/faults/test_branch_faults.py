@@ -54,7 +54,7 @@ def everywhere(prepare: Callable[[], Workspace], work: Callable[[], None], check
 
 @pytest.mark.parametrize("known", [False, True], ids=["new", "brought forward"])
 @pytest.mark.usefixtures("small_batches")
-def test_a_run_of_a_branch_that_is_interrupted_anywhere_is_made_good_by_the_next(
+def test_a_run_of_a_branch_that_is_interrupted_anywhere_is_completed_by_the_next(
     tmp_path: Path, tiny_model: Path, known: bool
 ) -> None:
     tree, template, place = (tmp_path / name for name in ("tree", "template", "workspace"))

@@ -116,7 +116,7 @@ def assert_told(outcome: Any) -> None:
     assert "Free some space" in outcome.json["fix"]
 
 
-def test_an_index_run_into_a_full_disk_is_told_and_made_good_by_the_next(
+def test_an_index_run_into_a_full_disk_is_reported_and_completed_by_the_next(
     small_disk: Path, tree: Path, index: Callable[..., Any]
 ) -> None:
     workspace, ballast = small_disk / "workspace", Ballast(small_disk)
@@ -138,7 +138,7 @@ def test_an_index_run_into_a_full_disk_is_told_and_made_good_by_the_next(
 
 
 @pytest.mark.parametrize(("max_deltas", "steps"), [(0, 2), (100, 6)], ids=["folding frees some", "nothing is folded"])
-def test_a_compaction_on_a_full_disk_is_told_and_made_good_by_the_next(
+def test_a_compaction_on_a_full_disk_is_reported_and_completed_by_the_next(
     max_deltas: int, steps: int, small_disk: Path, tree: Path, index: Callable[..., Any], driftline: Callable[..., Any]
 ) -> None:
     template, workspace, ballast = small_disk / "template", small_disk / "workspace", Ballast(small_disk)
@@ -174,7 +174,7 @@ def test_a_compaction_on_a_full_disk_is_told_and_made_good_by_the_next(
     assert failures >= steps
 
 
-def test_segments_of_indexes_on_a_full_disk_are_told_and_built_by_the_next_run(
+def test_segments_of_indexes_on_a_full_disk_are_reported_and_built_by_the_next_run(
     small_disk: Path, tree: Path, index: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_segments(monkeypatch, rows=100)
@@ -197,7 +197,7 @@ def test_segments_of_indexes_on_a_full_disk_are_told_and_built_by_the_next_run(
     assert failures >= 3
 
 
-def test_a_pull_onto_a_full_disk_is_told_and_completed_by_the_next(
+def test_a_pull_onto_a_full_disk_is_reported_and_completed_by_the_next(
     small_disk: Path, tmp_path: Path, tree: Path, index: Callable[..., Any], driftline: Callable[..., Any]
 ) -> None:
     origin, place, ballast = tmp_path / "origin", small_disk / "copy", Ballast(small_disk)

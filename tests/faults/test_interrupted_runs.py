@@ -96,7 +96,7 @@ CASES = [
 
 @pytest.mark.parametrize(("mode", "then"), CASES)
 @pytest.mark.usefixtures("small_batches")
-def test_a_run_that_is_interrupted_anywhere_is_made_good_by_the_next(
+def test_a_run_that_is_interrupted_anywhere_is_completed_by_the_next(
     tmp_path: Path, tiny_model: Path, mode: Mode, then: Sequence[Callable[[Path], None]]
 ) -> None:
     tree, template, workspace = (tmp_path / name for name in ("tree", "template", "workspace"))

@@ -104,7 +104,7 @@ def test_runs_killed_at_random_moments_leave_nothing_that_a_last_run_does_not_me
     assert indexed_rows(opened, ENTITY) == indexed_rows(Workspace.open(str(fresh)), ENTITY)
 
 
-def test_a_worker_killed_in_the_middle_of_a_run_is_made_good(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_batch_of_a_killed_worker_is_done_again(tmp_path: Path, tiny_model: Path) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "workspace"
     for number in range(200):
         target = tree / str(number % 7) / f"file{number}.txt"

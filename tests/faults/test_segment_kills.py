@@ -78,7 +78,7 @@ def assert_whole(workspace: Path, tree: Path) -> None:
     assert files == tracked
 
 
-def test_a_run_killed_while_it_builds_segments_is_made_good_by_the_next(
+def test_a_run_killed_while_it_builds_segments_is_completed_by_the_next(
     tmp_path: Path, tree: Path, model: Path
 ) -> None:
     workspace, chance, killed = tmp_path / "workspace", random.Random(5), 0
@@ -98,7 +98,7 @@ def test_a_run_killed_while_it_builds_segments_is_made_good_by_the_next(
     assert_whole(workspace, tree)
 
 
-def test_workers_killed_while_they_build_segments_are_made_good(tmp_path: Path, tree: Path, model: Path) -> None:
+def test_segments_of_killed_workers_are_built_again(tmp_path: Path, tree: Path, model: Path) -> None:
     workspace = tmp_path / "workspace"
     process = started(tree, workspace, model, "--executor", "local", "--workers", "2")
     wait_for_segments(process, workspace, set(), 1)

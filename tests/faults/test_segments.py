@@ -103,7 +103,7 @@ def operations(attempt: Any) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_a_run_that_is_interrupted_while_it_builds_segments_is_made_good_by_the_next(
+def test_a_run_that_is_interrupted_while_it_builds_segments_is_completed_by_the_next(
     tmp_path: Path, tree: Path, model: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)

@@ -258,7 +258,7 @@ def test_a_repository_names_no_ignore_file_outside_of_its_work_tree(tmp_path: Pa
         assert listed(tmp_path / "root") == {"a.txt"}
 
 
-def test_what_git_cannot_tell_is_kept(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_git_cannot_decide_is_kept(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tmp_path, "init", "-q", "root")
     (tmp_path / "root/a.log").write_text("the heron lands\n")
     (tmp_path / "root/.gitignore").write_text("*.log\n")

@@ -53,7 +53,7 @@ def ask(address: tuple[str, int], **headers: str) -> http.client.HTTPResponse:
     return connection.getresponse()
 
 
-def test_only_the_own_names_and_origins_are_answered(address: tuple[str, int]) -> None:
+def test_only_own_names_and_origins_are_answered(address: tuple[str, int]) -> None:
     host, port = address
     for name in (f"{host}:{port}", f"localhost:{port}", f"[::1]:{port}"):
         assert ask(address, Host=name).status == 200

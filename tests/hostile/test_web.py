@@ -222,7 +222,7 @@ def test_a_document_page_says_that_the_file_has_changed(server: WebServer, tree:
     assert "secret" not in body
 
 
-def test_only_the_own_names_and_origins_are_answered(server: WebServer) -> None:
+def test_only_own_names_and_origins_are_answered(server: WebServer) -> None:
     place = urlsplit(server.url).netloc
     for target in ("/", "/healthz", "/readyz", "/static/style.css", "/d/source:a/b", "/index", "/api/v1/status"):
         assert ask(server, target, Host=place, Origin=f"http://{place}")[0].status in (200, 400, 404)

@@ -237,7 +237,7 @@ def test_a_name_of_a_branch_is_data(repository: Path, tmp_path: Path, tiny_model
 
 
 @pytest.mark.parametrize("name", ["", " ", " a", "a\n", "a" * 201, "a\0b"])
-def test_what_is_no_name_is_refused_before_anything_is_written(tmp_path: Path, tiny_model: Path, name: str) -> None:
+def test_invalid_names_are_refused_before_anything_is_written(tmp_path: Path, tiny_model: Path, name: str) -> None:
     (tmp_path / "tree").mkdir()
     with pytest.raises(UsageError, match="Not a valid branch name"):
         driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "index"), model=str(tiny_model), branch=name)
@@ -440,6 +440,7 @@ def test_only_a_remote_that_was_asked_proves_that_a_branch_is_gone(
     assert not trap.exists()
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("executor", ["local"])
 def test_workers_index_a_branch(repository: Path, tmp_path: Path, tiny_model: Path, executor: str) -> None:
     options: dict[str, Any] = {"workspace": str(tmp_path / "index"), "model": str(tiny_model), "executor": executor}

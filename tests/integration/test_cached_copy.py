@@ -168,7 +168,7 @@ def test_processes_share_a_copy(index: Callable[[str], str], s3_bucket: str, fol
     assert places == [str(copy.place)]
 
 
-def test_what_is_wrong_with_the_original_is_told(s3_bucket: str, s3_environment: S3Server) -> None:
+def test_errors_of_the_original_are_reported(s3_bucket: str, s3_environment: S3Server) -> None:
     with pytest.raises(WorkspaceNotFound):
         follow(s3_bucket, max_bytes=PLENTY, warn=Warnings())
     with pytest.raises(AccessDenied):
@@ -203,7 +203,7 @@ def test_a_server_refreshes_its_copy_while_searches_go_on(
     assert "new.txt" in {hit.path for hit in dl.search(newest(), f"{WORDS[0]} anew").results}
 
 
-def test_a_server_tells_searches_why_its_copy_cannot_be_refreshed(
+def test_a_search_says_why_the_copy_of_the_server_cannot_be_refreshed(
     index: Callable[[str], str], s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "REFRESH_SECONDS", 0.01)

@@ -80,6 +80,7 @@ class Followed(NullProgress):
 # Output.
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("executor", ["inline", "local"])
 def test_the_progress_moves_while_the_only_batch_is_read_and_embedded(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, executor: str

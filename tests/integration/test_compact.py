@@ -121,6 +121,7 @@ def test_a_compaction_folds_merges_and_cleans_and_the_workspace_holds_the_same(
     assert_in_step(opened, ENTITY, files_below(tree))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_workers_of_a_dask_cluster_rewrite_the_fragments(tmp_path: Path, tree: Path, model: Path) -> None:
     workspace = str(tmp_path / "workspace")
     index_often(tree, workspace, model, turns=3)
@@ -342,7 +343,7 @@ def writer(tmp_path: Path, tree: Path, model: Path) -> Iterator[subprocess.Popen
         process.kill()
 
 
-def test_compactions_beside_a_running_writer_lose_nothing(
+def test_compactions_during_writes_lose_nothing(
     tmp_path: Path, tree: Path, model: Path, writer: subprocess.Popen[str]
 ) -> None:
     workspace = str(tmp_path / "workspace")

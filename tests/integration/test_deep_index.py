@@ -86,6 +86,7 @@ def test_a_question_finds_the_definition_that_shares_no_word_with_it(
     assert ("food/soup.md", "Soup") in found(workspace, kinds=["section"])
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_embeds_the_definitions_of_what_has_changed(tree: Path, workspace: str) -> None:
     assert index(tree, workspace, deep=True) == 4
     assert index(tree, workspace) == 0

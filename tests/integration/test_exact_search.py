@@ -173,7 +173,7 @@ def test_lines_are_counted_and_files_are_listed(workspace: Workspace, tree: Path
     assert [hit.path for hit in listed.results] == ["src/app.py", "src/cr.txt", "tests/test_app.py", "vendor/lib.py"]
 
 
-def test_all_matches_of_a_line_are_told_with_their_columns(workspace: Workspace) -> None:
+def test_all_matches_of_a_line_are_reported_with_their_columns(workspace: Workspace) -> None:
     (first, *_) = find(workspace, "/foo/ file:marks", n_lines=1).results
     assert (first.matches, first.context) == (((5, 8), (9, 12)), ("a\ufdd0b foo foo", "\ufdd2 foo"))
     (words, *_) = find(workspace, fixed=["foo"], whole_words=True).results

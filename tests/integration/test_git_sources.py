@@ -254,7 +254,7 @@ def test_what_a_killed_fetch_has_left_does_not_stop_the_next_one(
     assert not Path(place.git_dir, "objects/pack/tmp_pack_x").exists()
 
 
-def test_the_cache_is_bounded_and_spares_what_is_in_use(
+def test_the_cache_is_bounded_and_keeps_what_is_in_use(
     git_server: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = []

@@ -123,7 +123,7 @@ def test_the_nearest_workspace_is_used_unless_the_file_is_named(
     assert driftline("sources").code == 2  # the workspace of the file does not exist yet
 
 
-def test_fifty_sources_are_indexed_beside_each_other_whatever_happens_to_two_of_them(
+def test_fifty_sources_are_indexed_concurrently_whatever_happens_to_two_of_them(
     tmp_path: Path, tiny_model: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"repository_{number:02}" for number in range(50)]
@@ -244,7 +244,7 @@ def test_a_workspace_that_leaves_its_project_keeps_the_places_of_its_sources(
         assert (hit.file, hit.freshness) == (str(project / "src/pump.txt"), "fresh")
 
 
-def test_the_first_run_of_a_source_comes_beside_another_first_run(tmp_path: Path, tiny_model: Path) -> None:
+def test_two_first_runs_of_sources_run_concurrently(tmp_path: Path, tiny_model: Path) -> None:
     """The other run has written fragments, and no version of their table yet."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

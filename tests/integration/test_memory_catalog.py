@@ -159,7 +159,7 @@ def test_stores_that_are_opened_at_once_agree_on_one_catalog(place: str) -> None
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_a_first_opening_that_is_interrupted_anywhere_is_made_good_by_the_next(
+def test_a_first_opening_that_is_interrupted_anywhere_is_completed_by_the_next(
     place: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed = Faults()
@@ -176,7 +176,7 @@ def test_a_first_opening_that_is_interrupted_anywhere_is_made_good_by_the_next(
         assert values(place) == EVERYTHING
 
 
-def test_actions_tell_a_lost_catalog_by_its_type(place: str) -> None:
+def test_actions_report_a_lost_catalog_by_its_type(place: str) -> None:
     fill(place)
     lose_catalog(place)
     actions: dict[str, Any] = {}
@@ -188,7 +188,7 @@ def test_actions_tell_a_lost_catalog_by_its_type(place: str) -> None:
 # -- a lost catalog --------------------------------------------------------------------------
 
 
-def test_a_lost_catalog_is_told_by_everything_and_restored_by_one_command(
+def test_every_interface_reports_a_lost_catalog_and_one_command_restores_it(
     place: str, driftline: Callable[..., Any], embedder: Callable[[], WordTableEmbedder]
 ) -> None:
     fill(place, embedder=embedder)

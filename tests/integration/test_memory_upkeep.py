@@ -112,7 +112,7 @@ def test_blobs_stay_without_their_catalog_and_a_foreign_catalog_aborts(
         assert len(clean(store, catalog_url=sqlite_catalog).deleted) == 1
 
 
-def test_compaction_folds_the_memory_of_every_level_and_cleanup_spares_it(store: MemoryStore) -> None:
+def test_compaction_folds_the_memory_of_every_level_and_cleanup_keeps_it(store: MemoryStore) -> None:
     for n in range(4):
         store.store(f"key {n}", f"text {n}", S1)
         store.flush()

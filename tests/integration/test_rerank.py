@@ -61,7 +61,7 @@ def places(results: Any) -> list[tuple[str, int]]:
     return [(hit["path"], hit["line"]) for hit in results]
 
 
-def test_the_packaged_transformer_tells_what_is_meant() -> None:
+def test_the_packaged_transformer_understands_meaning() -> None:
     texts = ["digest the secret anew if its algorithm is old", "boil the carrots", "where are hashes renewed?"]
     vectors = load_transformer().embed(texts)
     assert vectors.shape == (3, 384)

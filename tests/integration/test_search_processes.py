@@ -140,7 +140,7 @@ def test_a_panic_is_an_error_of_the_tree_and_costs_no_process(two: SearchProcess
     assert two._helpers == before
 
 
-def test_who_waits_too_long_is_told(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_too_long_is_an_error(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(SearchProcesses(1)) as processes:
         processes.start(workspace)
         taken = processes._free.get()

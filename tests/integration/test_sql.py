@@ -254,7 +254,7 @@ def test_a_query_that_needs_much_memory_is_refused(workspace: Workspace) -> None
         result.table()
 
 
-def test_a_failure_of_the_workspace_is_told_as_such(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_workspace_is_reported_as_such(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(self: LineTable) -> Iterator[None]:
         raise CorruptFile("The table is damaged", "here", "Repair it.")
 

@@ -55,7 +55,7 @@ def test_a_token_is_shown_once(workspace: Path, driftline: Callable[..., Any]) -
         ("web", "--within", "acme"),
     ],
 )
-def test_wrong_use_is_told(workspace: Path, driftline: Callable[..., Any], wrong: tuple[str, ...]) -> None:
+def test_wrong_use_is_reported(workspace: Path, driftline: Callable[..., Any], wrong: tuple[str, ...]) -> None:
     outcome = driftline(*wrong, "--workspace", workspace, *(["--port", 0] if wrong[0] == "web" else []))
     assert outcome.code == 2, outcome
     assert len(outcome.err.splitlines()) == 1

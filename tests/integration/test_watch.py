@@ -151,7 +151,7 @@ def test_a_folder_that_is_replaced_is_watched_on(
     assert len(watching.errors) <= 2
 
 
-def test_a_refused_deletion_is_told_once_with_a_way_on(
+def test_a_refused_deletion_is_reported_once_with_a_way_on(
     watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch, driftline: Callable[..., object]
 ) -> None:
     monkeypatch.setattr(watch, "RETRY_SECONDS", 0.1)
@@ -190,7 +190,7 @@ def test_what_failed_is_tried_again(watching: Watching, tree: Path, monkeypatch:
     assert [error.kind for error in watching.errors] == ["lease_held"]
 
 
-def test_what_no_event_tells_is_found_by_comparing(
+def test_changes_without_an_event_are_found_by_comparison(
     watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch.Watcher, "_paths", lambda *_: ())  # as if the changes were of another file

@@ -80,7 +80,7 @@ def test_the_environment_names_the_server_unless_a_workspace_is_named(
     assert (away.code, away.json["error"]) == (3, "storage_error")
 
 
-def test_wrong_use_is_told_before_the_server_is_asked(url: str, driftline: Callable[..., Any]) -> None:
+def test_wrong_use_is_reported_before_the_server_is_asked(url: str, driftline: Callable[..., Any]) -> None:
     for wrong in (
         ("--server", url, "--workspace", "x"),
         ("--server", url, "--explain"),

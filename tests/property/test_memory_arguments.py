@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import driftline as dl
 from driftline.flows.memory import ARGUMENTS, HierarchicalLTMBackend
 from driftline.storage.errors import DriftlineError, UsageError
-from tests.conformance.memory_places import arguments, public_calls, without_variables
+from tests.conformance.memory_support import arguments, public_calls, without_variables
 
 VALID: dict[str, Any] = {
     "key": "plan",

@@ -1,6 +1,11 @@
-"""State of other processes, which may end during the check."""
+"""Other processes: their state, which may change during the check, and cheap starts of many."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext
 
 import psutil
 
@@ -19,3 +24,28 @@ def stands_still(process: psutil.Process) -> bool:
         return bool(process.status() == psutil.STATUS_STOPPED)
     except psutil.NoSuchProcess:
         return False
+
+
+@contextmanager
+def forked_dask_workers() -> Iterator[ForkServerContext]:
+    """Fork workers of clusters from a process that has imported what they need, where each would import for seconds.
+
+    The commands that tests start as processes spawn their workers, as everywhere else.
+    """
+    import dask
+    from distributed.utils import get_mp_context
+
+    options = {
+        "distributed.worker.multiprocessing-method": "forkserver",
+        "distributed.nanny.environ": dict.fromkeys(os.environ, ""),  # the process that forks has those of its start
+    }
+    with dask.config.set(options):
+        context: ForkServerContext = get_mp_context()
+        names = (
+            "distributed.cli.dask_scheduler",
+            "distributed.cli.dask_worker",
+            "driftline.flows.runs.index",
+            "pytest",
+        )
+        context.set_forkserver_preload(list(names))
+        yield context

@@ -97,7 +97,7 @@ def test_comments_and_other_entries_stay_and_a_removal_restores_the_file(
         assert (kept in path.read_text()) == (kept in before)
 
 
-def test_instructions_stand_beside_what_people_wrote(tmp_path: Path) -> None:
+def test_instructions_keep_what_people_wrote(tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("# Ours\n\nText.\n")
     apply(["codex", "opencode", "zed"], tmp_path, "project")
     text = (tmp_path / "AGENTS.md").read_text()
@@ -120,7 +120,7 @@ def test_instructions_stand_beside_what_people_wrote(tmp_path: Path) -> None:
         "[" * 9_999,
     ],
 )
-def test_what_is_no_configuration_is_left_alone(text: str, tmp_path: Path) -> None:
+def test_other_files_than_configurations_are_left_alone(text: str, tmp_path: Path) -> None:
     path = tmp_path / ".cursor/mcp.json"
     path.parent.mkdir()
     path.write_text(text)

@@ -299,7 +299,7 @@ def test_a_build_indexes_no_branch_but_its_own(system: str, situation: str, bran
         {"CI": "true", "CI_COMMIT_BRANCH": "main", "CI_COMMIT_TARGET_BRANCH": "main"},
     ],
 )
-def test_a_build_whose_branch_cannot_be_told_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_build_of_unknown_branch_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         Build.detect(environ, str(tmp_path)).index_branch("main")
 
@@ -307,7 +307,7 @@ def test_a_build_whose_branch_cannot_be_told_is_refused(environ: dict[str, str],
 @pytest.mark.parametrize(
     "text", ["", "[not json", "[]", '{"pull_request": 7}', '{"pull_request": {"head": null}}', "["]
 )
-def test_a_request_that_does_not_tell_where_it_comes_from_has_a_name_of_its_own(text: str, tmp_path: Path) -> None:
+def test_requests_of_unknown_origin_have_a_name_of_their_own(text: str, tmp_path: Path) -> None:
     environ = requested("GitHub Actions", "topic", fork=False, event=tmp_path / "event.json")
     (tmp_path / "event.json").write_text(text if text != "[" else "[" * 100_000)
     assert Build.detect(environ, str(tmp_path)).index_branch("main") == "pr/7"
@@ -388,7 +388,7 @@ def test_where_the_default_branch_is_unknown_only_the_usual_names_are_the_main_i
     assert Build.detect(pushed(system, "main"), str(tmp_path)).index_branch("trunk") == "main"
 
 
-def test_jenkins_tells_the_primary_branch(tmp_path: Path) -> None:
+def test_jenkins_names_the_primary_branch(tmp_path: Path) -> None:
     environ = pushed("Jenkins", "trunk") | {"BRANCH_IS_PRIMARY": "true"}
     assert Build.detect(environ, str(tmp_path)).index_branch() is None
     assert Build.detect(JENKINS | {"GIT_BRANCH": "origin/main"}, str(tmp_path)).index_branch() is None

@@ -10,7 +10,7 @@ from pygments.lexers import find_lexer_class_for_filename, get_all_lexers
 from driftline.flows.web.highlight import _lexer_class, _significant_name, coloured
 
 
-def test_the_language_of_every_name_is_that_which_pygments_tells() -> None:
+def test_the_language_of_every_name_is_that_of_pygments() -> None:
     patterns = {pattern for _, _, known, _ in get_all_lexers() for pattern in known}
     names = {pattern.replace("*", star) for pattern in patterns for star in ("abc", "a.b", "")}
     names |= {f"folder.py/{name}" for name in ("README", "x.", ".bashrc", "page.html.j2", "x.tar.gz", "x.PY", "x.py")}

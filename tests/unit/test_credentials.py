@@ -75,7 +75,7 @@ def test_no_rule_takes_forever() -> None:
     assert not counts
 
 
-def test_a_mark_tells_the_mode_and_the_version_of_the_rules() -> None:
+def test_a_mark_names_the_mode_and_the_version_of_the_rules() -> None:
     assert split_mark(with_mark("gzip/1+-pdf/1", "strict"), "strict") == ("gzip/1+-pdf/1", True)
     assert split_mark(with_mark("", "known"), "strict") == ("", False)
     assert split_mark("pdf/1+known/0", "known") == ("pdf/1", False)

@@ -140,7 +140,7 @@ def test_a_phase_shows_no_more_documents_than_it_has_although_a_task_ran_twice()
     assert counted.documents == 14
 
 
-def test_a_running_task_tells_its_counts_at_intervals_and_knows_what_it_told() -> None:
+def test_a_running_task_reports_its_counts_at_intervals_and_knows_what_it_reported() -> None:
     now, told = 0.0, list[tuple[int, int]]()
     reporter = CountReporter(lambda documents, lines: told.append((documents, lines)), 1.0, lambda: now)
     for tenth in range(1, 26):

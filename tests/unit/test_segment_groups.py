@@ -47,7 +47,7 @@ def test_thorough_covers_every_row_and_merges_what_is_not_outweighed() -> None:
     assert groups_to_build({0: 90, 1: 5}, [{0}], thorough=True) == [(1,)]
 
 
-def test_a_small_segment_stays_beside_new_rows_that_it_outweighs() -> None:
+def test_a_small_segment_is_not_merged_with_new_rows_that_it_outweighs() -> None:
     rows = {0: 90, 1: 40, 2: 11, 3: 2}
     assert groups_to_build(rows, [{0}, {1}, {2}], thorough=True) == [(3,)]
     assert groups_to_build(rows | {4: 6}, [{0}, {1}, {2}, {3}], thorough=True) == [(2, 3, 4)]

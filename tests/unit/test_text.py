@@ -67,7 +67,7 @@ def test_one_damaged_byte_far_from_the_beginning_is_replaced_or_read_as_western(
     assert (reason, text.count(REPLACEMENT), text.count("schöner")) == (None, 1, 9)
 
 
-def test_replaced_bytes_are_told_from_replacement_characters_of_the_file() -> None:
+def test_replaced_bytes_are_distinguished_from_replacement_characters_of_the_file() -> None:
     damaged = "größer ".encode() + b"\xff"
     assert has_replaced_bytes(damaged, decode(damaged)[0])
     written = "größer \ufffd".encode()

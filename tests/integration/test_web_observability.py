@@ -81,7 +81,7 @@ def copy(workspace: Workspace, tmp_path: Path) -> Workspace:
     return Workspace.open(str(tmp_path / "copy"))
 
 
-def test_metrics_tell_when_a_copy_was_compared_with_its_bucket(copy: Workspace) -> None:
+def test_metrics_say_when_a_copy_was_compared_with_its_bucket(copy: Workspace) -> None:
     with serving(server(copy)) as place:
         found = re.search(r"driftline_cache_compared_timestamp_seconds ([\d.e+]+)", ask(place, "/metrics").body)
     assert found is not None

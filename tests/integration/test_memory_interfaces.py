@@ -199,7 +199,7 @@ def test_actions_share_a_store_that_closes_with_the_engine(
         assert call[name]({}, **given)["error_type"] == "store_closed"
 
 
-def test_an_action_tells_the_kind_of_what_keeps_the_store_closed(
+def test_an_action_reports_the_kind_of_error_that_keeps_the_store_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry: dict[str, Callable[..., Any]] = {}

@@ -1,4 +1,4 @@
-"""What users of the pipeline met: runs in Prefect's graph, Dask on local trees, other clouds, LanceDB."""
+"""The pipeline: stages in Prefect's run graph, Dask on local trees, other clouds, and LanceDB as a reader."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lancedb
 import pytest
 
 import driftline as dl
 from driftline.flows.runs import source_run
 from driftline.storage.objects.store import ObjectStore
 from driftline.tasks.scanning.scan import plan_partitions
-from tests.conformance.search_places import ROOT, pages, plant, without_variables
+from driftline.tasks.search.grep import open_embedder
+from tests.conformance.search_support import ROOT, pages, plant, without_variables
 from tests.conformance.table import criterion
 from tests.servers.prefect_server import PrefectServer
 
 STAGES = ("scan", "embed", "index")
+
+
 PROGRAM = """
 import json, sys
 from driftline.flows.prefect_flows import index
@@ -87,7 +91,7 @@ def test_each_stage_of_each_source_is_a_task(source: str, flow_run: dict[str, An
 @criterion("pipeline", "1", "the tasks tell counts")
 @pytest.mark.xdist_group("prefect")
 @pytest.mark.parametrize(("source", "count"), [("web", 13), ("app", 17)])
-def test_the_tasks_tell_counts(source: str, count: int, flow_run: dict[str, Any]) -> None:
+def test_the_tasks_report_counts(source: str, count: int, flow_run: dict[str, Any]) -> None:
     """In a task's name, its state, its log or an artifact of it."""
     for stage in ("scan", "embed"):
         (task,) = stages(flow_run, source)[stage]
@@ -107,6 +111,7 @@ def test_stages_are_tried_again(flow_run: dict[str, Any]) -> None:
 
 
 @criterion("pipeline", "1", "the state of a large local tree is computed in parallel on Dask")
+@pytest.mark.usefixtures("forked_workers")
 def test_the_state_of_a_local_tree_is_computed_in_parallel(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,3 +172,33 @@ def test_a_recipe_shows_lancedb() -> None:
     for words in ("line_embeddings", "memory_embeddings", "open_table", ".search("):
         assert words in recipe
     assert re.search(r"vector index|IVF", recipe)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """A workspace with 600 lines, a vector index, and 300 entries of memory."""
+    place = tmp_path_factory.mktemp("lancedb")
+    words = ("parser", "group", "action", "option", "value", "prefix")
+    files = {f"{n}.txt": f"{words[n % 6]} {n}\n" * 2 for n in range(300)}
+    dl.index(str(plant(place / "tree", files)), workspace=str(place / "ws"), model=str(tiny_model))
+    embedder = open_embedder(str(tiny_model))
+    with dl.MemoryStore(str(place / "ws"), embedder=lambda: embedder) as store:
+        items = [dl.MemoryItem(f"entry {n}", f"{words[n % 6]} {n}", "org:default") for n in range(300)]
+        store.store_many(items)
+    return place / "ws"
+
+
+@criterion("pipeline", "2", "the lancedb package opens and searches both tables")
+@pytest.mark.parametrize("name", ["line_embeddings", "memory_embeddings"])
+def test_lancedb_searches_both_tables(name: str, written: Path, tiny_model: Path) -> None:
+    (table_folder,) = [path for path in written.rglob(f"{name}*.lance") if path.is_dir()]
+    table: Any = lancedb.connect(str(table_folder.parent)).open_table(table_folder.stem)
+    assert table.count_rows() >= 300
+    if name == "line_embeddings":
+        assert {"id", "path", "line_number", "vector"} <= set(table.schema.names)
+    query = open_embedder(str(tiny_model)).embed_query("parser 6")
+    found = table.search(query, vector_column_name="vector").distance_type("l2").limit(5).to_list()
+    assert len(found) == 5
+    distances = [row["_distance"] for row in found]
+    assert distances == sorted(distances)
+    assert distances[0] < 0.05, "the line itself is there"

@@ -1,4 +1,4 @@
-"""What a workflow engine meets in memory: processes that end, its own writes, arguments from templates."""
+"""Memory in a workflow engine: processes that end, reads of own writes, template arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from driftline.flows.config.memory_settings import find_memory, load_memory_conf
 from driftline.storage import errors
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.tasks.embedding.embedder import WordTableEmbedder
-from tests.conformance.memory_places import (
+from tests.conformance.memory_support import (
     LARGE,
     ROOT,
     arguments,

@@ -1,4 +1,4 @@
-"""What users may expect of memory, item by item: configuration, entities, boundaries, upkeep, answers, search."""
+"""Memory: configuration, entities, boundaries, maintenance, answers and search."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 from driftline.storage.errors import BadEntity, BadEntry, CatalogError, DriftlineError
 from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.memory.store import MemoryItem
-from tests.conformance.memory_places import (
+from tests.conformance.memory_support import (
     ACME,
     ALICE,
     ALPHA,
@@ -475,7 +475,7 @@ def test_no_public_call_leaves_its_boundary(kind: str, within: str, walls: Walls
 
 
 @criterion("memory", "5", "an entity outside that exists is told like one that does not")
-def test_an_error_does_not_tell_what_exists_outside(walls: Walls, tmp_path: Path) -> None:
+def test_an_error_does_not_reveal_what_exists_outside(walls: Walls, tmp_path: Path) -> None:
     place = tmp_path / "memory"
     shutil.copytree(walls.place, place)
     with Walls(place, walls.model).open("backend", ACME) as backend:
@@ -1050,7 +1050,7 @@ def test_max_distance_drops_what_is_farther(remembered: HierarchicalLTMBackend) 
 
 
 @criterion("memory", "12", "explain tells how the hits were found")
-def test_explain_tells_how_hits_were_found(remembered: HierarchicalLTMBackend, place: Path, driftline: Run) -> None:
+def test_explain_says_how_hits_were_found(remembered: HierarchicalLTMBackend, place: Path, driftline: Run) -> None:
     options: dict[str, Any] = {"explain": True}
     answer = ok(remembered.search_memory("parser", 5, **options))
     assert answer["explanation"]

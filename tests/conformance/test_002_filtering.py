@@ -10,14 +10,21 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from tests.conformance.search_places import ROOT, Driftline, actions, ok, plant, without_variables
+from tests.conformance.search_support import ROOT, Driftline, actions, ok, plant, without_variables
 from tests.conformance.table import criterion
 
 STRATEGIES = ("auto", "prefilter", "postfilter", "hybrid")
+
+
 MODES = ("hybrid", "vector", "text")
+
+
 WORDS = ("parser", "group", "action", "option", "value", "prefix", "usage", "namespace", "default", "string")
+
+
 PER_FOLDER = {"work/notes": 6, "work/projects/alpha": 6, "work/projects/beta": 8, "personal": 80}
-"""Documents of two lines each: a hundred in all, of which ``work`` has a fifth."""
+
+
 CONFIG = """
 workspace = "ws"
 [[sources]]
@@ -170,6 +177,36 @@ def test_filtering_afterwards_stays_available(search: Search, place: Path) -> No
     assert after.to_dict()["explanation"]["strategy"] == "postfilter"
 
 
+@criterion("002", "configuration", "strategy and fallback_threshold stand in [search] of driftline.toml")
+def test_the_strategy_is_configured(
+    place: Path, tmp_path: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Driftline's names or the documents'; 0.5 is the threshold unless another is set."""
+
+    def explained(settings: str, *options: object) -> dict[str, Any]:
+        plant(tmp_path, {"driftline.toml": f'workspace = "{place}/ws"\n[search]\n{settings}\n'})
+        monkeypatch.chdir(tmp_path)
+        outcome = driftline(
+            "search", "parser", "--dir", "personal", "--mode", "vector", "--json", "--explain", *options
+        )
+        assert outcome.code == 0, outcome.err + outcome.out
+        found: dict[str, Any] = outcome.json["explanation"]
+        return found
+
+    assert explained('strategy = "postfilter"')["strategy"] == "postfilter"
+    assert explained('strategy = "postfilter"', "--strategy", "prefilter")["strategy"] == "prefilter"
+    matches, lines = 160, 202
+    assert explained('strategy = "hybrid"')["examined"] == lines  # 79 % match: more than half
+    assert explained('strategy = "hybrid"\nfallback_threshold = 0.9')["examined"] == matches
+    assert explained('strategy = "hybrid"\nfallback_threshold = 0.9', "--fallback-threshold", 0.5)["examined"] == lines
+    for written, meant in (("qdrant", "prefilter"), ("post", "postfilter"), ("hybrid", "hybrid")):
+        assert (
+            explained(f'workspaceFiltering = "{written}"')["strategy"] == explained(f'strategy = "{meant}"')["strategy"]
+        )
+    assert explained('workspaceFiltering = "hybrid"\nfallbackThreshold = 0.9')["examined"] == matches
+    assert explained('workspaceFiltering = "hybrid"\nfallbackThreshold = 0.5')["examined"] == lines
+
+
 # -- what it is good for ---------------------------------------------------------------------
 
 
@@ -211,6 +248,24 @@ def test_quality_is_measured(tmp_path: Path, tiny_model: Path, driftline: Driftl
     assert compacted["tenants"][0]["after"]["recall_at_10"] >= 0.5
     benchmark = json.loads((ROOT / "tests/benchmarks/results/searching.json").read_text())
     assert "recall@10" in json.dumps(benchmark)
+
+
+@criterion("002", "monitoring 1", "the hit rate of a filter is told, and kept")
+def test_hit_rates_are_reported_and_kept(place: Path, search: Search, driftline: Driftline, tmp_path: Path) -> None:
+    """Kept in the run history: the report plots it."""
+    rate = search("parser", "--dir", "work", "--entity", "source:home")["explanation"]["hit_rate"]
+    assert rate == pytest.approx(40 / 202, abs=0.01)
+    assert driftline("report", "--workspace", place / "ws", "-o", tmp_path / "report.html").code == 0
+    assert "hit rate" in (tmp_path / "report.html").read_text().lower()
+
+
+@criterion("002", "monitoring 2", "the times of searches are told by phase, and kept")
+def test_times_are_reported_and_kept(place: Path, search: Search, driftline: Driftline) -> None:
+    seconds = search("parser", "--dir", "work")["explanation"]["seconds"]
+    assert {"vector", "text", "rank"} <= set(seconds)
+    assert all(value >= 0 for value in seconds.values())
+    rows = driftline("runs", "--workspace", place / "ws", "--json").json["runs"]
+    assert any("hit_rate" in row for row in rows), "no search stands in the run history"
 
 
 # -- its tests -------------------------------------------------------------------------------
@@ -265,3 +320,17 @@ def test_overlapping_workspaces_return_each_line_once(search: Search) -> None:
     assert answer["explanation"]["matches"] == 40
     both = search("parser", "--in", "both", "--top-k", 100)
     assert {hit["source"].rpartition(":")[2] for hit in both["results"]} == {"home", "other"}
+
+
+@criterion("002", "test 3", "filtering before the search looks at fewer lines than filtering after it")
+def test_prefiltering_looks_at_fewer_lines(search: Search) -> None:
+    """Times are the benchmark's: it runs both strategies beside each other."""
+    before, after = (
+        search("parser", "--dir", "work", "--mode", "vector", "--strategy", strategy)["explanation"]["examined"]
+        for strategy in ("prefilter", "postfilter")
+    )
+    assert before <= 42
+    assert after == 202
+    program = (ROOT / "tests/benchmarks/searching.py").read_text()
+    assert "prefilter" in program
+    assert "postfilter" in program
