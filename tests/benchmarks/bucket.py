@@ -50,8 +50,6 @@ QUERIES = (
 WARM_UP = 2
 BLOCK_CACHE = "DRIFTLINE_BLOCK_CACHE"
 CANDIDATES = "the candidates are in many places of each of ten files, and Lance opens a table step by step"
-    "the blocks of the candidates lie in many places of each of ten files, and Lance opens a table step by step"
-)
 
 
 @dataclass(frozen=True, slots=True)
