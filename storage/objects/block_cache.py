@@ -55,7 +55,7 @@ TAIL_BYTES = 2**16
 """What Lance reads of a file first: its end."""
 WHOLE_FILE_BYTES = 8 * 2**20
 """An index file up to this size is read whole."""
-DATA_END_BYTES, DATA_END_SHARE = 2**20, 0.025
+DATA_END_BYTES, DATA_END_SHARE = 2**20, 0.018
 """Of a data file, this is read at once: metadata and the columns that every search needs (``lines.table.schema``)."""
 REQUESTS_AT_ONCE = 128
 FILES_REMEMBERED = 10_000
@@ -290,6 +290,8 @@ class _Files:
     async def read(self, key: str, start: int, end: int | None) -> tuple[bytes, int]:
         """Return the bytes from ``start`` to ``end`` (exclusive), or to the end of the file, and its size."""
         file = self._file(key)
+        if end is None and file.coming:
+            await self._arrival(file, [file.coming[0][0]])
         if end is None and (end := file.size) is None:
             return await self._whole(file, start)
         for _ in range(ATTEMPTS):
