@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from cronsim import CronSim, CronSimError
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     ConfigDict,
@@ -39,6 +40,21 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+def _check_moment(value: str | float | None) -> str | float | None:
+    if isinstance(value, str):
+        try:
+            CronSim(value if len(value.split()) == _CRON_FIELDS else "", datetime.now(UTC))
+        except CronSimError as error:
+            raise ValueError("write five cron fields, such as '*/15 * * * *', or a number of seconds") from error
+    elif value is not None and not SHORTEST_INTERVAL_SECONDS <= value < float("inf"):
+        raise ValueError(f"write {SHORTEST_INTERVAL_SECONDS:g} second or more, or five cron fields")
+    return value
+
+
+Moment = Annotated[str | float | None, AfterValidator(_check_moment)]
+"""A schedule: five cron fields, or a number of seconds."""
+
+
 class SourceTable(Table):
     """``[[sources]]``."""
 
@@ -46,7 +62,7 @@ class SourceTable(Table):
     entity: Text | None = None
     include: list[Text] = []
     exclude: list[Text] = []
-    schedule: str | float | None = None
+    schedule: Moment = None
     link: Text | None = None
 
     @field_validator("link")
@@ -57,18 +73,6 @@ class SourceTable(Table):
 
             if (wrong := wrong_link(value)) is not None:
                 raise ValueError(wrong)
-        return value
-
-    @field_validator("schedule")
-    @classmethod
-    def _check_schedule(cls, value: str | float | None) -> str | float | None:
-        if isinstance(value, str):
-            try:
-                CronSim(value if len(value.split()) == _CRON_FIELDS else "", datetime.now(UTC))
-            except CronSimError as error:
-                raise ValueError("write five cron fields, such as '*/15 * * * *', or a number of seconds") from error
-        elif value is not None and not SHORTEST_INTERVAL_SECONDS <= value < float("inf"):
-            raise ValueError(f"write {SHORTEST_INTERVAL_SECONDS:g} second or more, or five cron fields")
         return value
 
 
@@ -94,6 +98,7 @@ class FleetTable(Table):
     include_files: list[Text] = []
     exclude_files: list[Text] = []
     grace_days: Annotated[NonNegativeFloat, Field(le=3650)] = 7.0
+    schedule: Moment = None
 
 
 class WorkspaceTable(Table):
@@ -186,7 +191,7 @@ def parse(raw: Mapping[str, Any], path: Path) -> File:
     raise mistake  # not chained to pydantic's error, which quotes values that may be secrets
 
 
-def place(path: Path, table: str = "", row: int | None = None) -> str:
+def location_of(path: Path, table: str = "", row: int | None = None) -> str:
     """Return the location of an error for messages; ``row`` is 0-based, messages count from 1."""
     if not table:
         return str(path)
@@ -195,13 +200,13 @@ def place(path: Path, table: str = "", row: int | None = None) -> str:
 
 def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Path) -> UsageError:
     table, key = _table_of(location)
-    where = place(path)
+    where = location_of(path)
     if table in (SourceTable, FleetTable) and len(location) > 1 and isinstance(location[1], int):
-        where = place(path, str(location[0]), location[1])
+        where = location_of(path, str(location[0]), location[1])
     elif location[0] in ("workspaces", "storage_options", "prices", "search") and len(location) > 1:
-        where = place(path, f"[{location[0]}.{location[1]}]" if table is WorkspaceTable else f"[{location[0]}]")
+        where = location_of(path, f"[{location[0]}.{location[1]}]" if table is WorkspaceTable else f"[{location[0]}]")
     elif table is HooksTable:
-        where = place(path, "[web.hooks]")
+        where = location_of(path, "[web.hooks]")
     if kind == "extra_forbidden":
         known = sorted(table.model_fields)
         close = difflib.get_close_matches(key, known, n=1)
@@ -212,9 +217,11 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
     if kind == "list_type" and key in ("sources", "fleet") and table is File:
         return UsageError(f"{key!r} is not a list of tables", where, f"Begin each one with [[{key}]].")
     if table is FleetTable and key == "token":
-        return UsageError("A token is a reference", where, "Write ${NAME}, where NAME is a variable that holds it.")
+        return UsageError(
+            "A token must be a reference", where, "Write ${NAME}, where NAME is a variable that holds it."
+        )
     text = message.removeprefix("Value error, ")
-    return UsageError(f"{key!r} cannot be used", where, f"{text[0].upper()}{text[1:]}.")
+    return UsageError(f"Invalid value of {key!r}", where, f"{text[0].upper()}{text[1:]}.")
 
 
 def _table_of(location: tuple[int | str, ...]) -> tuple[type[Table], str]:

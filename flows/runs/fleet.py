@@ -1,4 +1,4 @@
-"""Keep the index in step with fleets: discover their repositories, index what changed in one run, retire what is gone.
+"""Keep the index in step with fleets: discover their repositories, index changed ones in one run, retire missing ones.
 
 A repository that fails is tried again later, and stops no other. An unchanged one costs a line of the host's listing,
 or one request of git, and no run.
@@ -62,7 +62,8 @@ ASKED_AT_ONCE = 8
 class FleetRequest:
     """The inputs of a sync. ``how`` has the fields of the index run, except for its sources and its workspace.
 
-    ``retry`` tries failing repositories without waiting for their backoff.
+    ``retry`` tries failing repositories without waiting for their backoff. ``storage_options`` precede those of the
+    configuration.
     """
 
     configuration: Configuration
@@ -72,6 +73,11 @@ class FleetRequest:
     wait_seconds: float = 0.0
     retry: bool = False
     dry_run: bool = False
+    storage_options: Mapping[str, str] | None = None
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        return self.configuration.options() if self.storage_options is None else self.storage_options
 
     @property
     def fleets(self) -> tuple[ConfiguredFleet, ...]:
@@ -94,7 +100,7 @@ class FleetPart:
 
     @property
     def settings(self) -> str:
-        """A hash of what decides which files of a repository are indexed."""
+        """A hash of all settings that determine the indexed files of a repository."""
         rules = json.dumps([self.fleet.include, self.fleet.exclude])
         return hashlib.blake2b(rules.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
@@ -134,7 +140,9 @@ class FleetPart:
         rows = [_row(each, now) for each in sorted(self.repositories.values(), key=lambda each: each.listed.path)]
         rows += [_row(each, now) | {"state": "retired"} for each in self.retired.values()]
         for row in rows:
-            row["is_new"] = row["id"] not in self.before.repositories
+            before = self.before.repositories.get(row["id"])
+            row["is_new"] = before is None
+            row["has_failed"] = row["failures"] > (before.failures if before is not None else 0)
         return {
             "name": self.fleet.name,
             "provider": self.fleet.host.provider,
@@ -160,7 +168,7 @@ def list_fleets(request: FleetRequest, progress: Progress | None = None) -> dict
 def fleet_status(request: FleetRequest) -> dict[str, Any]:
     """Return the state of each fleet after the last sync, without contacting a host. Raises WorkspaceNotFound."""
     now = datetime.now(UTC)
-    workspace = Workspace.open(request.workspace, request.configuration.options())
+    workspace = Workspace.open(request.workspace, request.options)
     configured = {fleet.name: fleet for fleet in request.configuration.fleets}
     known = read_fleets(workspace.objects)
     fleets = []
@@ -187,7 +195,7 @@ def sync_fleets(
 ) -> dict[str, Any]:
     """Discover the repositories of each fleet, index the changed ones in one run, and retire the missing ones.
 
-    The report says what failed. Raises UsageError before anything is written, LeaseHeld while another sync runs, and
+    The report lists failures. Raises UsageError before anything is written, LeaseHeld while another sync runs, and
     the errors of ``index_sources`` for a run that fails as a whole.
     """
     progress = progress or NullProgress()
@@ -217,7 +225,7 @@ def _bring_in_step(
     progress: Progress,
     now: Callable[[], datetime],
 ) -> str | None:
-    """Index what changed and retire what is gone, and keep the state before and after; return the id of the run."""
+    """Index changed repositories, retire missing ones, save the state before and after, and return the run id."""
     run_id, failure = None, None
     try:
         if changed:
@@ -237,6 +245,13 @@ def has_failed(report: Mapping[str, Any]) -> bool:
     return any(fleet["problems"] for fleet in fleets) or any(
         row["state"] == "failing" for fleet in fleets for row in fleet["repositories"]
     )
+
+
+def summary(report: Mapping[str, Any]) -> str:
+    """Return a line about a report of ``sync_fleets``."""
+    rows = [row for fleet in report["fleets"] for row in fleet["repositories"]]
+    retired = sum(row["state"] == "retired" for row in rows)
+    return f"{len(rows):,} repositories, {len(report['to_index']):,} changed, {retired:,} retired"
 
 
 def _row(repository: KnownRepository, now: datetime) -> dict[str, Any]:
@@ -272,14 +287,14 @@ def _environ() -> Mapping[str, str]:
 def _prepared(request: FleetRequest) -> Workspace:
     """Return the workspace, created if it does not exist; private if a fleet is of a private folder."""
     folders = [fleet.host.url for fleet in request.fleets if fleet.host.provider == "folder"]
-    objects = ObjectStore.open(request.workspace, request.configuration.options())
+    objects = ObjectStore.open(request.workspace, request.options)
     return Workspace.prepare(objects, private=any(only_owner_reads(folder) for folder in folders))
 
 
 def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
     """Return the state of all fleets, and the entities of the workspace."""
     try:
-        workspace = Workspace.open(request.workspace, request.configuration.options())
+        workspace = Workspace.open(request.workspace, request.options)
     except WorkspaceNotFound:
         return {}, set()
     fleets, objects, entities = read_fleets(workspace.objects), workspace.objects, workspace.entities()
@@ -289,7 +304,7 @@ def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
 
 
 def _save(request: FleetRequest, parts: Iterable[FleetPart], lease: Lease, now: datetime) -> None:
-    workspace = Workspace.open(request.workspace, request.configuration.options())
+    workspace = Workspace.open(request.workspace, request.options)
     write_fleets(workspace.objects, {part.fleet.name: part.record(now) for part in parts}, lease)
 
 
@@ -386,11 +401,11 @@ def _index(
     now: Callable[[], datetime],
     save: Callable[[], None],
 ) -> str | None:
-    """Index what changed in one run, and note what it has done. Raises the errors of ``index_sources``.
+    """Index the changed repositories in one run, and record the results. Raises the errors of ``index_sources``.
 
     ``save`` keeps the state before anything is written, so that a killed run leaves no source that no fleet knows.
     """
-    workspace = Workspace.open(request.workspace, request.configuration.options())
+    workspace = Workspace.open(request.workspace, request.options)
     owners, planned = _owners(parts), dict[str, tuple[FleetPart, KnownRepository]]()
     for part, each in changed:
         uri = part.source_uri(each)
@@ -411,7 +426,8 @@ def _index(
         sources=tuple(part.source(part.repositories[each.listed.id]) for part, each in planned.values()),
         workspace=request.workspace,
         model=request.configuration.model,
-        storage_options=request.configuration.options(),
+        storage_options=request.options,
+        redact=request.configuration.redact,
         keep_going=True,
         max_delete_fraction=request.max_delete_fraction,
         wait_seconds=request.wait_seconds,
@@ -440,7 +456,7 @@ def _conflict(
 ) -> DriftlineError | None:
     """Return why a repository cannot be indexed as its entity: another source has it, or another one has its URI."""
     if owners.get(uri) != repository.entity:
-        return SourceConflict("Two entries of the fleets have one URL", uri, "Exclude one of them.")
+        return SourceConflict("Two fleets contain the same repository", uri, "Exclude one of them.")
     known = workspace.readable_source(Entity.parse(repository.entity))
     if known is None or known.uri in {uri, *repository.uris}:
         return None
@@ -486,18 +502,16 @@ def _move_away(workspace: Workspace, entity: str, uri: str, request: FleetReques
 
 
 def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
-    """Remove what has been gone for the grace period, unless it still answers, or suspiciously much is gone."""
-    parts = list(parts)
-    owners = _owners(parts)
+    """Remove repositories that are missing for the grace period, unless they still answer or are suspiciously many."""
     for part in parts:
         if not part.listing.is_complete:
             continue
         doomed = to_retire(part.repositories, now, timedelta(days=part.fleet.grace_days))
-        doomed = [identifier for identifier in doomed if _is_gone(part, identifier, owners)]
+        doomed = [identifier for identifier in doomed if _is_gone(part, identifier)]
         known = sum(bool(each.indexed) for each in part.repositories.values())
         if is_suspicious(len(doomed), known, request.max_delete_fraction):
             part.refused = DeletionRefused(
-                f"{len(doomed):,} of {known:,} repositories are gone, more than the fraction "
+                f"{len(doomed):,} of {known:,} repositories are missing, more than the fraction "
                 f"{request.max_delete_fraction:g}; the index keeps them",
                 part.fleet.name,
                 "To remove them, run again with --max-delete-fraction 1.",
@@ -514,14 +528,15 @@ def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progres
             part.retired[identifier] = part.repositories.pop(identifier)
 
 
-def _is_gone(part: FleetPart, identifier: str, owners: Mapping[str, str]) -> bool:
+def _is_gone(part: FleetPart, identifier: str) -> bool:
     """Return whether a repository that is not listed does not answer either; the reason says that it does."""
     each = part.repositories[identifier]
     if each.excluded:
         return True
     try:
-        if owners.get(part.source_uri(each), each.entity) != each.entity:  # another one would answer
-            return True
+        listed = part.listing.repositories.values()
+        if any(other.path == each.listed.path and other.id != identifier for other in listed):
+            return True  # it is the other one that would answer
         commit = current_commit(part.fleet.host.remote(each.listed))
     except (SourceNotFound, AccessDenied):
         return True
@@ -537,7 +552,7 @@ def _is_gone(part: FleetPart, identifier: str, owners: Mapping[str, str]) -> boo
 
 
 def _remove(request: FleetRequest, repository: KnownRepository) -> None:
-    options = request.configuration.options()
+    options = request.options
     workspace = Workspace.open(request.workspace, options)
     known = workspace.readable_source(Entity.parse(repository.entity))
     if known is None or known.uri not in repository.uris:

@@ -172,7 +172,7 @@ class LineTable(LanceTable):
         """Replace every existing commit marker by a new one in the transaction, and return the old marker.
 
         Two transactions conflict only if they remove the same row. A source without a marker therefore first gets one
-        with the token alone. If two holders write one concurrently, the later commit sees both markers.
+        with only the token. If two holders write one concurrently, the later commit sees both markers.
         """
         import lance
         from lance.commit import CommitConflictError
@@ -187,7 +187,7 @@ class LineTable(LanceTable):
             before = _newest(markers)
             if before.token > token:
                 raise LeaseLost(
-                    f"Another run has taken {entity} over (its token is {before.token}, ours is {token})",
+                    f"Another run has taken over {entity} (its token is {before.token}, ours is {token})",
                     self.uri,
                     "Start this run again.",
                 )
@@ -293,7 +293,9 @@ _PLACES = _MarkerPlaces()
 
 
 def _state(fragment: LanceFragment) -> _State:
-    return fragment.data_files()[0].path, fragment.deletion_file()
+    file = fragment.data_files()[0]
+    # The public property defines a class at every access, which took half of the time of a commit among 1,000 sources.
+    return getattr(file, "_path", None) or str(file.path), fragment.deletion_file()
 
 
 def _held_by(

@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -54,6 +55,8 @@ _SCP = re.compile(r"(?P<user>[A-Za-z0-9._-]+)@(?P<host>[A-Za-z0-9._-]+|\[[0-9a-f
 _CREDENTIAL = re.compile(r"(?:(?P<user>[A-Za-z0-9._~-]+):)?\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 _PORT = re.compile(r"[^:]*:\d+|\[[^]]*\](?::\d+)?|[^:]*")
 _REF = re.compile(r"(?!/|.*(?://|\.\.|@\{|\.lock$|/$|\.$))[^\x00-\x20\x7f~^:?*\[\\]+")
+_BRANCH_IN_HEAD = re.compile(r"ref: (refs/heads/[^\n]+)\n")
+_MAX_REFS_BYTES = 4 * 1024 * 1024
 _ANY_USER = "x-access-token"
 """Hosts accept any user, or this one, with a token as password."""
 _BY_REFERENCE = "Write git+https://${NAME}@host/path, where NAME is a variable that holds the token."
@@ -113,7 +116,7 @@ def parse_remote(text: str) -> Remote | None:
         protocol = scheme.removeprefix("git+")
         if protocol not in _SCHEMES:
             raise UsageError(
-                f"Git repositories are not read by {protocol!r}", text, "Use git+https, git+ssh, git+file."
+                f"Unsupported protocol for a git repository: {protocol!r}", text, "Use git+https, git+ssh, git+file."
             )
         return _remote(protocol, rest)
     path, _ = _split_ref(rest)
@@ -148,28 +151,28 @@ def _remote(protocol: str, rest: str) -> Remote:
     if protocol == "file":
         is_whole = os.path.isdir(rest)
         path, ref = (rest, "") if is_whole else _split_ref(rest)
-        place = os.path.realpath(os.path.expanduser(path))
-        inside = os.path.join(place, ".git")
-        return Remote(inside if os.path.isdir(inside) else place, "file", _checked_ref(ref, rest))
+        location = os.path.realpath(os.path.expanduser(path))
+        inside = os.path.join(location, ".git")
+        return Remote(inside if os.path.isdir(inside) else location, "file", _checked_ref(ref, rest))
     path, ref = _split_ref(rest)
     netloc, slash, tail = path.partition("/")
     credentials, _, host = netloc.rpartition("@")
     shown = f"git+{protocol}://{host}{slash}{tail}"
     if not host or host.startswith("-") or credentials.startswith("-"):
-        raise UsageError("The URL of a repository names no host", shown, "Write git+https://host/path.git.")
+        raise UsageError("The URL of the repository has no host", shown, "Write git+https://host/path.git.")
     if slash and not tail.strip("/"):
-        raise UsageError("The URL of a repository names no path before the @", shown, "Write @ as %40 in a path.")
+        raise UsageError("The URL of the repository has no path before the @", shown, "Write @ as %40 in a path.")
     user, variable = "", ""
     if protocol == "ssh":
         if ":" in credentials or "$" in credentials:
-            raise UsageError("Ssh takes no password in a URL", shown, "Use a key of the ssh agent.")
+            raise UsageError("SSH URLs cannot contain a password", shown, "Use a key of the ssh agent.")
         location = f"{credentials}@{path.rpartition('@')[2]}" if credentials else path
         if _PORT.fullmatch(host):
             location = f"ssh://{location}"
     else:
         match = _CREDENTIAL.fullmatch(credentials)
         if credentials and match is None:
-            raise UsageError("The URL of a repository may hold a secret", shown, _BY_REFERENCE)
+            raise UsageError("The URL of the repository may contain a secret", shown, _BY_REFERENCE)
         user, variable = (match["user"] or _ANY_USER, match["name"]) if match else ("", "")
         location = f"{protocol}://{host}{slash}{tail.rstrip('/')}"
     return Remote(location, protocol, _checked_ref(ref, shown), user, variable)
@@ -227,12 +230,42 @@ def _names(ref: str) -> list[str]:
 
 def _resolve_local(remote: Remote) -> str:
     git_dir = _git_dir(remote)
+    if not remote.ref and (known := _head_in_files(git_dir)):
+        return known
     names = [remote.ref] if COMMIT_ID.fullmatch(remote.ref) else [n for n in _names(remote.ref) if not n.endswith("{}")]
     for name in names:
         answer = _ask(git_dir, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
         if answer is not None and COMMIT_ID.fullmatch(answer):
             return answer
     return ""
+
+
+def _head_in_files(git_dir: str) -> str:
+    """Return the commit of the current branch as the files of git spell it, without a process of git.
+
+    Returns "" if only git itself can tell, such as for another format of refs.
+    """
+    match = _BRANCH_IN_HEAD.fullmatch(_text_of(os.path.join(git_dir, "HEAD")))
+    if match is None or not _REF.fullmatch(match[1]):
+        return ""
+    commit = _text_of(os.path.join(git_dir, match[1])).strip()
+    if not commit:
+        packed = _text_of(os.path.join(git_dir, "packed-refs"))
+        named = (line.partition(" ") for line in packed.splitlines())
+        commit = next((each for each, _, name in named if name == match[1]), "")
+    return commit if COMMIT_ID.fullmatch(commit) else ""
+
+
+def _text_of(path: str) -> str:
+    """Return the text of a small regular file; "" if it is anything else."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        is_small = stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_REFS_BYTES
+        return file.read(_MAX_REFS_BYTES).decode("utf-8", "surrogateescape") if is_small else ""
 
 
 def _no_commit(remote: Remote) -> SourceNotFound:
@@ -245,11 +278,15 @@ def _git_dir(remote: Remote) -> str:
     """Return the git directory of a repository on this disk whose files git can read without blocking."""
     git_dir = remote.location
     if bare_repository(git_dir) is None:
-        raise SourceNotFound("The folder is no git repository", remote.location, "Check the spelling.")
+        raise SourceNotFound("The folder is not a git repository", remote.location, "Check the spelling.")
     for name in ("HEAD", "config", "packed-refs", "shallow"):
         path = os.path.join(git_dir, name)
         if os.path.lexists(path) and not os.path.isfile(path):
-            raise SourceNotFound("A file of the repository is not a regular one", path, "Git would wait for it.")
+            raise SourceNotFound(
+                "A file of the repository is not a regular one",
+                path,
+                "Replace it with a regular file: git could hang on it.",
+            )
     return git_dir
 
 
@@ -455,7 +492,9 @@ class Mirror:
                 if self.has(commit):  # another process may have made room in between
                     yield
                     return
-        raise StorageError("Other repositories take the room of this one", self.remote.uri, f"Raise {LIMIT_VARIABLE}.")
+        raise StorageError(
+            "Mirrors in use leave no room for this repository", self.remote.uri, f"Raise {LIMIT_VARIABLE}."
+        )
 
     @property
     def _refs(self) -> str:
@@ -491,21 +530,28 @@ class Mirror:
     def _borrow(self) -> None:
         """Make the mirror use the objects of a repository on this disk."""
         git_dir = _git_dir(self.remote)
-        objects = os.path.realpath(
-            _ask(git_dir, "rev-parse", "--git-path", "objects") or os.path.join(git_dir, "objects")
-        )
+        objects = os.path.join(git_dir, "objects")
+        if os.path.exists(os.path.join(git_dir, "commondir")):  # of a linked work tree
+            objects = _ask(git_dir, "rev-parse", "--git-path", "objects") or objects
+        objects = os.path.realpath(objects)
         if "\n" in objects or objects.startswith('"'):
-            raise SourceNotFound("Git cannot borrow from a folder of this name", repr(objects), "Rename the folder.")
+            raise SourceNotFound(
+                "Git cannot share objects with a folder of this name", repr(objects), "Rename the folder."
+            )
         shallow = os.path.join(git_dir, "shallow")
         with self._locked("fetch"):
-            self._create(_ask(git_dir, "rev-parse", "--show-object-format") or "sha1")
-            _write(Path(self.git_dir, "objects", "info", "alternates"), f"{objects}\n")
+            if not self._exists():
+                self._create(_ask(git_dir, "rev-parse", "--show-object-format") or "sha1")
+            _write_changed(Path(self.git_dir, "objects", "info", "alternates"), f"{objects}\n")
             text = Path(shallow).read_text("ascii") if os.path.isfile(shallow) else ""
-            _write(Path(self.git_dir, "shallow"), text)
+            _write_changed(Path(self.git_dir, "shallow"), text)
+
+    def _exists(self) -> bool:
+        return os.path.exists(os.path.join(self.git_dir, "HEAD"))
 
     def _create(self, object_format: str) -> None:
         """Create an empty repository that names no command, unless it exists."""
-        if os.path.exists(os.path.join(self.git_dir, "HEAD")):
+        if self._exists():
             return
         for part in ("objects/info", "objects/pack", "refs/driftline"):
             os.makedirs(os.path.join(self.git_dir, part), exist_ok=True)
@@ -569,7 +615,7 @@ class Mirror:
                 _run(self.remote, self.git_dir, command, {"GIT_DIR": self.git_dir}, FETCH_SECONDS)
 
     def delete(self) -> bool:
-        """Delete the mirror unless it is in use or being fetched, and return whether it is gone."""
+        """Delete the mirror unless it is in use or being fetched; return whether it was deleted."""
         with self._locked("fetch", wait=False) as quiet:
             return quiet and self._delete()
 
@@ -606,7 +652,9 @@ def _last_used(folder: Path) -> float:
 
 
 def _size_bytes(folder: Path) -> int:
-    return sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
+    return sum(
+        os.lstat(os.path.join(location, name)).st_size for location, _, names in os.walk(folder) for name in names
+    )
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:
@@ -614,6 +662,14 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
+
+
+def _write_changed(path: Path, text: str) -> None:
+    """Write a file atomically unless it has this text."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if path.read_text() == text:
+            return
+    _write(path, text)
 
 
 def _write(path: Path, text: str) -> None:

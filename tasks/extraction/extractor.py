@@ -159,7 +159,7 @@ def _until_next(begun: Sequence[tuple[str, int]], end: int) -> Iterator[tuple[st
 class Extractor:
     """An extractor of one kind of file; ``name`` and ``version`` are in the manifest.
 
-    ``suffixes`` are those of file names of this kind. ``takes`` returns whether bytes with such a suffix are of this
+    ``suffixes`` are those of file names of this kind. ``takes`` returns whether bytes with this suffix are of this
     kind. ``function`` in ``module`` of this package does the work; it needs the library ``needs`` of the extra, if any.
     An ``isolated`` extractor runs in a separate process, because its files are large, or can hang or crash their
     reader. Without its library, files that are text (``is_text``) are indexed unchanged, and others are skipped.
@@ -243,9 +243,17 @@ def _holds(part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
     return takes
 
 
-def _says(kind: bytes) -> Callable[[bytes, str], bool]:
-    """Return a test for archives that begin with a media type that starts with ``kind``."""
-    return lambda data, suffix: data.startswith(_ZIP) and b"mimetypeapplication/" + kind in data[:128]
+def _says(kind: bytes, part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
+    """Return a test for archives that begin with a media type that starts with ``kind``.
+
+    Some programs put it elsewhere, so with one of ``suffixes`` an archive needs only the ``part``.
+    """
+
+    def takes(data: bytes, suffix: str) -> bool:
+        begins = b"mimetypeapplication/" + kind in data[:128]
+        return data.startswith(_ZIP) and (begins or (suffix in suffixes and part in data[-_DIRECTORY_BYTES:]))
+
+    return takes
 
 
 _ZIP = b"PK\x03\x04"
@@ -254,7 +262,7 @@ OLE = b"\xd0\xcf\x11\xe0"
 _DIRECTORY_BYTES = 128 * 1024
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
 _MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\n(?:[ \t][^\n]*\n)*){2,}")
-"""It matches each line in one way only, so that it never tries what is almost mail in many."""
+"""It matches each line in one way only, so it never backtracks on text that resembles mail."""
 _OF_MAIL = re.compile(rb"^(?:message-id|received|mime-version|from):", re.IGNORECASE | re.MULTILINE)
 _MAILBOX = re.compile(rb"\AFrom [^\s]+ [^\r\n]*\d\d:\d\d[^\r\n]*\r?\n[A-Za-z][A-Za-z0-9-]{0,60}:")
 _SRT = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*\d+[ \t]*\r?\n\d{1,3}:\d\d:\d\d[.,]\d{3}[ \t]*-->")
@@ -269,12 +277,22 @@ def _is_mail(data: bytes, suffix: str) -> bool:
     return found is not None and len(set(map(bytes.lower, _OF_MAIL.findall(found[0])))) >= (2 if suffix else 3)
 
 
+_ODF_SUFFIXES = ("odt", "ods", "odp")
 EXTRACTORS: tuple[Extractor, ...] = (
     Extractor("docx", 1, ("docx", "docm"), _holds(b"word/document.xml", "docx", "docm"), "office", "docx"),
     Extractor("pptx", 1, ("pptx", "pptm"), _holds(b"ppt/presentation.xml", "pptx", "pptm"), "office", "pptx"),
     Extractor("xlsx", 1, ("xlsx", "xlsm"), _holds(b"xl/workbook.xml", "xlsx", "xlsm"), "office", "xlsx"),
-    Extractor("opendocument", 1, ("odt", "ods", "odp"), _says(b"vnd.oasis.opendocument."), "office", "opendocument"),
-    Extractor("epub", 1, ("epub",), _says(b"epub+zip"), "office", "epub", needs="lxml"),
+    Extractor(
+        "opendocument",
+        2,
+        _ODF_SUFFIXES,
+        _says(b"vnd.oasis.opendocument.", b"content.xml", *_ODF_SUFFIXES),
+        "office",
+        "opendocument",
+    ),
+    Extractor(
+        "epub", 2, ("epub",), _says(b"epub+zip", b"META-INF/container.xml", "epub"), "office", "epub", needs="lxml"
+    ),
     Extractor("rtf", 1, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
     Extractor("mail", 1, ("eml",), _is_mail, "text_formats", "mail"),
     Extractor(

@@ -433,13 +433,13 @@ class _Manifest(_Handler):
 def opendocument(data: bytes) -> Extracted:
     """Return the paragraphs, table rows, sheets or slides of odt, ods or odp."""
     draft = Draft()
-    is_sheet = b"opendocument.spreadsheet" in data[:200]
-    if b"opendocument.text" in data[:200]:
-        draft.begin("md")
     with _opened(data) as archive:
+        kind = next(archive.chunks("mimetype"), b"") if "mimetype" in archive.names else b""
+        if kind.endswith(b".text"):
+            draft.begin("md")
         if "META-INF/manifest.xml" in archive.names:
             archive.parse("META-INF/manifest.xml", _Manifest())
-        archive.parse("content.xml", _OpenDocument(draft, is_sheet))
+        archive.parse("content.xml", _OpenDocument(draft, is_sheet=b"spreadsheet" in kind))
     return draft.done()
 
 

@@ -23,6 +23,7 @@ from driftline.tasks.indexing import batch
 from driftline.tasks.indexing.rows import Donated
 from driftline.tasks.search.hits import read_excerpt
 from driftline.tasks.search.query import search
+from tests.servers.s3_server import S3Server
 from tests.support.documents import DOCUMENTS, pdf
 from tests.support.waiting import until
 
@@ -228,28 +229,48 @@ def test_the_report_counts_what_the_extra_would_read(
     assert source["bytes_read"] == len(DOCUMENTS["a.html"]) + len(DOCUMENTS["a.pdf"])
 
 
-@pytest.mark.parametrize(
-    ("query", "place"),
-    [
-        ("curlew", ("a.html", "#top")),
-        ("crane dances", ("a.pdf", "p. 2")),
-        ("gannet", ("a.docx", None)),
-        ("razorbill", ("a.pptx", "slide 2")),
-        ("petrel", ("a.xlsx", "Birds!B3")),
-        ("skua", ("a.odt", None)),
-        ("buzzard", ("a.epub", "two.xhtml")),
-        ("grebe", ("a.eml", None)),
-        ("crake", ("a.mbox", "message 2")),
-        ("snipe", ("a.rtf", None)),
-        ("bittern", ("a.srt", "00:00:01")),
-        ("dipper", ("a.vtt", "00:00:01")),
-    ],
-)
+PLACES = [
+    ("curlew", ("a.html", "#top")),
+    ("crane dances", ("a.pdf", "p. 2")),
+    ("gannet", ("a.docx", None)),
+    ("razorbill", ("a.pptx", "slide 2")),
+    ("petrel", ("a.xlsx", "Birds!B3")),
+    ("skua", ("a.odt", None)),
+    ("buzzard", ("a.epub", "two.xhtml")),
+    ("grebe", ("a.eml", None)),
+    ("crake", ("a.mbox", "message 2")),
+    ("snipe", ("a.rtf", None)),
+    ("bittern", ("a.srt", "00:00:01")),
+    ("dipper", ("a.vtt", "00:00:01")),
+]
+"""A word of each format, and where it stands."""
+
+
+@pytest.mark.parametrize(("query", "place"), PLACES)
 def test_a_word_of_each_format_is_found_with_its_anchor(
     all_formats: Path, query: str, place: tuple[str, str | None]
 ) -> None:
     hits = search(Workspace.open(str(all_formats)), query, mode="text", top_k=1).results
     assert [(hit.path, hit.anchor, hit.freshness) for hit in hits] == [(*place, "fresh")]
+
+
+def test_documents_in_a_bucket_are_read_like_those_of_a_folder(
+    s3_environment: S3Server, s3_bucket: str, tmp_path: Path, tiny_model: Path, driftline: Driftline
+) -> None:
+    client, folder = s3_environment.client(), s3_bucket.removeprefix(f"s3://{s3_environment.bucket}/")
+    for name, data in DOCUMENTS.items():
+        client.put_object(Bucket=s3_environment.bucket, Key=f"{folder}/{name}", Body=data)
+    encoded = {"Body": gzip.compress(b"the dotterel is tame\n"), "ContentEncoding": "gzip"}
+    client.put_object(Bucket=s3_environment.bucket, Key=f"{folder}/page.txt", **encoded)
+    at = ("--workspace", tmp_path / "ws")
+    (source,) = driftline("index", s3_bucket, *at, "--model", tiny_model, "--json").json["sources"]
+    assert (source["skipped"], source["documents_total"]) == ([], len(DOCUMENTS) + 1)
+    opened = Workspace.open(str(tmp_path / "ws"))
+    for query, place in [*PLACES, ("dotterel", ("page.txt", None))]:
+        (hit,) = search(opened, query, mode="text", top_k=1).results
+        assert (hit.path, hit.anchor) == place
+    (source,) = driftline("index", s3_bucket, *at, "--json").json["sources"]
+    assert source["bytes_read"] == 0
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+
 import pytest
 
 from driftline.storage.model import SkipReason
@@ -157,6 +160,14 @@ def test_pages_of_a_presentation_of_opendocument_are_slides() -> None:
 def test_a_book_is_read_in_order() -> None:
     reading = read_document("a.epub", epub(b="<h1 id='x'>first</h1>", a="<p>second</p>"))
     assert anchored(reading) == [("b.xhtml#x", ["# first"]), ("a.xhtml", ["second"])]
+
+
+@pytest.mark.parametrize("name", ["a.epub", "a.odt"])
+def test_an_archive_may_begin_with_any_part(name: str) -> None:
+    with zipfile.ZipFile(io.BytesIO(DOCUMENTS[name])) as zipped:
+        parts = {each: zipped.read(each) for each in reversed(zipped.namelist())}
+    moved = documents.archive(parts)
+    assert read_document(name, moved).extracted == read_document(name, DOCUMENTS[name]).extracted
 
 
 def test_mail_has_its_headers_text_and_attachments() -> None:
