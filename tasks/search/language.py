@@ -72,7 +72,7 @@ class Question:
         return self == Question(self.text, self.words)
 
     def conditions(self, workspace: Workspace, within: Entity | None = None) -> Iterator[LineFilter]:
-        """Yield where in ``workspace`` to look. Raises UsageError for a repository that is not there, or not seen."""
+        """Yield where in ``workspace`` to look. Raises UsageError for a repository that is unknown or not visible."""
         if self.files:
             yield LineFilter(any_of=tuple(map(_files, self.files)))
         if self.languages:

@@ -209,6 +209,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
         return replace(nothing, notes=_trivially(workspace, request))
     with explanation.timed("open"):
         queries, embedder = _open(workspace, model, mode, where, (request.strategy, request.fallback_threshold))
+    counting = [_threads().submit(lambda each: each.lines, table) for table in queries] if request.explain else []
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
         return replace(nothing, notes=(UNKNOWN_WORDS if queries else nothing_indexed(workspace),))
@@ -228,6 +229,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
     with explanation.timed("context"):
         found = tuple(hits(workspace, queries, windows[:top_k], query, n_lines, records, calibration, mode != "vector"))
     if request.explain:
+        wait(counting)
         _count(explanation, queries)
     if request.facets:
         nothing = replace(nothing, facets=counted(finder.matches(), request))
