@@ -441,7 +441,7 @@ def _headline(report: CiReport, error: DriftlineError | None) -> str:
         return f"partly in step with {commit}{on}"
     if report.index_branch:
         on = f" on {report.build.branch}, as the branch {report.index_branch} of the index"
-    return f"{_DONE.get(report.action, 'up to date with')} {commit}{on}"
+    return f"{_DONE.get(report.action, 'in step with')} {commit}{on}"
 
 
 def _location(duplicate: dict[str, Any]) -> str:

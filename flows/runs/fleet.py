@@ -1,4 +1,4 @@
-"""Keep the index in step with fleets: discover their repositories, index changed ones in one run, retire missing ones.
+"""Update the index from fleets: discover their repositories, index changed ones in one run, retire missing ones.
 
 A repository that fails is tried again later, and stops no other. An unchanged one costs a line of the host's listing,
 or one request of git, and no run.

@@ -24,6 +24,7 @@ from driftline.storage.defaults import CUT, DEFAULT_REDACTION, MAX_SHOWN_CHARACT
 from driftline.storage.entities import Entity, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
 from driftline.storage.lance.errors import without_panic
+from driftline.storage.lines.exact import lines_of_document
 from driftline.storage.lines.outline import Definition, anchor_at, anchors_in, fragment_of, innermost
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
@@ -316,9 +317,9 @@ _WORD = re.compile(r"\w+")
 class Excerpt:
     """Lines of a document from ``start_line`` (1-based) on, as they were indexed.
 
-    ``current`` is False if the document cannot be read or has changed. The lines then come from the index, which has no
-    lines without a letter or digit: those are empty. ``url`` is the permanent link of the requested line, as of a hit.
-    ``anchors`` are the places of a document with the first of these lines that each has, in order.
+    ``current`` is False if the document cannot be read or has changed. The lines then come from the index. ``url`` is
+    the permanent link of the requested line, as of a hit. ``anchors`` are the places of a document with the first of
+    these lines that each has, in order.
     """
 
     source: str
@@ -410,7 +411,10 @@ def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, 
 
 
 def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, last: int) -> list[str]:
-    rows = LineQuery(workspace.lines(entity)).passages([Passage(str(entity), path, first, last)])
+    query = LineQuery(workspace.lines(entity))
+    if lines := lines_of_document(query, str(entity), path, first, last):
+        return lines
+    rows = query.passages([Passage(str(entity), path, first, last)])
     known: dict[int, str] = {}
     for row in rows.sort_by("column_number").to_pylist():
         known[row["line_number"]] = known.get(row["line_number"], "") + row["text"]

@@ -211,6 +211,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
         return replace(nothing, notes=_trivially(workspace, request))
     with explanation.timed("open"):
         queries, embedder = _open(workspace, model, mode, where, (request.strategy, request.fallback_threshold))
+    counting = [_threads().submit(lambda each: each.lines, table) for table in queries] if request.explain else []
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
         return replace(nothing, notes=(UNKNOWN_WORDS if queries else nothing_indexed(workspace),))
@@ -230,6 +231,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
     with explanation.timed("context"):
         found = tuple(hits(workspace, queries, windows[:top_k], query, n_lines, records, calibration, mode != "vector"))
     if request.explain:
+        wait(counting)
         _count(explanation, queries)
     if request.facets:
         nothing = replace(nothing, facets=counted(finder.matches(), request))
@@ -277,7 +279,7 @@ def nothing_indexed(workspace: Workspace) -> str:
     listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
     left_out = f"all files of its sources are left out ({listed})" if reasons else "its sources have no files"
     if any(record.include or record.exclude for record in records):
-        left_out += " that match their filters (--include, --exclude)"
+        left_out += " that match their filters (`include`, `exclude`)"
     return f"The index in {workspace.objects.uri} holds no lines: {left_out}."
 
 

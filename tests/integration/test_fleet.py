@@ -220,7 +220,8 @@ def test_other_file_globs_index_the_fleet_again(projects: dict[str, Checkout], f
 def test_an_entity_of_another_source_is_not_taken(
     git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, driftline: Driftline
 ) -> None:
-    driftline("index", projects["a"].folder, "--workspace", fleet.folder / "index", "--model", fleet.model)
+    indexed = driftline("index", projects["a"].folder, "--workspace", fleet.folder / "index", "--model", fleet.model)
+    assert indexed.code == 0, indexed.err
     fleet.tables = listed(git_server, "a", "b")
     report = fleet.sync()
     assert states(report) == {"team/a": "failing", "team/b": "indexed"}, rows(report)
