@@ -45,6 +45,8 @@ from driftline.tasks.search.deep import (
 from driftline.tasks.search.facets import Facets, Match, counted
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
+    GROWTH,
+    GROWTH_ACROSS,
     HIT_TYPES,
     JUDGED_WINDOWS,
     Hit,
@@ -504,7 +506,8 @@ class _Finder:
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 farthest = np.inf if self.max_distance is None else self.max_distance
                 near = self._kept(row for row in rows if row["distance"] <= farthest)
-                merged = merge_windows(near, max_gap, max(wanted, JUDGED_WINDOWS))
+                across = GROWTH if form == "sentence" else GROWTH_ACROSS
+                merged = merge_windows(near, max_gap, max(wanted, JUDGED_WINDOWS), across)
                 windows = arranged(merged, lines.words, form)[:wanted]
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
