@@ -23,8 +23,8 @@ import driftline as dl
 from driftline.flows.mcp_server.server import make_server
 from driftline.flows.web.requests import Reader
 from driftline.flows.web.serving import web_server
+from driftline.storage.credentials import KNOWN, STRICT
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.credentials import KNOWN, STRICT
 from driftline.tasks.search.hits import read_excerpt
 from tests.support.documents import docx, notebook, paragraph
 from tests.support.planted import line_of, planted
