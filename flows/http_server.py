@@ -1,7 +1,7 @@
 """Provide an HTTP/1.1 protocol with limits on slow clients and on connections, and the socket of a server.
 
 uvicorn waits without limit for the first request of a connection, for the rest of each request, and for a client to
-read what was written to it.
+read its answer.
 """
 
 from __future__ import annotations
@@ -165,17 +165,17 @@ def listen(host: str, port: int, *, what: str, only_loopback: str = "") -> socke
     Raises UsageError for an address that is in use, or that other machines can reach if ``only_loopback`` forbids it;
     ``only_loopback`` is the fix.
     """
-    place = f"{host}:{port}"
+    shown = f"{host}:{port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         if only_loopback and not ipaddress.ip_address(address[0]).is_loopback:
-            raise UsageError(f"{what} listens on loopback only", place, only_loopback)
+            raise UsageError(f"{what} listens on loopback only", shown, only_loopback)
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen()  # clients that read the URL can connect at once
     except OSError as error:
-        raise UsageError(f"{what} cannot listen on this address", place, f"Choose another --port ({error}).") from error
+        raise UsageError(f"{what} cannot listen on this address", shown, f"Choose another --port ({error}).") from error
     return listener
 
 

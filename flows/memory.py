@@ -99,7 +99,7 @@ def _checked(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[
     try:
         given = signature.bind(None, *args, **kwargs).arguments
     except TypeError as error:
-        raise UsageError(f"The arguments do not fit ({str(error)[:200]})", "", "See the reference of Python.") from None
+        raise UsageError(f"Invalid arguments ({str(error)[:200]})", "", "See the Python reference.") from None
     given.pop("self")
     for name, value in given.items():
         optional = signature.parameters[name].default is None
@@ -240,7 +240,7 @@ def failure(error: DriftlineError) -> Result:
 
 
 class HierarchicalLTMBackend:
-    """A memory store behind dictionaries; ``core`` is what it adapts. Close it after use.
+    """A memory store behind dictionaries; ``core`` is the adapted store. Close it after use.
 
     With ``errors="raise"`` failures are raised as the typed exceptions of ``core``.
     """
@@ -272,7 +272,7 @@ class HierarchicalLTMBackend:
     ) -> None:
         """Open a store; the arguments are those of ``create_ltm_backend``."""
         if errors not in get_args(Errors):
-            raise UsageError("There is no such way to report errors", _shown(errors), "It is 'return' or 'raise'.")
+            raise UsageError("errors must be 'return' or 'raise'", _shown(errors), "Pass one of them.")
         sections: dict[str, tuple[Any, Any]] = {
             "catalog": (catalog, {"url": catalog_url}),
             "storage": (storage, {"uri": storage_uri}),
@@ -330,7 +330,7 @@ class HierarchicalLTMBackend:
         for item in list[Any](items):
             if not isinstance(item, Mapping) or not {"key", "value"} <= set(item) <= _ITEM:
                 shown = _shown(list(item) if isinstance(item, Mapping) else item)
-                raise BadEntry("An item has key, value and perhaps entity, metadata, expires_at", shown)
+                raise BadEntry("An item needs key and value; entity, metadata and expires_at are optional", shown)
             given = {name: _read(name, value) for name, value in item.items() if value is not None or name == "key"}
             owner = given.get("entity", self.core.names.root)
             draft = MemoryItem(given["key"], item["value"], owner, given.get("metadata"), given.get("expires_at"))
@@ -458,7 +458,9 @@ class HierarchicalLTMBackend:
         ``register_entity("user", "alice", parent="project:alpha")`` is another spelling.
         """
         if entity_id is None and parent is not None:
-            raise UsageError("A parent needs the type and the id of the entity", "", 'Write ("user", "alice", parent).')
+            raise UsageError(
+                "A parent requires the type and the id of the entity", "", 'Write ("user", "alice", parent).'
+            )
         name = entity if entity_id is None else (str(entity), entity_id)
         if parent is not None:
             above = self.core.names.find(parent)
@@ -517,7 +519,7 @@ class HierarchicalLTMBackend:
 
     @_as_result
     def cleanup_orphans(self, max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS, dry_run: bool = False) -> Result:
-        """Return what ``driftline cleanup --json`` prints.
+        """Return the object of ``driftline cleanup --json``.
 
         A bound store cleans the memory blobs within its boundary.
         """
@@ -571,7 +573,7 @@ def create_ltm_backend(
     UnsafeStore, WorkspaceTooNew, CorruptFile, AccessDenied, CatalogError, StorageError.
     """
     if backend != "hierarchical":
-        raise UsageError("There is no such memory backend", _shown(backend), "It is 'hierarchical'.")
+        raise UsageError("Unknown memory backend", _shown(backend), "It is 'hierarchical'.")
     return HierarchicalLTMBackend(
         catalog_url,
         storage_uri,

@@ -224,7 +224,7 @@ def prune(
     dry_run: bool = False,
     storage_options: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Delete branches that are merged, gone from the remote, or not indexed for a while.
+    """Delete branches that are merged, deleted on the remote, or not indexed for a while.
 
     Args:
         workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
@@ -282,5 +282,5 @@ def verify(
         findings = len(result["findings"])
         progress.finish(f"{result['lines']:,} lines, {findings:,} findings", has_changed=bool(findings))
     if findings:
-        raise StorageError(f"{findings:,} findings", result["workspace"], "See: driftline verify --repair")
+        raise StorageError(f"{findings:,} findings", result["workspace"], "Run: driftline verify --repair")
     return result

@@ -42,7 +42,7 @@ class Workspace:
     """An index that is open: search it, bring it in step, and look into it.
 
     ``driftline.open`` makes one. A client of a server, which ``driftline.connect`` makes, has the same methods, but for
-    the ones that write. ``uri`` is where the workspace lies, and ``storage`` what it consists of, which is internal.
+    the ones that write. ``uri`` is the location of the workspace; ``storage`` is internal.
 
     Examples:
         >>> ws = driftline.open(place)
@@ -73,7 +73,7 @@ class Workspace:
             A report that iterates over its hits.
 
         Raises:
-            DriftlineError: What ``driftline.search`` raises.
+            DriftlineError: The errors of ``driftline.search``.
 
         Examples:
             >>> report = ws.search("who renews the lease", exts=["md"], n_lines=0)
@@ -90,10 +90,10 @@ class Workspace:
             options: those of ``driftline.index``.
 
         Returns:
-            What the run did, by source.
+            The results of the run, by source.
 
         Raises:
-            DriftlineError: What ``driftline.index`` raises.
+            DriftlineError: The errors of ``driftline.index``.
 
         Examples:
             >>> report = ws.index(tree)
@@ -121,7 +121,7 @@ class Workspace:
         return self.storage.stats()
 
     def stats(self) -> WorkspaceStats:
-        """Return what ``status`` returns.
+        """Return the status of the workspace.
 
         Returns:
             The figures of the workspace.
@@ -191,10 +191,10 @@ class Workspace:
         """Check that tables, manifests, indexes and memory agree.
 
         Args:
-            repair: take what is wrong out of the index, and index it again.
+            repair: remove inconsistent documents from the index, and index them again.
 
         Returns:
-            What was checked, and what was found.
+            The number of checked documents and lines, and the findings.
 
         Raises:
             DriftlineError: CatalogMismatch, CatalogError, StorageError.
@@ -221,7 +221,7 @@ class Workspace:
             The lines, and whether the document is unchanged.
 
         Raises:
-            DriftlineError: NotIndexed for what the index does not hold, UsageError, StorageError.
+            DriftlineError: NotIndexed for documents that are not indexed, UsageError, StorageError.
 
         Examples:
             >>> hit = next(iter(ws.search("lease")))
@@ -275,7 +275,7 @@ class Workspace:
             ``{record, score, rank, distance}`` each.
 
         Raises:
-            DriftlineError: NotIndexed where there is no memory, and what the store raises.
+            DriftlineError: NotIndexed without a memory, and errors of the store.
 
         Examples:
             >>> ws.search_memory("plan")
@@ -303,7 +303,7 @@ class Workspace:
         Args:
             query: a SELECT, or ``SHOW TABLES``, which lists the views.
             parameters: the values of the ``?`` in it.
-            within: show only what is at or below this entity, such as ``org:acme``.
+            within: show only data at or below this entity, such as ``org:acme``.
             branch: show the documents and lines as this branch has them.
             timeout_seconds: when to interrupt the query.
 
@@ -311,7 +311,7 @@ class Workspace:
             The rows.
 
         Raises:
-            DriftlineError: What ``driftline.sql`` raises.
+            DriftlineError: The errors of ``driftline.sql``.
 
         Examples:
             >>> ws.sql("SELECT path, lines FROM documents WHERE ext = ?", ["md"]).to_pylist()
@@ -323,7 +323,7 @@ class Workspace:
         """Return the figures of ``status`` as a dictionary.
 
         Returns:
-            What ``driftline status --json`` prints.
+            The object of ``driftline status --json``.
 
         Raises:
             DriftlineError: CorruptFile, StorageError.
@@ -347,7 +347,7 @@ def open(
     """Open the workspace at a path or URI for reading; ``@notes`` is the one of this name below DRIFTLINE_HOME.
 
     A search looks at local sources, and at remote ones at or below the URIs ``sources``, to show lines as they are now:
-    what the workspace itself says of its sources contacts nobody. With ``cache``, a workspace in a bucket is opened in
+    the records of the workspace itself authorize no contact. With ``cache``, a workspace in a bucket is opened in
     a copy on this disk, which is brought up to date first and is read-only.
 
     Args:
@@ -423,7 +423,7 @@ def index(
         executor: ``inline``, ``local`` (processes on this machine), or ``tcp://host:port`` of a Dask scheduler.
         workers: the number of processes of the local executor.
         full: reread and re-embed every document.
-        dry_run: report what would change and write nothing.
+        dry_run: report the changes and write nothing.
         max_delete_fraction: refuse to delete a larger fraction of a source; 1 confirms a large deletion.
         max_file_bytes: skip larger files.
         max_document_bytes: skip larger documents, logs, CSV and JSON lines.
@@ -433,14 +433,14 @@ def index(
         indexes: which search indexes to update: ``all``, ``text`` or ``none``.
         storage_options: options of the stores.
         keep_going: report the failures of single sources instead of raising the first one.
-        by_commit: read only what git reports as changed since the last indexed commit, as ``--ci`` does.
+        by_commit: read only files that git reports as changed since the last indexed commit, like ``--ci``.
         branch: index this branch of each source; the main index does not change.
         build: the number of the CI build; a run with a lower number than the last one of the branch is refused.
         deep: embed definitions with a transformer, or with the one that this names; False ends it.
-        redact: what to do with secrets: ``off``, ``known`` or ``strict``; None keeps what the source has.
+        redact: what to do with secrets: ``off``, ``known`` or ``strict``; None keeps the setting of the source.
 
     Returns:
-        What the run did, by source.
+        The results of the run, by source.
 
     Raises:
         DriftlineError: UsageError, AccessDenied, CorruptFile, StaleBuild before anything is written; DeletionRefused,
@@ -467,17 +467,17 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
     Call it with the fields of ``SearchRequest``: ``search(workspace, "query", top_k=3, exts=["py"])``.
 
     Args:
-        workspace: what ``driftline.open`` returns, or a path, a URI or ``@name``.
+        workspace: the result of ``driftline.open``, or a path, a URI or ``@name``.
         request: its fields, one by one. ``max_distance`` (1 - cosine, 0 to 2) drops lines that are farther away;
-            ``min_relevance`` (0 to 1) drops those nearer than a smaller share of random lines, which means the same
-            with every model. ``n_lines`` is the context on each side. ``mode`` ranks by words and meaning
+            ``min_relevance`` (0 to 1) drops lines that are nearer than a smaller share of random lines, which means the
+            same with every model. ``n_lines`` is the context on each side. ``mode`` ranks by words and meaning
             (``hybrid``), by meaning (``vector``) or by words (``text``). Filters narrow each other; ``where`` is a
             ``LineFilter``, ``workspace_name`` a view of ``driftline.toml``. ``strategy`` says when filters apply.
-            ``rerank`` lets a transformer order the best 10 windows, or as many as it says. With ``branch``, sources
+            ``rerank`` lets a transformer reorder the best 10 windows, or the given number. With ``branch``, sources
             that have this branch are searched as it has them. With ``explain``, the report describes the search.
             ``fixed`` texts and expressions ``regex`` find only lines of files that hold them all, and the words of the
             query rank these; the query itself may hold such terms (``"a phrase" /regex/ def:Name lang:go``). The
-            report's ``exact`` tells whether the ``top_k`` lines are all.
+            report's ``exact`` says whether the ``top_k`` lines are all.
 
     Returns:
         A report that iterates over its hits.
@@ -520,10 +520,10 @@ def sql(
     The query only reads and sees nothing but the workspace. It needs DuckDB, which is installed with Driftline.
 
     Args:
-        workspace: what ``driftline.open`` returns, or a path, a URI or ``@name``.
+        workspace: the result of ``driftline.open``, or a path, a URI or ``@name``.
         query: a SELECT, or ``SHOW TABLES``, which lists the views.
         parameters: the values of the ``?`` in it.
-        within: show only what is at or below this entity, such as ``org:acme``.
+        within: show only data at or below this entity, such as ``org:acme``.
         branch: show the documents and lines as this branch has them.
         timeout_seconds: when to interrupt the query.
 
@@ -630,7 +630,7 @@ def analyze_document_states(
     workspace: Any = None,
     documents: Sequence[str] | None = None,
 ) -> list[tuple[str, DocumentState]]:
-    """Return the states of local files, compared with what was indexed, in the order given.
+    """Return the states of local files, compared with the index, in the order given.
 
     Args:
         paths: the files; with ``documents``, the workspace.

@@ -150,7 +150,7 @@ def _is_password(value: str) -> bool:
 
 
 MIN_BITS = 3.0
-"""The entropy of a character, in bits, from which ``strict`` takes a value behind a key word for random."""
+"""The entropy of a character, in bits, from which ``strict`` considers a value after a key word random."""
 
 
 def entropy(value: str) -> float:
@@ -274,7 +274,7 @@ KNOWN: tuple[Rule, ...] = (
     Rule("url-password", r"://[^\s/:@]+:[^\s/@]+@", r"[^\s/@\"'<>]{6,128}(?=@[\w\[.-])", _is_password,
          before=r"://[^\s/:@\"'<>]{1,64}:"),
 )  # fmt: skip
-"""Credentials whose form can be checked, from the documentation of those who issue them."""
+"""Credentials whose form can be checked, from the documentation of their issuers."""
 
 _KEY_WORDS = (
     r"(?i:passwd|passphrase|password|pwd|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|auth)"
@@ -419,7 +419,7 @@ def with_mark(mark: str, mode: Redaction) -> str:
 
 
 def split_mark(mark: str, mode: Redaction) -> tuple[str, bool]:
-    """Return the mark of the extractor, and whether the document was redacted as ``mode`` would do it today."""
+    """Return the mark of the extractor, and whether the document was redacted with ``mode`` and the current rules."""
     parts = mark.split("+") if mark else []
     found = [part for part in parts if _IS_MARK.fullmatch(part)]
     return "+".join(part for part in parts if part not in found), "".join(found) == _MARKS[mode]

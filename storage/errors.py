@@ -39,8 +39,8 @@
 Every message says what happened, where, and what to do. ``kind`` is stable and meant for programs. All errors survive
 pickling, because they cross process boundaries.
 
-``redacted`` removes user, password and query string from a URI. ``install_command`` and ``upgrade_command`` are what
-a fix tells to run, for the way in which this Driftline was installed.
+``redacted`` removes user, password and query string from a URI. ``install_command`` and ``upgrade_command`` return
+commands for fixes, depending on how Driftline was installed.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def upgrade_command() -> str:
     folder, requirement, editable = _installed_from(_origin(), "")
     if not folder:
         return f"{_installer()} --upgrade {shlex.quote(requirement)}"
-    place = shlex.quote(folder)
-    return f"git -C {place} pull && {_installer()} {'-e ' if editable else ''}{place}"
+    quoted = shlex.quote(folder)
+    return f"git -C {quoted} pull && {_installer()} {'-e ' if editable else ''}{quoted}"
 
 
 def package_command(*arguments: str) -> str:
@@ -329,7 +329,7 @@ class CorruptFile(DriftlineError):
 def gave_up(reason: str, where: str) -> CorruptFile:
     """Return the error for native code that panicked or aborted while it read ``where``."""
     fix = "Run 'driftline verify --repair'."
-    return CorruptFile(f"Native code gave up on what it read: a table may be damaged ({reason})", where, fix)
+    return CorruptFile(f"Native code aborted: a table may be damaged ({reason})", where, fix)
 
 
 class StorageError(DriftlineError):
@@ -406,7 +406,7 @@ class LeaseHeld(DriftlineError):
 
 
 class LeaseLost(DriftlineError):
-    """Another run has taken the lease over; this run must not publish."""
+    """Another run has taken over the lease; this run must not publish."""
 
     kind = "lease_lost"
 

@@ -69,13 +69,15 @@ def check_glob(glob: str) -> tuple[str, ...]:
     if not glob.strip():
         raise UsageError("A glob is empty", fix="Leave it out, or write '**' for every document.")
     if not is_unicode(glob):
-        raise UsageError("A glob is not UTF-8", _shown(glob), "Write '?' or '*' for what cannot be typed.")
+        raise UsageError("A glob is not UTF-8", _shown(glob), "Match characters that you cannot type with '?' or '*'.")
     if glob.startswith("!"):
         fix = f"Leave out '!' to keep what {glob.lstrip('!')!r} matches."
         raise UsageError("A glob cannot exclude paths", _shown(glob), fix)
     if (either := _EITHER.search(glob)) is not None:
         nearest = _EITHER.sub(lambda found: "{" + found[1].replace("|", ",") + "}", glob)
-        raise UsageError(f"A glob has braces where {either[0]!r} is", _shown(glob), f"Write {nearest!r}.")
+        raise UsageError(
+            f"A glob has alternatives in braces, not as {either[0]!r}", _shown(glob), f"Write {nearest!r}."
+        )
     found = alternatives(glob)
     for each in found:
         _check_brackets(each, glob)
@@ -111,7 +113,7 @@ def fixed_prefix(glob: str) -> str:
 
 
 def rests(glob: Sequence[str], folders: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return what is left of a glob, name by name, below ``folders``; empty if the glob cannot match there."""
+    """Return the rest of a glob, name by name, below ``folders``; empty if the glob cannot match there."""
     reached = {0}
     for folder in folders:
         for at in range(len(glob)):
@@ -222,7 +224,7 @@ def _check_brackets(glob: str, given: str) -> None:
         name = re.match(r"\[[!^]?\[:(\w+):?\]", token)
         if name is not None:
             nearest = f"[{_CLASSES.get(name[1], 'a-z')}]"
-            raise UsageError("A glob has no classes of characters", _shown(given), f"Write {nearest!r}.")
+            raise UsageError("A glob does not support character classes", _shown(given), f"Write {nearest!r}.")
         if _set(token[1:-1]) == _NOTHING:
             nearest = f"[{token[-2]}-{token[1]}]" if re.fullmatch(r"\[.-.\]", token) else "'/' outside of the brackets"
             raise UsageError("A bracket matches no character", _shown(given), f"Write {nearest}.")

@@ -189,31 +189,31 @@ class Kind(enum.StrEnum):
 _KINDS = [
     (kind, re.compile(pattern))
     for kind, pattern in [
-        (Kind.TEMPORARY, rf"(?P<place>(?:{_ENTITY}/)*(?:_leases/|_runs/)?)\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}}"),
+        (Kind.TEMPORARY, rf"(?P<directory>(?:{_ENTITY}/)*(?:_leases/|_runs/)?)\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}}"),
         (
             Kind.PERMANENT,
-            r"(?P<place>)(?:_workspace\.json|_(?:catalog|copy|tokens|fleet|fleet_lease)\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
+            r"(?P<directory>)(?:_workspace\.json|_(?:catalog|copy|tokens|fleet|fleet_lease)\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
         ),
-        (Kind.PERMANENT, rf"(?P<place>(?:{_ENTITY}/)+)_source\.json"),
+        (Kind.PERMANENT, rf"(?P<directory>(?:{_ENTITY}/)+)_source\.json"),
         (
             Kind.BRANCH_LEASE,
-            rf"(?P<place>{_ENTITY}/_leases/)branch:[A-Za-z0-9._~:-]+~2F{BRANCHES}~2F{_BRANCH_ID}\.json",
+            rf"(?P<directory>{_ENTITY}/_leases/)branch:[A-Za-z0-9._~:-]+~2F{BRANCHES}~2F{_BRANCH_ID}\.json",
         ),
-        (Kind.PERMANENT, rf"(?P<place>{_ENTITY}/_leases/)[a-z]+:[A-Za-z0-9._~:-]+\.json"),
+        (Kind.PERMANENT, rf"(?P<directory>{_ENTITY}/_leases/)[a-z]+:[A-Za-z0-9._~:-]+\.json"),
         (
             Kind.BRANCH,
-            rf"(?P<place>(?:{_ENTITY}/)+{BRANCHES}/{_BRANCH_ID}/)"
+            rf"(?P<directory>(?:{_ENTITY}/)+{BRANCHES}/{_BRANCH_ID}/)"
             rf"(?:_branch\.json|{_CUT}/(?:_index\.parquet|_index_delta_{_ULID}\.parquet|_staged_{_ULID}_\d{{6}}\.parquet)"
             rf"|(?:{_CUT}/)?\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}})",
         ),
-        (Kind.RUN, rf"(?P<place>{_ENTITY}/_runs/){_ULID}\.json"),
-        (Kind.BASE, rf"(?P<place>(?:{_ENTITY}/)+)_index\.parquet"),
-        (Kind.DELTA, rf"(?P<place>(?:{_ENTITY}/)+)_index_delta_{_ULID}\.parquet"),
-        (Kind.STAGED, rf"(?P<place>(?:{_ENTITY}/)+)_staged_{_ULID}_\d{{6}}\.parquet"),
-        (Kind.BLOB, rf"(?P<place>(?:{_ENTITY}/)+)[0-9a-f]{{16,64}}-[0-9a-f]{{16,64}}-{_ULID}\.json"),
+        (Kind.RUN, rf"(?P<directory>{_ENTITY}/_runs/){_ULID}\.json"),
+        (Kind.BASE, rf"(?P<directory>(?:{_ENTITY}/)+)_index\.parquet"),
+        (Kind.DELTA, rf"(?P<directory>(?:{_ENTITY}/)+)_index_delta_{_ULID}\.parquet"),
+        (Kind.STAGED, rf"(?P<directory>(?:{_ENTITY}/)+)_staged_{_ULID}_\d{{6}}\.parquet"),
+        (Kind.BLOB, rf"(?P<directory>(?:{_ENTITY}/)+)[0-9a-f]{{16,64}}-[0-9a-f]{{16,64}}-{_ULID}\.json"),
     ]
 ]
-_TABLE = re.compile(rf"(?P<place>{_ENTITY}/_tables/(?:line|memory|deep)_embeddings-[0-9a-f]+\.lance/)(?P<rest>.+)")
+_TABLE = re.compile(rf"(?P<directory>{_ENTITY}/_tables/(?:line|memory|deep)_embeddings-[0-9a-f]+\.lance/)(?P<rest>.+)")
 _TABLE_KINDS = [
     (
         Kind.TABLE,
@@ -231,10 +231,10 @@ _TABLE_KINDS = [
 
 
 class Name(NamedTuple):
-    """A classified path: ``place`` is the directory that it belongs to (for files of a table, the table's)."""
+    """A classified path: ``directory`` is the directory that it belongs to (for files of a table, the table's)."""
 
     kind: Kind
-    place: str = ""
+    directory: str = ""
     rest: str = ""
 
 
@@ -244,10 +244,10 @@ def parse_name(path: str) -> Name:
     if table is not None:
         for kind, pattern in _TABLE_KINDS:
             if pattern.fullmatch(table["rest"]):
-                return Name(kind, table["place"][:-1], table["rest"])
+                return Name(kind, table["directory"][:-1], table["rest"])
         return Name(Kind.FOREIGN)
     for kind, pattern in _KINDS:
         match = pattern.fullmatch(path)
         if match is not None:
-            return Name(kind, match["place"].rstrip("/"), path[match.end("place") :])
+            return Name(kind, match["directory"].rstrip("/"), path[match.end("directory") :])
     return Name(Kind.FOREIGN)

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_arg
 from driftline.storage.errors import UsageError
 
 INTERFACES = frozenset({"action", "command", "http", "mcp"})
-"""Where an option can be given, besides Python."""
+"""The interfaces that have the option, in addition to Python."""
 MAX_SERVED_NAMES = 100
 """Values of one filter that a server accepts."""
 _T = TypeVar("_T")
@@ -30,7 +30,7 @@ _OPTION = "driftline.option"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row of a request's table of options: what every interface needs to declare, check and explain it.
+    """One row of a request's table of options: all that an interface needs to declare, check and explain it.
 
     ``type`` is the type of one value: of a list, that of its items. ``bounds`` are those of numbers; servers accept
     the narrower ``served`` ones. ``flag``, ``parameter`` and ``argument`` are its names on the command line, in HTTP

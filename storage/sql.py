@@ -1,4 +1,4 @@
-"""SQL over one workspace: what it holds as read-only views of DuckDB (DESIGN, "SQL").
+"""SQL over one workspace: its content as read-only views of DuckDB (DESIGN, "SQL").
 
 DuckDB runs in this process and sees nothing but the views: no file, no network, no extension, no setting. It asks each
 view for the columns and rows that a query needs, and the view reads only those through the workspace's own store, so
@@ -86,7 +86,7 @@ def query(
         workspace: The workspace, on a branch or not.
         text: One statement that reads.
         parameters: The values of the ``?`` in ``text``.
-        within: Show only what is at or below this entity.
+        within: Show only data at or below this entity.
         searches: The journal of searches, with the columns of SEARCHES.
         max_seconds: Interrupt the query after this time, reading of its result included.
         max_bytes: The memory that DuckDB may use.
@@ -220,7 +220,7 @@ class _Batches:
 
 
 class _Scanned(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
-    """A view as the dataset that DuckDB takes it for: it asks for columns and rows, once for each use in a query."""
+    """A view as a dataset, from which DuckDB requests columns and rows, once for each use in a query."""
 
     def __init__(self, view: View, failures: list[DriftlineError]) -> None:
         self._view = view
@@ -322,7 +322,7 @@ _MEMORY = pa.schema(
 
 
 def views(workspace: Workspace, within: Entity | None = None, searches: pa.Table | None = None) -> dict[str, View]:
-    """Return the views of ``workspace``, or of what is at or below ``within``, by name. Reads nothing yet."""
+    """Return the views of ``workspace`` by name, limited to entities at or below ``within``. Reads nothing yet."""
     there = _Contents(workspace, within)
     levels = pa.schema([("entity", pa.string()), *((level, pa.string()) for level in workspace.config.hierarchy)])
     sources = pa.schema([*levels, *_SOURCE_FIELDS])
@@ -438,9 +438,9 @@ class _Contents:
             entities = self._entities(tenant)
             main = [each for each in entities if each not in branched]
             everything = self.within is None and not branched
-            places = [(tenant, None if everything else main), *((e, [e]) for e in branched if e in entities)]
-            for place, counted in places:
-                table = self.workspace.lines(place)
+            table_owners = [(tenant, None if everything else main), *((e, [e]) for e in branched if e in entities)]
+            for table_owner, counted in table_owners:
+                table = self.workspace.lines(table_owner)
                 if counted != [] and table.exists():
                     yield table, counted
 

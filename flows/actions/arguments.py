@@ -1,4 +1,5 @@
-"""The arguments of actions: values from templates become what the action means, and errors name the argument.
+"""The arguments of actions: values from templates are converted to the types of the action, and errors name the
+argument.
 
 An action declares its arguments by annotations with a ``Kind``: ``top_k: Count = 10``, ``paths: Names | None = None``.
 ``Parameters.of(action).read(positional, named)`` then gives its keyword arguments:
@@ -7,7 +8,7 @@ An action declares its arguments by annotations with a ``Kind``: ``top_k: Count 
 - JSON text becomes a list or a mapping where one is meant;
 - None and blank text mean the default of an optional argument (not of ``Anything``, which is the user's value);
 - positional arguments fill the declared arguments in their order;
-- what engines pass of their own (``ENGINE_ARGUMENTS``, names that begin with ``_``, objects that no YAML can hold) is
+- the engines' own arguments (``ENGINE_ARGUMENTS``, names that begin with ``_``, objects that no YAML can hold) is
   dropped, and any other unknown name is an error that names the nearest.
 
 Parameters without a Kind (``state``, handles) are not arguments: ``read`` passes them on by name.
@@ -112,7 +113,7 @@ class Parameters:
 
     def _unknown(self, name: str) -> str:
         advice = nearest_name(name.strip("_"), [*self.kinds])
-        return f"There is no argument {shown(name)}: {advice[0].lower()}{advice[1:].rstrip('.')}"
+        return f"Unknown argument {shown(name)}: {advice[0].lower()}{advice[1:].rstrip('.')}"
 
 
 def shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Register actions, alone, in groups or all, next to the actions of an engine, and adapt their calls.
+"""Register single actions, groups or all, next to the actions of an engine, and adapt their calls.
 
 Arguments are checked, and results and errors become dictionaries, here and only here. An error is ``{success: False,
 error, error_type}``; an unforeseen one is a defect, and is raised. ``Handles`` keeps workspaces open between calls, and
@@ -230,7 +230,7 @@ def chosen(only: Collection[str] | str | None, groups: Mapping[str, Mapping[str,
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             fix = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
-            raise UsageError("There is no such action, and no such group", repr(name), fix)
+            raise UsageError("Unknown action or group", repr(name), fix)
     return set().union(*(known[name] for name in named))
 
 

@@ -65,7 +65,7 @@ def remove_paths(workspace: Workspace, paths: Sequence[str]) -> int:
     names = [file for path in paths for file in (files_named([path]) if is_glob(path) else [path])]
     for name in names:
         if not _parts(workspace, name):
-            raise SourceNotFound("The workspace does not hold this", name, "Check the spelling.")
+            raise SourceNotFound("The workspace does not contain this", name, "Check the spelling.")
     return sum(_remove(workspace, part) for name in names for part in _parts(workspace, name))
 
 
@@ -118,10 +118,10 @@ def workspace_create(
     handles = handles or Handles()
     named = path if workspace is None else workspace
     if named is None:
-        raise UsageError("search.workspace_create needs a path", fix="Give it path, the place of the workspace.")
+        raise UsageError("search.workspace_create needs a path", fix="Pass path, the location of the workspace.")
     uri = handles.locate(named)
     if path is not None and handles.locate(path) != uri:
-        raise UsageError("path and workspace name two places", f"{path}, {workspace}", "Give one of them.")
+        raise UsageError("path and workspace contradict each other", f"{path}, {workspace}", "Give one of them.")
     try:
         _check_model(handles.workspace(uri), model)
     except WorkspaceNotFound:

@@ -83,7 +83,7 @@ def run(program: Program, arguments: Sequence[str], timeout_seconds: float) -> s
     try:
         code, out, err = _call([program.path, *program.command, *arguments], timeout_seconds)
     except subprocess.TimeoutExpired as error:
-        raise ActionError("timeout", f"{PROGRAM} did not finish in time ({timeout_seconds:g} s were left)") from error
+        raise ActionError("timeout", f"{PROGRAM} timed out (after {timeout_seconds:g} s)") from error
     except (OSError, ValueError) as error:
         raise ActionError("cli_error", f"{PROGRAM} cannot be run: {error}", stderr="") from error
     if code:
@@ -222,7 +222,7 @@ def _parsed_match(result: dict[str, Any]) -> Match:
 
 
 def _not_understood(error: Exception) -> ActionError:
-    return ActionError("parse_error", f"semtools answered what is not understood ({type(error).__name__}: {error})")
+    return ActionError("parse_error", f"The output of semtools cannot be parsed ({type(error).__name__}: {error})")
 
 
 TIMEOUT_SECONDS = 60.0
@@ -375,11 +375,11 @@ def _program(engine: Any, min_version_needed: str | None, *, only_ours: bool) ->
     if not isinstance(engine, str) or engine == "driftline":
         return None
     if engine not in ENGINES:
-        raise UsageError("There is no such engine", repr(engine), f"It is one of {', '.join(ENGINES)}, or left out.")
+        raise UsageError("Unknown engine", repr(engine), f"Use one of {', '.join(ENGINES)}, or omit it.")
     if only_ours:
         if engine == "auto":
             return None
-        raise UsageError("A program of semtools takes neither model nor min_relevance", fix="Leave out the engine.")
+        raise UsageError("The semtools program supports neither model nor min_relevance", fix="Leave out the engine.")
     program = find()
     if program is None:
         if engine == "auto":

@@ -81,11 +81,11 @@ def index_paths(
 def _taken_over(wanted: Collection[SourceRequest], known: _Known) -> set[str]:
     """Return the sources of files and globs inside folders that are indexed whole."""
     whole = [part.uri for part in wanted if not part.include and not part.exclude]
-    places = [(part.entity, part.uri) for part in wanted]
-    places += [(str(entity), record.uri) for entity, record in known.items()]
+    locations = [(part.entity, part.uri) for part in wanted]
+    locations += [(str(entity), record.uri) for entity, record in known.items()]
     return {
         entity
-        for entity, uri in places
+        for entity, uri in locations
         if entity and PARTIAL.fullmatch(entity) and any(below(folder, uri) is not None for folder in whole)
     }
 

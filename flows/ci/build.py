@@ -134,7 +134,7 @@ class Build:
         if self.branch is None:
             raise _unknown("The CI system names no branch")
         if main is None and not is_main:
-            what = f"Nothing tells whether {self.branch} is the default branch"
+            what = f"It is unknown whether {self.branch} is the default branch"
             raise UsageError(what, self.system, "Name the default branch: --default-branch NAME")
         return None if is_main else index_name(self.branch)
 
@@ -244,8 +244,8 @@ def _is_own_of_jenkins(environ: Variables) -> bool:
 
 
 def _is_own_of_buildkite(environ: Variables) -> bool:
-    places = [_place(environ.get(name, "")) for name in ("BUILDKITE_PULL_REQUEST_REPO", "BUILDKITE_REPO")]
-    return bool(places[0]) and places[0] == places[1]
+    repositories = [_repository(environ.get(name, "")) for name in ("BUILDKITE_PULL_REQUEST_REPO", "BUILDKITE_REPO")]
+    return bool(repositories[0]) and repositories[0] == repositories[1]
 
 
 def _is_own_of_circle(environ: Variables) -> bool:
@@ -257,7 +257,7 @@ def _is_own_of_azure(environ: Variables) -> bool:
     return environ.get("SYSTEM_PULLREQUEST_ISFORK", "").lower() == "false"
 
 
-def _place(url: str) -> str:
+def _repository(url: str) -> str:
     """Return ``host/owner/name`` of the URL of a repository, for any protocol."""
     match = re.fullmatch(r"(?:[a-z+]+://)?(?:[^@/]*@)?([^/:]+)(?::\d+(?=/))?[:/]+(.+?)(?:\.git)?/*", url.strip())
     return f"{match[1]}/{match[2]}".lower() if match else ""

@@ -64,7 +64,7 @@ ACCEPTED, IGNORED, MALFORMED, FORGED, UNKNOWN, REPLAYED, BUSY = 202, 200, 400, 4
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a delivery says to have happened to a ``branch``, or to the pull request ``number`` from it.
+    """The event of a delivery: a change of a ``branch``, or of the pull request ``number`` from it.
 
     ``is_own`` means that the branch of a pull request belongs to the repository itself.
     """
@@ -210,7 +210,7 @@ class Host:
         return bool(_HEX.fullmatch(given)) and hmac.compare_digest(given, expected)
 
     def ids(self, headers: Mapping[str, str], body: bytes) -> set[str]:
-        """Return what identifies a delivery: its id and, where that is not signed, what is."""
+        """Return what identifies a delivery: its id and, if that is not signed, the signed part."""
         named = next((f"{name}:{headers[name][:200]}" for name in self.deliveries if headers.get(name)), None)
         if named is not None and self.is_token:
             return {named}
@@ -251,7 +251,7 @@ class Work:
 
     @property
     def uri(self) -> str:
-        """The URI of what is to be indexed."""
+        """The URI to index."""
         return _with_ref(self.source.uri, self.ref) if self.ref else self.source.uri
 
 
@@ -366,7 +366,7 @@ class _Waiting:
 
 @dataclass(slots=True)
 class Hooks:
-    """Answers deliveries, and runs what they ask for, one run after the other.
+    """Answers deliveries, and executes their runs one after the other.
 
     ``secrets`` are those of the kinds of hosts that may deliver.
     """

@@ -80,7 +80,7 @@ def start_index_run(source: SourceRequest, commit: str, branch: str | None = Non
         with connected() as client:
             _start(client, name, _deployment_id(client, name), commit, parameters)
     except HTTPError as error:
-        raise StorageError("The Prefect server has not taken the run", name, str(error)) from error
+        raise StorageError("The Prefect server did not accept the run", name, str(error)) from error
 
 
 def _start(
@@ -106,7 +106,7 @@ def _deployment_id(client: SyncPrefectClient, name: str) -> Any:
     try:
         return client.read_deployment_by_name(name).id
     except ObjectNotFound as error:
-        raise UsageError("There is no such deployment", name, "Register it with: driftline deploy") from error
+        raise UsageError("The deployment does not exist", name, "Register it with: driftline deploy") from error
 
 
 def _has_ended(run: FlowRun) -> bool:
@@ -164,11 +164,11 @@ def ages(workspace: Workspace, uris: Sequence[str], commit: str, committed: date
     known = list(workspace.readable_sources())
     result: list[SourceAge] = []
     for uri in uris:
-        place = _record(uri)
-        entities = [entity for entity, record in known if record.same_place(place)]
-        result += [_age(workspace, entity, place.uri, commit, committed) for entity in entities]
+        requested = _record(uri)
+        entities = [entity for entity, record in known if record.same_location(requested)]
+        result += [_age(workspace, entity, requested.uri, commit, committed) for entity in entities]
         if not entities:
-            result.append(SourceAge(place.uri))
+            result.append(SourceAge(requested.uri))
     return result
 
 
@@ -291,7 +291,7 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
     build = request.build
     if request.duplicates_of not in (None, "main"):
         fix = "Write: --duplicates-of main"
-        raise UsageError("Functions are compared with the main index only", str(request.duplicates_of), fix)
+        raise UsageError("Functions can be compared with the main index only", str(request.duplicates_of), fix)
     if request.only_branch is not None and not build.is_push_to(request.only_branch):
         report.action = "skipped"
     elif request.max_staleness_seconds is not None:
@@ -365,7 +365,7 @@ def sources_here(configuration: Configuration, folder: str) -> tuple[SourceReque
         raise UsageError("Not a git work tree", folder, "Run the command in one, or name the SOURCE.")
     here = [source for source in configuration.sources if _is_within(source.uri, tree.top)]
     if not here:
-        raise UsageError(f"No source of {configuration.path} lies in this work tree", tree.top, "Name the SOURCE.")
+        raise UsageError(f"No source of {configuration.path} is in this work tree", tree.top, "Name the SOURCE.")
     return requests_of(here)
 
 
@@ -389,7 +389,7 @@ def lines(report: CiReport) -> list[str]:
         printed.append(f"  {source['entity']}: {counts}; {_lines(source)}; {_scope(source)}")
     printed += [f"  failed: {failure['message']}" for failure in (report.run["failed"] if report.run else ())]
     printed += [f"  {run['deployment']}: {run['state']} after {run['seconds']:.1f} s" for run in report.flow_runs]
-    printed += [f"  {_place(each)} looks like {_like(each)} ({each['distance']:.2f})" for each in report.duplicates]
+    printed += [f"  {_location(each)} looks like {_like(each)} ({each['distance']:.2f})" for each in report.duplicates]
     for age in report.ages:
         printed.append(f"  {age.entity}: {age.seconds or 0:,.0f} s behind {commit}")
     return printed
@@ -417,7 +417,7 @@ def markdown(report: CiReport, error: DriftlineError | None = None) -> str:
         parts += [f"- failed: {_escape(failure['message'])}" for failure in report.run["failed"][:_SHOWN_FAILURES]]
     if report.duplicates:
         pairs = (
-            (each["symbol"], _place(each), each["like_symbol"], _like(each), f"{each['distance']:.2f}")
+            (each["symbol"], _location(each), each["like_symbol"], _like(each), f"{each['distance']:.2f}")
             for each in report.duplicates[:_SHOWN_DUPLICATES]
         )
         parts += ["New functions that look like existing code (distance 0 is the same):", ""]
@@ -441,10 +441,10 @@ def _headline(report: CiReport, error: DriftlineError | None) -> str:
         return f"partly in step with {commit}{on}"
     if report.index_branch:
         on = f" on {report.build.branch}, as the branch {report.index_branch} of the index"
-    return f"{_DONE.get(report.action, 'in step with')} {commit}{on}"
+    return f"{_DONE.get(report.action, 'up to date with')} {commit}{on}"
 
 
-def _place(duplicate: dict[str, Any]) -> str:
+def _location(duplicate: dict[str, Any]) -> str:
     return f"{duplicate['path']}:{duplicate['line']}"
 
 

@@ -22,9 +22,9 @@ app.add_typer(agents, name="agents")
 NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="AGENT...", help="'agents list' names them.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All agents.")]
 UserOption = Annotated[
-    bool, typer.Option("--user/--project", help="For this user everywhere, or in the current folder.")
+    bool, typer.Option("--user/--project", help="Configure agents for this user, or in the current folder.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would change, write nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change, write nothing.")]
 
 
 @agents.command("install")

@@ -54,7 +54,7 @@ def output_options() -> list[Any]:
             count=True,
             default=0,
             callback=_verbose,
-            help="Log to standard error what runs do, and why they fail; -vv logs everything.",
+            help="Log the progress and failures of runs to standard error; -vv logs everything.",
             **shared,
         ),
         TyperOption(
@@ -98,7 +98,7 @@ app = Commands(
 
 
 class Interrupted(Exception):
-    """Ctrl-C, with a sentence of what stays. Typer would turn KeyboardInterrupt into an exit code alone."""
+    """Ctrl-C, with a sentence about committed work. Typer would turn KeyboardInterrupt into a mere exit code."""
 
 
 def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> None:
@@ -117,8 +117,8 @@ def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict
     from driftline.tasks.search.request import in_flags
 
     show(found, as_json, print_text)
-    for note in found.get("notes", ()):
-        warn(in_flags(note))
+    for note in () if found["results"] and "exact" not in found else found.get("notes", ()):
+        warn(in_flags(note))  # that all results are weak stands above them
     if found["results"] or found.get("exact", {}).get("lines"):
         return DONE
     return WRONG_USE if found.get("unmatched") else NOTHING_FOUND

@@ -94,10 +94,10 @@ def prune(
     older_than_days: Annotated[
         float, typer.Option(min=0.0, metavar="DAYS", help="Delete branches not indexed for this many days.")
     ] = PRUNED_AFTER_DAYS,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report only.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Delete branches that are merged, gone from the remote, or old. Contacts the remote to list its branches."""
+    """Delete branches that are merged, deleted on the remote, or old. Contacts the remote to list its branches."""
     opened, within = _opened(workspace, entity)
     from driftline.flows.runs.branches import prune_branches
 
@@ -110,7 +110,7 @@ def prune(
 @app.command()
 @spread("given", parameters(options_in("command", "top_k", "n_lines")))
 def diff(
-    base: Annotated[str, typer.Argument(metavar="BASE", help="main, for the main index.")],
+    base: Annotated[str, typer.Argument(metavar="BASE", help="The base: main.")],
     branch: Annotated[str, typer.Argument(metavar="BRANCH", help="Branch name, as listed by 'driftline branches'.")],
     query: QueryArgument,
     workspace: WorkspaceOption = None,
@@ -120,7 +120,9 @@ def diff(
 ) -> int:
     """Search the lines that BRANCH adds to the main index. Exit code 1 if nothing is found."""
     if base != MAIN:
-        raise UsageError("A branch is compared with the main index only", base, f"Write: driftline diff {MAIN} BRANCH")
+        raise UsageError(
+            "A branch can be compared with the main index only", base, f"Write: driftline diff {MAIN} BRANCH"
+        )
     opened, _ = _opened(workspace, None)
     from driftline.flows.output.plain import print_search
     from driftline.storage.workspace.branches import on_branch
@@ -138,7 +140,7 @@ def _of_build() -> str:
     build = Build.detect(os.environ, ".")
     branch = build.index_branch() if build.is_request else None
     if branch is None:
-        raise UsageError("This build is not of a pull request", build.system, "Name the branch.")
+        raise UsageError("This build does not belong to a pull request", build.system, "Name the branch.")
     return branch
 
 

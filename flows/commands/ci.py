@@ -46,7 +46,7 @@ TimeoutOption = Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="
 MaxStalenessOption = Annotated[
     float | None,
     typer.Option(
-        min=0.0, metavar="SECONDS", help="Check only: fail if the index is older than the commit by more than this."
+        min=0.0, metavar="SECONDS", help="Only check: fail if the index is older than the commit by more than this."
     ),
 ]
 BranchOption = Annotated[

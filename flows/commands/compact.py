@@ -78,7 +78,7 @@ def cleanup(
         float, typer.Option(min=0.0, metavar="SECONDS", help="Keep objects younger than this, by the store's clock.")
     ] = DEFAULT_MAX_AGE_SECONDS,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run/--no-dry-run", " /--delete", help="Report only, or also delete.")
+        bool, typer.Option("--dry-run/--no-dry-run", " /--delete", help="Only report, or also delete.")
     ] = True,
     as_json: JsonOption = False,
 ) -> int:

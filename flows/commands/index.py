@@ -206,7 +206,7 @@ def remove(
     return DONE
 
 
-fleet = Commands(help="Discover the repositories of the fleets in driftline.toml, and keep the index in step.")
+fleet = Commands(help="Discover the repositories of the fleets in driftline.toml, and update the index.")
 app.add_typer(fleet, name="fleet")
 
 RetryOption = Annotated[bool, typer.Option("--retry", help="Try failing repositories now, without their backoff.")]
@@ -249,7 +249,7 @@ def sync(
     wait: WaitOption = 0.0,
     as_json: JsonOption = False,
 ) -> int:
-    """Index the repositories that changed, in one run, and retire those that are gone.
+    """Index the repositories that changed, in one run, and retire missing ones.
 
     Exit code 3 if a repository fails or a listing is not complete; neither stops the others.
     """

@@ -255,7 +255,7 @@ def _check_arguments(command: str | None, arguments: Sequence[str]) -> None:
     """Raise UsageError for an argument that is not UTF-8, unless it is a file name of grep."""
     for argument in arguments:
         if command != "grep" and not is_unicode(argument):
-            fix = "Check the encoding of the terminal; a file of such a name has to be renamed."
+            fix = "Check the encoding of the terminal; a file with such a name must be renamed."
             raise UsageError("An argument is not UTF-8", repr(argument)[:100], fix)
 
 
@@ -267,7 +267,7 @@ def _of_the_surroundings(error: Exception) -> DriftlineError | None:
         try:
             os.getcwd()
         except FileNotFoundError:
-            return UsageError("The current directory does not exist any more", fix="Change to another one.")
+            return UsageError("The current directory no longer exists", fix="Change to another one.")
     return None
 
 

@@ -31,7 +31,7 @@ def mcp(
     within: WithinOption = None,
     cache: CacheOption = None,
 ) -> int:
-    """Serve the workspace to MCP clients, which search it and read what is indexed."""
+    """Serve the workspace to MCP clients, which search it and read indexed documents."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.locate import source_access
     from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of
@@ -72,7 +72,7 @@ def mcp(
 
 
 def _warm_beside(reads: SearchProcesses, newest: Callable[[], Workspace]) -> None:
-    """Start the process that reads, and load what a search needs, without waiting for it."""
+    """Start the reading process, and load the model and the indexes, without waiting for it."""
 
     def load() -> None:
         from driftline.tasks.search.query import warm

@@ -46,7 +46,7 @@ ScopeOption = Annotated[
     typer.Option(
         "--in",
         metavar="ENTITY",
-        help="Look at or below this entity, such as org:acme. Default: the root, else everywhere.",
+        help="Limit to this entity and those below it, such as org:acme. Default: the root, else everywhere.",
     ),
 ]
 FieldsOption = Annotated[
@@ -144,7 +144,7 @@ def list_entries(
 @memory.command()
 @spread("given", parameters(MEMORY_OPTIONS))
 def search(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="The text to search for.")],
     scope: ScopeOption = None,
     fields: FieldsOption = None,
     *,
@@ -251,11 +251,11 @@ def restore(
     as_json: JsonOption = False,
 ) -> int:
     """Rebuild a lost catalog from the indexes and blobs of the workspace."""
-    from driftline.storage.memory.restore import check_place, restore_catalog
+    from driftline.storage.memory.restore import check_location, restore_catalog
 
     place, url = _place(workspace, config)
     if not elsewhere:
-        check_place(place, url)
+        check_location(place, url)
     restored = restore_catalog(place, url)
     line = f"restored {restored.entries:,} entries of {restored.tenants:,} tenants into {restored.where}"
     return _show(asdict(restored), as_json, line)
@@ -305,7 +305,7 @@ def _fields(assignments: Sequence[str] | None) -> dict[str, Any]:
     for text in assignments or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UsageError("This is not a field of the form FIELD=VALUE", repr(text))
+            raise UsageError("Not of the form FIELD=VALUE", repr(text))
         fields[name] = _value(value)
     return fields
 

@@ -38,7 +38,7 @@ def runs(
 @app.command()
 def report(
     workspace: WorkspaceOption = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the page.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")] = Path(
         "driftline-report.html"
     ),
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of runs, counted from the newest.")] = 200,

@@ -42,7 +42,7 @@ def named_server(given: str | None, workspace: str | None) -> str | None:
     Raises UsageError for both.
     """
     if given and workspace:
-        raise UsageError("A server serves its own workspace", given, "Name either --server or --workspace.")
+        raise UsageError("--server and --workspace exclude each other", given, "Leave out one of them.")
     return given or (None if workspace else os.environ.get(SERVER_VARIABLE) or None)
 
 
@@ -55,7 +55,7 @@ def search_on(server: str, request: SearchRequest, only_here: Mapping[str, Any],
 
     for option, value in only_here.items():
         if value not in (None, False):
-            raise UsageError("A server does not take this option", option, "Leave it out, or search a --workspace.")
+            raise UsageError("A server does not support this option", option, "Leave it out, or search a --workspace.")
     found = Connection.to(server).get("search", search_parameters(request))
     return show_search(found, as_json, print_search)
 
@@ -179,8 +179,8 @@ _FIRST_STEPS = """
   driftline --help                all commands"""
 _NEXT_STEPS = """
   driftline search "your words"   search it
-  driftline index .               bring this folder in step
-  driftline runs                  what has changed, and when
+  driftline index .               update the index of this folder
+  driftline runs                  the history of runs
   driftline --help                all commands"""
 
 

@@ -34,7 +34,7 @@ def sql(
     workspace: WorkspaceOption = None,
     within: WithinOption = None,
     branch: BranchOption = None,
-    form: Annotated[Format, typer.Option("--format", help="How to print the rows.")] = "table",
+    form: Annotated[Format, typer.Option("--format", help="Output format of the rows.")] = "table",
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="Interrupt the query after this time.")
     ] = 60.0,

@@ -97,7 +97,7 @@ def _expiry(given: str) -> datetime | None:
         return None
     match = _DURATION.fullmatch(given)
     if match is None:
-        raise UsageError("This is no duration", repr(given), f"Write 12h, 90d, 8w, or {NEVER}.")
+        raise UsageError("Not a duration", repr(given), f"Write 12h, 90d, 8w, or {NEVER}.")
     return datetime.now(UTC) + timedelta(hours=int(match[1]) * _HOURS[match[2]])
 
 
@@ -106,7 +106,7 @@ def _scopes(given: str) -> list[Scope]:
 
     names = [name.strip() for name in given.split(",") if name.strip()]
     if unknown := [name for name in names if name not in SCOPES]:
-        raise UsageError("There is no such scope", ", ".join(unknown), f"Use {', '.join(SCOPES)}.")
+        raise UsageError("Unknown scope", ", ".join(unknown), f"Use {', '.join(SCOPES)}.")
     return [scope for scope in SCOPES if scope in names]
 
 

@@ -128,7 +128,7 @@ def web(
 
 @contextmanager
 def _indexing(hooks: Hooks | None, watched: Workspace | None) -> Iterator[None]:
-    """Run what webhooks ask for, and index changes of the sources of ``watched``, until the end of the block."""
+    """Run the jobs of webhooks, and index changes of the sources of ``watched``, until the end of the block."""
     with ExitStack() as stack:
         if hooks is not None:
             stack.enter_context(hooks.running())
@@ -251,7 +251,7 @@ def _authentication(
         return Authentication(within=within)
     if not read_tokens(workspace.objects) and proxy is None:
         fix = "Create one: driftline token create"
-        raise UsageError("The workspace has no token, so nobody could ask", workspace.objects.uri, fix)
+        raise UsageError("The workspace has no token, so no request would be authorized", workspace.objects.uri, fix)
     if needs_token and not is_encrypted and proxy is None:
         warn("tokens travel unencrypted: name --tls-certificate and --tls-key, or put a proxy with TLS in front")
     return Authentication(KnownTokens(lambda: read_tokens(workspace.objects)), proxy, within)
@@ -263,8 +263,8 @@ def _proxy(header: str | None, addresses: list[str] | None) -> TrustedProxy | No
     if header is None and not addresses:
         return None
     if header is None or not addresses:
-        fix = "Name both --trusted-proxy-header and --trusted-proxy: everybody else could send the header, too."
-        raise UsageError("A trusted proxy has a header and an address", header or ", ".join(addresses or ()), fix)
+        fix = "Name both --trusted-proxy-header and --trusted-proxy: otherwise anybody could send the header."
+        raise UsageError("A trusted proxy needs a header and an address", header or ", ".join(addresses or ()), fix)
     try:
         networks = tuple(ip_network(address) for address in addresses)
     except ValueError as error:

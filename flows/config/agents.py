@@ -1,6 +1,6 @@
 """Coding agents: where each keeps its MCP servers and its instructions, and how Driftline adds itself to both.
 
-A change touches nothing but Driftline's own entry: comments, line ends and other entries stay as they are. Text is cut
+A change touches nothing but Driftline's own entry: comments, line ends and other entries are kept. Text is cut
 and inserted by tokens, and the result is parsed again: if anything but that entry would differ, nothing is written. A
 file that was there is copied first, and removing Driftline restores it.
 """
@@ -123,10 +123,10 @@ class Change:
     is_first: bool = False
 
     def apply(self) -> None:
-        """Write the file, after a copy of what was there first.
+        """Write the file, after copying its former content.
 
-        The file keeps its mode and its owner, and a symbolic link leads to it as before. The copy goes when the file
-        is again what it was.
+        The file keeps its mode and its owner, and a symbolic link leads to it as before. The copy is deleted when the
+        file is back in its former state.
 
         Raises:
             UsageError: The file has changed since it was read, or cannot be written.
@@ -152,19 +152,19 @@ def agents_in(scope: Scope) -> list[str]:
     return [name for name, agent in AGENTS.items() if agent.files(scope)]
 
 
-def changes(names: Sequence[str], scope: Scope, place: Path, command: Sequence[str], *, remove: bool) -> list[Change]:
-    """Return what installing, or removing, Driftline changes for agents in a project or home folder.
+def changes(names: Sequence[str], scope: Scope, folder: Path, command: Sequence[str], *, remove: bool) -> list[Change]:
+    """Return the changes that install or remove Driftline for agents in a project or home folder.
 
     Args:
         names: Keys of ``AGENTS``.
-        scope: Whether ``place`` is a project or the home folder of a user.
+        scope: Whether ``folder`` is a project or the home folder of a user.
         place: The folder.
         command: The command that starts the MCP server.
         remove: Whether to remove Driftline.
 
     Raises:
-        UsageError: An agent has no configuration in this scope, or its configuration is not what it reads, or cannot be
-            edited without touching something else.
+        UsageError: An agent has no configuration in this scope, or its configuration is invalid, or cannot be edited
+        without changing something else.
     """
     texts: dict[Path, str | None] = {}
     found: dict[Path, Change] = {}
@@ -175,7 +175,7 @@ def changes(names: Sequence[str], scope: Scope, place: Path, command: Sequence[s
             raise UsageError(f"{name} has no configuration in a project", fix="Use --user.")
         parts: tuple[_Part, ...] = (_Entry(agent.key, agent.entry(command)), _Section(agent.head))
         for file, part in zip(files, parts, strict=False):
-            path = place / file
+            path = folder / file
             if path not in found:
                 before = texts[path] = _read(path)
                 is_first = not remove and part.present_in(before or "", path) is None
@@ -183,26 +183,26 @@ def changes(names: Sequence[str], scope: Scope, place: Path, command: Sequence[s
             text = texts[path]
             if not remove:
                 texts[path] = part.added_to(text or "", path)
-            elif text is not None and not (isinstance(part, _Section) and _has_other_users(file, scope, place, names)):
+            elif text is not None and not (isinstance(part, _Section) and _has_other_users(file, scope, folder, names)):
                 texts[path] = _restored(part, text, path)
     complete = [replace(change, after=texts[path]) for path, change in found.items()]
     return [change for change in complete if change.before != change.after]
 
 
-def is_installed(name: str, scope: Scope, place: Path) -> bool:
+def is_installed(name: str, scope: Scope, folder: Path) -> bool:
     """Return whether the configuration of an agent names Driftline. Raises UsageError if it cannot be read."""
     agent = AGENTS[name]
     files = agent.files(scope)
     if not files:
         return False
-    path = place / files[0]
+    path = folder / files[0]
     return NAME in _servers(_parsed(_read(path) or "", path), agent.key, path)
 
 
-def _has_other_users(file: str, scope: Scope, place: Path, names: Sequence[str]) -> bool:
+def _has_other_users(file: str, scope: Scope, folder: Path, names: Sequence[str]) -> bool:
     """Return whether an agent that is not in ``names`` reads the instructions in ``file`` and has Driftline."""
     others = [name for name, agent in AGENTS.items() if name not in names and file in agent.files(scope)[1:]]
-    return any(is_installed(name, scope, place) for name in others)
+    return any(is_installed(name, scope, folder) for name in others)
 
 
 def _restored(part: _Part, text: str, path: Path) -> str | None:
@@ -228,7 +228,7 @@ def _backup_of(path: Path) -> Path:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file with its line ends as they are; None if there is no file."""
+    """The text of a file with its original line ends; None if there is no file."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
@@ -307,7 +307,7 @@ class _Entry:
         return _Entry(self.key, servers[NAME]) if NAME in servers else None
 
     def added_to(self, text: str, path: Path) -> str:
-        """Add the entry. What else people wrote into it, such as variables, stays."""
+        """Add the entry. Everything else in it, such as variables, is kept."""
         before = _parsed(text, path)
         present = _servers(before, self.key, path).get(NAME, {})
         if not isinstance(present, dict):
@@ -334,7 +334,7 @@ class _Entry:
             is_right = False
         if not is_right or _comparable(found, self.key) != _comparable(before, self.key):
             raise UsageError(
-                "The file cannot be edited without touching something else",
+                "The file cannot be edited without changing something else",
                 str(path),
                 f"{'Delete' if entry is None else 'Write'} the entry {self.key}.{NAME} by hand"
                 f"{'' if entry is None else f': {json.dumps(entry)}'}.",
@@ -356,14 +356,14 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"The configuration of an agent is not {language}", str(path), f"{error}.") from error
     if not isinstance(found, dict):
-        raise UsageError("The configuration of an agent is not an object", str(path), "Correct it, or set it aside.")
+        raise UsageError("The configuration of an agent is not an object", str(path), "Correct it, or rename it.")
     return found
 
 
 def _servers(config: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
     servers = config.get(key, {})
     if not isinstance(servers, dict):
-        raise UsageError(f"{key!r} is not an object", str(path), "Correct it, or set the file aside.")
+        raise UsageError(f"{key!r} is not an object", str(path), "Correct it, or rename the file.")
     return servers
 
 

@@ -72,7 +72,7 @@ def absolute_workspace(workspace: str, cwd: Path, home: str) -> str:
         name = workspace.removeprefix(NAME_SIGN)
         if not is_plain_name(name):
             fix = f"A name has letters, digits, - and _; for a folder, write ./{workspace}"
-            raise UsageError("The workspace has no such name", workspace, fix)
+            raise UsageError("Not a valid workspace name", workspace, fix)
         return str((cwd / Path(home).expanduser() / name).absolute())
     return workspace if _URI.fullmatch(workspace) else str((cwd / Path(workspace).expanduser()).resolve())
 

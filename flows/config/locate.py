@@ -1,4 +1,4 @@
-"""Locate the workspace and the branch of a command, and what it may read.
+"""Locate the workspace, the branch and the readable sources of a command.
 
 The workspace is the named one, else the nearest one. The branch has a name, or is ``auto`` for the checked-out branch.
 """
@@ -144,8 +144,8 @@ def source_access(
 
     environment = environment or Environment.current()
     trusted = named_or_trusted_config(config, environment)
-    places = tuple(source.uri for source in trusted.sources) if trusted is not None else ()
+    roots = tuple(source.uri for source in trusted.sources) if trusted is not None else ()
     if given or environment.environ.get(WORKSPACE_VARIABLE):
-        return SourceAccess(places)
+        return SourceAccess(roots)
     found = local_path(workspace)
-    return SourceAccess(places, str(Path(found).resolve().parent) if found is not None else None)
+    return SourceAccess(roots, str(Path(found).resolve().parent) if found is not None else None)

@@ -71,7 +71,7 @@ class CatalogSection(_Section):
     def _agree(self) -> CatalogSection:
         found = "sqlite" if (self.url or "sqlite").startswith("sqlite") else "postgresql"
         if self.type not in (None, "sqlalchemy", found):
-            raise ValueError(f"the type is {self.type}, and the url is of {found}")
+            raise ValueError(f"the type is {self.type}, but the url is a {found} URL")
         return self
 
 
@@ -177,7 +177,7 @@ def load_memory_configuration(
     try:
         return MemoryConfiguration.model_validate(_with_whole_root(found))
     except ValidationError as error:
-        raise UsageError("The configuration of the memory store is wrong", where, _told(error)) from None
+        raise UsageError("The configuration of the memory store is invalid", where, _told(error)) from None
 
 
 def open_memory(
@@ -234,7 +234,11 @@ def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entit
     found = hierarchy_of(configuration)
     parts = found.parts(within)
     if not found.is_complete(parts):
-        raise BadEntity("A boundary is the whole path of an entity", repr(within)[:200], "Begin with its organisation.")
+        raise BadEntity(
+            "A boundary must be the full path of an entity",
+            repr(within)[:200],
+            "Begin with its tenant, such as org:acme.",
+        )
     return found.complete(parts)
 
 
@@ -256,15 +260,15 @@ def find_memory(
     from driftline.storage.workspace.workspace import Workspace
 
     elsewhere = configuration.storage.uri
-    place = Workspace.open(workspace_named(elsewhere)) if elsewhere else workspace
-    if not configuration.embedding.enabled or not (configuration.storage.uri or holds_memory(place)):
+    target = Workspace.open(workspace_named(elsewhere)) if elsewhere else workspace
+    if not configuration.embedding.enabled or not (configuration.storage.uri or holds_memory(target)):
         return None
-    url = find_catalog(place, configuration.catalog.url)
+    url = find_catalog(target, configuration.catalog.url)
     if url is None:
         return None
     catalog = configuration.catalog.model_copy(update={"url": url})
     found = configuration.model_copy(update={"catalog": catalog})
-    return cache(lambda: open_memory(found, place.objects.uri, place.objects.storage_options, within=within))
+    return cache(lambda: open_memory(found, target.objects.uri, target.objects.storage_options, within=within))
 
 
 def nested_performance(section: Any) -> Any:
@@ -272,9 +276,9 @@ def nested_performance(section: Any) -> Any:
     if not isinstance(section, Mapping):
         return section
     result = {key: value for key, value in section.items() if key not in SHORT_KEYS}
-    for key, place in SHORT_KEYS.items():
+    for key, target in SHORT_KEYS.items():
         if section.get(key) is not None:
-            result = merged(result, _nested(place, section[key]))
+            result = merged(result, _nested(target, section[key]))
     return result
 
 
@@ -307,11 +311,13 @@ def _read(path: Path, variables: Mapping[str, str]) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"The configuration cannot be read ({error.strerror})", str(path)) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"The configuration is no YAML ({str(error).partition(chr(10))[0]})", str(path)) from error
+        raise UsageError(
+            f"The configuration is not valid YAML ({str(error).partition(chr(10))[0]})", str(path)
+        ) from error
     section = loaded.get("settings") if isinstance(loaded, dict) else None
     found = section.get("ltm") if isinstance(section, dict) else None
     if not isinstance(found, dict):
-        raise UsageError("The configuration has no settings.ltm", str(path), "Write it under settings, ltm.")
+        raise UsageError("The configuration has no settings.ltm", str(path), "Add it.")
     resolved: dict[str, Any] = _resolve(found, variables, str(path))
     return resolved
 

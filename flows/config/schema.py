@@ -186,7 +186,7 @@ def parse(raw: Mapping[str, Any], path: Path) -> File:
     raise mistake  # not chained to pydantic's error, which quotes values that may be secrets
 
 
-def place(path: Path, table: str = "", row: int | None = None) -> str:
+def location_of(path: Path, table: str = "", row: int | None = None) -> str:
     """Return the location of an error for messages; ``row`` is 0-based, messages count from 1."""
     if not table:
         return str(path)
@@ -195,13 +195,13 @@ def place(path: Path, table: str = "", row: int | None = None) -> str:
 
 def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Path) -> UsageError:
     table, key = _table_of(location)
-    where = place(path)
+    where = location_of(path)
     if table in (SourceTable, FleetTable) and len(location) > 1 and isinstance(location[1], int):
-        where = place(path, str(location[0]), location[1])
+        where = location_of(path, str(location[0]), location[1])
     elif location[0] in ("workspaces", "storage_options", "prices", "search") and len(location) > 1:
-        where = place(path, f"[{location[0]}.{location[1]}]" if table is WorkspaceTable else f"[{location[0]}]")
+        where = location_of(path, f"[{location[0]}.{location[1]}]" if table is WorkspaceTable else f"[{location[0]}]")
     elif table is HooksTable:
-        where = place(path, "[web.hooks]")
+        where = location_of(path, "[web.hooks]")
     if kind == "extra_forbidden":
         known = sorted(table.model_fields)
         close = difflib.get_close_matches(key, known, n=1)
@@ -212,9 +212,11 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
     if kind == "list_type" and key in ("sources", "fleet") and table is File:
         return UsageError(f"{key!r} is not a list of tables", where, f"Begin each one with [[{key}]].")
     if table is FleetTable and key == "token":
-        return UsageError("A token is a reference", where, "Write ${NAME}, where NAME is a variable that holds it.")
+        return UsageError(
+            "A token must be a reference", where, "Write ${NAME}, where NAME is a variable that holds it."
+        )
     text = message.removeprefix("Value error, ")
-    return UsageError(f"{key!r} cannot be used", where, f"{text[0].upper()}{text[1:]}.")
+    return UsageError(f"Invalid value of {key!r}", where, f"{text[0].upper()}{text[1:]}.")
 
 
 def _table_of(location: tuple[int | str, ...]) -> tuple[type[Table], str]:

@@ -30,13 +30,13 @@ def check_options(options: Mapping[str, str], where: str) -> None:
         if value.startswith("block:") or "${" in value:
             raise UsageError(f"The storage option {key!r} is a malformed reference", where, _FIX)
         if _SECRET_KEY.search(key) or _SECRET_VALUE.search(value):
-            raise UsageError(f"The storage option {key!r} may hold a secret in plain text", where, _FIX)
+            raise UsageError(f"The storage option {key!r} may contain a secret in plain text", where, _FIX)
 
 
 def check_secret(name: str, value: str, where: str) -> None:
     """Check that a secret is a reference. Raises UsageError, which does not quote ``value``."""
     if not _VARIABLE.fullmatch(value) and not _BLOCK.fullmatch(value):
-        raise UsageError(f"{name!r} holds a secret in plain text", where, _FIX)
+        raise UsageError(f"{name!r} contains a secret in plain text", where, _FIX)
 
 
 def resolve_secret(name: str, value: str, environ: Mapping[str, str], where: str) -> str:
@@ -48,18 +48,18 @@ def check_uri(uri: str, where: str) -> None:
     """Check that a URI contains neither a password nor a signature. Raises UsageError, which does not quote ``uri``."""
     if _SECRET_VALUE.search(uri) or may_hold_secret(uri):
         fix = "Remove the credentials from the URI and refer to them in [storage_options]."
-        raise UsageError("A URI holds credentials in plain text", where, fix)
+        raise UsageError("A URI contains credentials in plain text", where, fix)
 
 
 def without_reference(uri: str) -> str:
-    """The URI of a git repository without the reference to its token; any other as it is."""
+    """The URI of a git repository without the reference to its token; any other unchanged."""
     return _TOKEN.sub(r"\1", uri)
 
 
 def check_catalog(url: str, where: str) -> None:
     """Check that the URL of a catalog contains no password; references are allowed. Raises UsageError."""
     if _SECRET_VALUE.search(_VARIABLE.sub("", url)):
-        raise UsageError("The URL of the catalog may hold a password in plain text", where, _FIX)
+        raise UsageError("The URL of the catalog may contain a password in plain text", where, _FIX)
 
 
 def resolve_catalog(url: str, environ: Mapping[str, str], where: str) -> str:

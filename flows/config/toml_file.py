@@ -1,9 +1,9 @@
 """Read ``driftline.toml``: the sources of a team, their schedules, named workspaces and storage options.
 
 Paths in the file are relative to its folder. The whole file is validated before a command writes anything; an error
-names the key, its table, and the fix. A file that was found in a parent folder may come from somebody else, and its
-storage options and references could send credentials of this user to an endpoint of its author. They are used only
-after ``driftline trust``, which records path and content, as direnv does.
+names the key, its table, and the fix. A file that was found in a parent folder may have another author, and its storage
+options and references could send credentials of this user to an endpoint of its author. They are used only after
+``driftline trust``, which records path and content, as direnv does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from driftline.flows.config.environment import WORKSPACE_FOLDER, Environment, absolute_uri, local_path, nearest
-from driftline.flows.config.schema import File, FleetTable, HooksTable, SourceTable, WorkspaceTable, parse, place
+from driftline.flows.config.schema import File, FleetTable, HooksTable, SourceTable, WorkspaceTable, location_of, parse
 from driftline.flows.config.secret_references import (
     check_catalog,
     check_options,
@@ -55,7 +55,7 @@ def trust(file: Path, content: bytes, environ: Mapping[str, str]) -> None:
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mark.write_text(f"{file}\n")
     except OSError as error:
-        raise UsageError("The trust cannot be recorded", str(mark), f"{error.strerror}.") from error
+        raise UsageError("The trusted file cannot be recorded", str(mark), f"{error.strerror}.") from error
 
 
 def distrust(file: Path, content: bytes, environ: Mapping[str, str]) -> None:
@@ -170,7 +170,7 @@ class Configuration:
 
     def hook_secrets(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the secrets of the webhooks, by the kind of host. Raises UsageError."""
-        where, values = place(self.path, "[web.hooks]"), os.environ if environ is None else environ
+        where, values = location_of(self.path, "[web.hooks]"), os.environ if environ is None else environ
         known = self.hooks.secrets if self.hooks is not None else {}
         return {name: resolve_secret(name, reference, values, where) for name, reference in known.items()}
 
@@ -339,7 +339,7 @@ def named_workspace_filter(config: Configuration, name: str) -> LineFilter:
         raise UsageError(f"No workspace is named {name!r}", str(config.path), f"Known names: {known}.")
     parts = config.workspaces[name]
     for part in parts:
-        _check_dir(part, place(config.path, f"[workspaces.{name}]"))
+        _check_dir(part, location_of(config.path, f"[workspaces.{name}]"))
     whole = tuple(sorted({part.source.entity for part in parts if not part.dir}))
     dirs: dict[Entity, list[str]] = {}
     for part in parts:
@@ -361,12 +361,12 @@ def _check_dir(part: WorkspacePart, where: str) -> None:
 
 def _resolve(parsed: File, file: Path) -> Configuration:
     workspace = parsed.workspace or WORKSPACE_FOLDER
-    check_uri(workspace, place(file))
+    check_uri(workspace, location_of(file))
     options = {key: _as_option(value) for key, value in parsed.storage_options.items()}
-    check_options(options, place(file, "[storage_options]"))
+    check_options(options, location_of(file, "[storage_options]"))
     sources = _sources(parsed.sources, file)
     workspaces = {
-        name: tuple(_parts(table, sources, file, place(file, f"[workspaces.{name}]")))
+        name: tuple(_parts(table, sources, file, location_of(file, f"[workspaces.{name}]")))
         for name, table in parsed.workspaces.items()
     }
     model = parsed.model
@@ -382,8 +382,8 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         options,
         parsed.prices.known,
         parsed.search.model_dump(exclude_none=True),
-        _memory(parsed.memory, place(file, "[memory]")),
-        hooks=_hooks(parsed.web.hooks, place(file, "[web.hooks]")),
+        _memory(parsed.memory, location_of(file, "[memory]")),
+        hooks=_hooks(parsed.web.hooks, location_of(file, "[web.hooks]")),
         redact=parsed.redact,
     )
 
@@ -393,7 +393,9 @@ def _hooks(table: HooksTable | None, where: str) -> HookSettings | None:
         return None
     secrets = {name: each for name in HOOK_HOSTS if (each := getattr(table, name)) is not None}
     if not secrets:
-        raise UsageError("No secret of a host is named", where, 'Write, for example: github = "${GITHUB_HOOK_SECRET}"')
+        raise UsageError(
+            "No webhook secret is configured", where, 'Write, for example: github = "${GITHUB_HOOK_SECRET}"'
+        )
     for name, value in secrets.items():
         check_secret(name, value, where)
     return HookSettings(secrets, tuple(table.branches), table.pull_requests, table.prefect)
@@ -410,7 +412,7 @@ def _sources(tables: Sequence[SourceTable], file: Path) -> list[ConfiguredSource
     sources: list[ConfiguredSource] = []
     uris, entities = set[str](), set[Entity]()
     for row, table in enumerate(tables):
-        where = place(file, "sources", row)
+        where = location_of(file, "sources", row)
         source = _source(table, file, where)
         if source.uri in uris:
             raise UsageError("A source is listed twice", where, f"Remove one entry for {table.uri}.")
@@ -441,14 +443,14 @@ def _source(table: SourceTable, file: Path, where: str) -> ConfiguredSource:
 def _fleets(tables: Sequence[FleetTable], file: Path) -> list[ConfiguredFleet]:
     fleets: list[ConfiguredFleet] = []
     for row, table in enumerate(tables):
-        where = place(file, "fleet", row)
+        where = location_of(file, "fleet", row)
         try:
             fleet = _fleet(table, file)
         except UsageError as error:
             what = f"{error.what} ({error.where})" if error.where else error.what
             raise UsageError(what, where, error.fix) from error
         if any(fleet.name == other.name for other in fleets):
-            raise UsageError("Two fleets have one name", where, "Give one of them another name.")
+            raise UsageError("Two fleets have the same name", where, "Rename one of them.")
         fleets.append(fleet)
     return fleets
 
@@ -459,7 +461,7 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     known = OWNERS[provider]
     if len(owners) > 1 or not set(owners) <= known:
         kinds = ", ".join(sorted(known - {""})) or "none"
-        raise UsageError(f"A fleet of {provider} has one owner", ", ".join(owners), f"Its kinds are: {kinds}.")
+        raise UsageError(f"A fleet of {provider} has more than one owner", ", ".join(owners), f"Keep one of: {kinds}.")
     is_local = provider in ("folder", "list")
     if (table.repositories and provider != "list") or (is_local and not table.url and not table.repositories):
         what = {"folder": "needs the url of a folder", "list": "needs repositories, or the url of a file"}

@@ -1,7 +1,7 @@
 """Define the answers of the MCP tools: pydantic models, whose schemas clients see, and the text that models read.
 
-The text holds what decides, in as few tokens as it can, and fits into ``max_tokens``: context is trimmed first, then
-the last results are left out. It ends with what was cut, and how to get the rest.
+The text has the essentials in few tokens, and fits into ``max_tokens``: context is trimmed first, then
+the last results are left out. It ends with the number of omitted results, and how to get them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_ANSWER_BYTES = MAX_TOKENS * BYTES_PER_TOKEN
 _CONTEXTS = (2, 1, 0)
 """Lines of context on each side to try in turn, if all that was requested does not fit."""
 _RESERVED_BYTES = 300
-"""Of each answer, for what was cut and how to get the rest."""
+"""Part of each answer reserved for the note on omitted results."""
 
 
 class LinesFound(BaseModel):
@@ -70,7 +70,8 @@ class SearchAnswer(BaseModel):
     ``found`` counts the windows before that; ``more`` says what is missing and how to get it. ``exact`` counts the
     matches of an exact search, whether they are in ``results`` or not.
 
-    Without results, ``notes`` say why, and ``nearest`` is the nearest line that the filters allow.
+    ``notes`` say why there are no results, or that none is a good match. Without results, ``nearest`` is the nearest
+    line that the filters allow.
     """
 
     query: str
@@ -191,7 +192,7 @@ def search_answer(report: SearchReport, max_tokens: int = DEFAULT_TOKENS) -> Sea
 
 
 def _more(shown: int, found: int, needed: int, max_tokens: int) -> str:
-    """Return what does not fit, and how to get it."""
+    """Return the note on omitted results, and how to get them."""
     wanted = (needed + _RESERVED_BYTES) // BYTES_PER_TOKEN + 1
     what = f"{shown} of {found} results shown" if shown < found else "The context is shortened"
     how = f"max_tokens={wanted} shows all" if wanted <= MAX_TOKENS else "narrow the search by path, language or source"
@@ -206,7 +207,7 @@ def _trimmed(hit: Hit, n_lines: int) -> tuple[list[str], int]:
 
 
 def _cut(window: LinesFound, room: int) -> LinesFound:
-    """Return the best line alone, cut to ``room`` bytes."""
+    """Return only the best line, cut to ``room`` bytes."""
     text = window.text.encode("utf-8", "replace")[: max(0, room)].decode("utf-8", "ignore") + CUT
     return window.model_copy(
         update={"text": text, "context": [text], "start_line": window.line, "end_line": window.line}

@@ -55,9 +55,11 @@ def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
     """
     fix = "Use 127.0.0.1 or localhost; 'driftline web' serves /mcp to other machines, with tokens."
     listener = listen(host, port, what="The MCP server", only_loopback=fix)
-    places = own_addresses(host, listener)
+    addresses = own_addresses(host, listener)
     # Prevents DNS rebinding: a web page must not reach the server through the browser of its visitor.
-    security = TransportSecuritySettings(allowed_hosts=places, allowed_origins=[f"http://{place}" for place in places])
+    security = TransportSecuritySettings(
+        allowed_hosts=addresses, allowed_origins=[f"http://{address}" for address in addresses]
+    )
     app = tools.streamable_http_app(transport_security=security, stateless_http=True)
     config = uvicorn.Config(
         WholePosts(app),
@@ -67,7 +69,7 @@ def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
         proxy_headers=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
-    return HttpServer(f"http://{places[0]}/mcp", uvicorn.Server(config), listener)
+    return HttpServer(f"http://{addresses[0]}/mcp", uvicorn.Server(config), listener)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ def _strict(tool: Tool) -> Tool:
 
     def check(given: Any) -> Any:
         if isinstance(given, dict) and (unknown := [name for name in given if name not in known]):
-            raise ValueError(f"There is no argument {unknown[0]!r}. {nearest_name(unknown[0], known)}")
+            raise ValueError(f"Unknown argument {unknown[0]!r}. {nearest_name(unknown[0], known)}")
         return given
 
     checks: dict[str, Any] = {"check": model_validator(mode="before")(check)}

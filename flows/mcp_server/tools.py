@@ -48,9 +48,9 @@ MAX_EXCERPT_LINES = 200
 
 _P = ParamSpec("_P")
 
-Query = Annotated[str, Field(min_length=1, max_length=2_000, description="What to look for, in words or code.")]
+Query = Annotated[str, Field(min_length=1, max_length=2_000, description="The text to search for: words or code.")]
 Name = Annotated[
-    str, Field(min_length=1, max_length=500, description="A name, such as parse or Parser.parse. Case counts.")
+    str, Field(min_length=1, max_length=500, description="A name, such as parse or Parser.parse. Case-sensitive.")
 ]
 MaxTokens = Annotated[
     int, Field(ge=MIN_TOKENS, le=MAX_TOKENS, description="Upper bound on the answer, in tokens of four bytes.")
@@ -149,7 +149,7 @@ class LineTools:
                 description="A regular expression in RE2's syntax, matched within one line.",
             ),
         ],
-        literal: Annotated[bool, Field(description="Take the pattern as text, not as an expression.")] = False,
+        literal: Annotated[bool, Field(description="Match the pattern as literal text.")] = False,
         max_tokens: MaxTokens = DEFAULT_TOKENS,
         *,
         given: dict[str, Any],
@@ -180,7 +180,7 @@ class LineTools:
         return answers.search_answer(find(self.newest(), request, within=self.boundary(), run=self.run), max_tokens)
 
     def index_status(self) -> IndexStatus:
-        """Show what is indexed: sources, documents, lines, and the model that embedded them."""
+        """Show the content of the index: sources, documents, lines, and the model that embedded them."""
         return answers.index_status(self.run(Workspace.stats, self.newest(), self.boundary()))
 
     def read_context(

@@ -32,9 +32,9 @@ COLORS: tuple[str, ...] = get_args(Color)
 
 @dataclass(frozen=True, slots=True)
 class Appearance:
-    """What the command line shows: with ``quiet`` no progress and no report of what was done; colours or none.
+    """The output of the command line: with ``quiet`` no progress and no report; colours or none.
 
-    ``verbose`` is how often ``-v`` is given: 1 logs what runs do, 2 logs everything.
+    ``verbose`` is how often ``-v`` is given: 1 logs the progress of runs, 2 logs everything.
     """
 
     quiet: bool = False
@@ -46,7 +46,7 @@ _CURRENT = [Appearance()]
 
 
 def appearance() -> Appearance:
-    """Return what the options of this command line ask for."""
+    """Return the output options of this command line."""
     return _CURRENT[0]
 
 
@@ -195,7 +195,7 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
 
 
 def _linked(text: str, url: str | None, styled: bool) -> str:
-    """Return ``text`` as a link of terminals that support them (OSC 8); others show it alone."""
+    """Return ``text`` as a link of terminals that support them (OSC 8); others print it without."""
     return f"\x1b]8;;{printable(url)}\x1b\\{text}\x1b]8;;\x1b\\" if styled and url is not None else text
 
 

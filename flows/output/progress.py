@@ -52,7 +52,7 @@ class NullProgress:
 
 
 class WarningsOnly(NullProgress):
-    """Print warnings alone."""
+    """Print only warnings."""
 
     def message(self, text: str) -> None:
         warn(text)
@@ -75,7 +75,7 @@ class EarlyProgress:
             self._progress.phase(name, total)
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:
-        """Add what a finished task has not told, or what one that runs tells."""
+        """Add the unreported progress of a finished task, or the progress of a running one."""
         with self._lock:
             if self._left is not None:
                 documents = min(documents, self._left)
@@ -272,7 +272,7 @@ class Stage:
 
 
 class StageRunner(Protocol):
-    """Run a stage, and return what its work returns."""
+    """Run a stage, and return the result of its work."""
 
     def __call__(self, stage: Stage) -> Any: ...
 

@@ -119,7 +119,7 @@ class IndexReport:
     requests: Counts = field(default_factory=dict)
 
     def kept(self) -> str:
-        """Return what the run has committed so far, as a sentence.
+        """Return a sentence about the work committed so far.
 
         Returns:
             The sentence, without a full stop.

@@ -46,8 +46,8 @@ def newest_runs(workspace: Workspace, limit: int, others: Iterable[RunRecord] = 
 
 def _read(run_ids: Iterable[tuple[str, int]], histories: Sequence[RunHistory]) -> Iterator[RunRecord]:
     """Yield the records of ``(run id, position of its history)`` pairs, merged by run id."""
-    for run_id, places in groupby(run_ids, key=itemgetter(0)):
-        records = [record for _, tenant in places if (record := histories[tenant].get(run_id)) is not None]
+    for run_id, group in groupby(run_ids, key=itemgetter(0)):
+        records = [record for _, tenant in group if (record := histories[tenant].get(run_id)) is not None]
         if len(records) > 1 and records[0].kind != "index":  # an index run writes its complete report to each tenant
             yield records[0].model_copy(update={"report": {"parts": [record.report for record in records]}})
         elif records:

@@ -37,7 +37,7 @@ def line_plot(title: str, series: Sequence[Series], *, unit: str = "", steps: bo
     step = _tick(max(value for line in drawn for _, value in line.points))
     top = step * _TICKS
 
-    def place(moment: datetime, value: float) -> tuple[float, float]:
+    def to_pixels(moment: datetime, value: float) -> tuple[float, float]:
         share = (moment.timestamp() - first) / (last - first) if last > first else 0.5
         x = _LEFT + share * (WIDTH - _LEFT - _RIGHT)
         return x, HEIGHT - _BOTTOM - value / top * (HEIGHT - _TOP - _BOTTOM)
@@ -50,9 +50,9 @@ def line_plot(title: str, series: Sequence[Series], *, unit: str = "", steps: bo
         *_dates(first, last),
     ]
     for colour, line in zip(_COLOURS, drawn, strict=False):
-        places = [place(moment, value) for moment, value in line.points]
-        parts.append(f'<path d="{_path(places, steps)}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
-        for (moment, value), (x, y) in zip(line.points, places, strict=True):
+        pixels = [to_pixels(moment, value) for moment, value in line.points]
+        parts.append(f'<path d="{_path(pixels, steps)}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        for (moment, value), (x, y) in zip(line.points, pixels, strict=True):
             tooltip = _text(f"{line.name}: {number(value)}{unit and ' ' + unit}, {moment:%Y-%m-%d %H:%M:%S}")
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"><title>{tooltip}</title></circle>')
     parts += _legend([line.name for line in drawn])
@@ -105,9 +105,9 @@ def _legend(names: Sequence[str]) -> Iterator[str]:
         yield f'<text x="{x + 13:.1f}" y="{y}"><title>{_text(name)}</title>{_text(short)}</text>'
 
 
-def _path(places: Sequence[tuple[float, float]], steps: bool) -> str:
-    commands = [f"M{places[0][0]:.1f} {places[0][1]:.1f}"]
-    for x, y in places[1:]:
+def _path(pixels: Sequence[tuple[float, float]], steps: bool) -> str:
+    commands = [f"M{pixels[0][0]:.1f} {pixels[0][1]:.1f}"]
+    for x, y in pixels[1:]:
         commands.append(f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}")
     return "".join(commands)
 

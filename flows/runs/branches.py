@@ -155,7 +155,7 @@ def delete_named(
 
 
 def delete_branch(workspace: Workspace, entity: Entity, name: str, run_id: str, *, wait_seconds: float = 0.0) -> None:
-    """Delete a branch of a source under its lease; does nothing if it is gone. Raises LeaseHeld, StorageError."""
+    """Delete a branch of a source, if it exists, under its lease. Raises LeaseHeld, StorageError."""
     path = branch_lease_path(entity, name)
     with acquire(workspace.objects, path, run_id, wait_seconds=wait_seconds) as lease, fenced(lease):
         record = read_branch(workspace, entity, name)
@@ -180,11 +180,11 @@ def prune_branches(
     dry_run: bool = False,
     skip: Callable[[str], None] = lambda _: None,
 ) -> list[Pruned]:
-    """Delete branches that are merged, gone from the remote, or old; ``skip`` gets a message for each busy branch.
+    """Delete branches that are merged, deleted on the remote, or old; ``skip`` gets a message for each busy branch.
 
-    The work tree of a source, if it is on this disk, shows whether a branch is merged, and names the remote. Only a
-    remote that answers proves that a branch is gone. A pull request has no branch on the remote, so the remote proves
-    nothing about it.
+    The work tree of a source, if it is on this disk, shows whether a branch is merged, and names the remote. Only an
+    answer of the remote proves that a branch was deleted. A pull request has no branch on the remote, so the remote
+    proves nothing about it.
     """
     if older_than_days < 0:
         raise UsageError("An age cannot be negative", f"{older_than_days:g} d", "Pass 0 or more.")
@@ -268,7 +268,7 @@ def _enter(plan: IndexPlan, part: SourcePlan, name: str) -> tuple[BranchRecord |
     decision = _decide(plan, part, known)
     if request.dry_run:
         if known is None and workspace.source(entity) is None:
-            raise UsageError("The source has no main index that a branch could be cut from", str(entity))
+            raise UsageError("The source has no main index to cut a branch from", str(entity))
         return known, replace(part, branch_cut=decision.why)
     if not decision.cuts:
         return known, replace(part, branch_cut=decision.why)
@@ -280,7 +280,7 @@ def _enter(plan: IndexPlan, part: SourcePlan, name: str) -> tuple[BranchRecord |
 def _cut(
     plan: IndexPlan, part: SourcePlan, name: str, known: BranchRecord | None, decision: _Decision, lease: Lease
 ) -> tuple[BranchRecord, SourcePlan]:
-    """Cut a branch under its lease. A replaced holder then commits to the old cut, which nobody reads."""
+    """Cut a branch under its lease. A fenced-off holder then commits to the old cut, which has no readers."""
     workspace, entity, request = plan.workspace, part.entity, plan.request
     if read_branch(workspace, entity, name) != known:
         raise LeaseHeld("Another run has changed this branch meanwhile", name, "Run it again.")

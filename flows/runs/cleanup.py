@@ -267,11 +267,11 @@ def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orpha
     """
     first_paths = {orphan.path for orphan in first}
     growing = {
-        parse_name(orphan.path).place
+        parse_name(orphan.path).directory
         for orphan in second
         if orphan.reason is Reason.SUPERSEDED and orphan.path not in first_paths
     }
-    return tuple(o for o in second if o.path in first_paths and parse_name(o.path).place not in growing)
+    return tuple(o for o in second if o.path in first_paths and parse_name(o.path).directory not in growing)
 
 
 def within(orphans: Iterable[Orphan], tenants: Container[str], sources: Container[str]) -> tuple[Orphan, ...]:
@@ -312,7 +312,7 @@ def clean_within(
 ) -> CleanupReport:
     """Delete the memory blobs at and below ``top`` that no entry refers to; a dry run only reports them.
 
-    Raises UsageError, CatalogError, StorageError; the log ``driftline.audit`` has what was deleted before.
+    Raises UsageError, CatalogError, StorageError; the log ``driftline.audit`` has earlier deletions.
     """
     if max_age_seconds < 0:
         raise UsageError("An age cannot be negative", f"{max_age_seconds:g} s", "Pass 0 or more.")

@@ -72,8 +72,8 @@ class CompactRequest:
 def compact_workspace(request: CompactRequest, progress: Progress | None = None) -> CompactReport:
     """Make the workspace small and fast to read, without changing its content.
 
-    Safe during writes and reads. Without ``entity``, the compaction skips and reports what other runs have leased; with
-    one, it raises LeaseHeld. Raises BadEntity, RecallTooLow, StorageError, WorkspaceNotFound.
+    Safe during writes and reads. Without ``entity``, the compaction skips and reports sources that other runs have
+    leased; with one, it raises LeaseHeld. Raises BadEntity, RecallTooLow, StorageError, WorkspaceNotFound.
     """
     started = time.monotonic()
     Workspace.open(request.workspace, request.storage_options)  # compaction does not create a workspace

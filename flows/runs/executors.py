@@ -78,7 +78,7 @@ class Executor(Protocol):
         ...
 
     def stop(self) -> None:
-        """Make every ``map`` raise KeyboardInterrupt soon. Nobody waits for tasks that still run."""
+        """Make every ``map`` raise KeyboardInterrupt soon. Running tasks are not awaited."""
         ...
 
 
@@ -281,7 +281,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                     raise ExecutorError(
                         f"No Dask worker has been available for {error.timeout:.0f} s",
                         self._address or "local",
-                        "Find out why the workers died (often memory), then run it again.",
+                        "Find out why the workers died (often for lack of memory), then run it again.",
                     ) from error
                 except (FutureCancelledError, CommClosedError) as error:
                     if self._stopped.is_set():

@@ -1,4 +1,4 @@
-"""Keep the index in step with fleets: discover their repositories, index what changed in one run, retire what is gone.
+"""Keep the index in step with fleets: discover their repositories, index changed ones in one run, retire missing ones.
 
 A repository that fails is tried again later, and stops no other. An unchanged one costs a line of the host's listing,
 or one request of git, and no run.
@@ -94,7 +94,7 @@ class FleetPart:
 
     @property
     def settings(self) -> str:
-        """A hash of what decides which files of a repository are indexed."""
+        """A hash of all settings that determine the indexed files of a repository."""
         rules = json.dumps([self.fleet.include, self.fleet.exclude])
         return hashlib.blake2b(rules.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
@@ -187,7 +187,7 @@ def sync_fleets(
 ) -> dict[str, Any]:
     """Discover the repositories of each fleet, index the changed ones in one run, and retire the missing ones.
 
-    The report says what failed. Raises UsageError before anything is written, LeaseHeld while another sync runs, and
+    The report lists failures. Raises UsageError before anything is written, LeaseHeld while another sync runs, and
     the errors of ``index_sources`` for a run that fails as a whole.
     """
     progress = progress or NullProgress()
@@ -217,7 +217,7 @@ def _bring_in_step(
     progress: Progress,
     now: Callable[[], datetime],
 ) -> str | None:
-    """Index what changed and retire what is gone, and keep the state before and after; return the id of the run."""
+    """Index changed repositories, retire missing ones, save the state before and after, and return the run id."""
     run_id, failure = None, None
     try:
         if changed:
@@ -386,7 +386,7 @@ def _index(
     now: Callable[[], datetime],
     save: Callable[[], None],
 ) -> str | None:
-    """Index what changed in one run, and note what it has done. Raises the errors of ``index_sources``.
+    """Index the changed repositories in one run, and record the results. Raises the errors of ``index_sources``.
 
     ``save`` keeps the state before anything is written, so that a killed run leaves no source that no fleet knows.
     """
@@ -440,7 +440,7 @@ def _conflict(
 ) -> DriftlineError | None:
     """Return why a repository cannot be indexed as its entity: another source has it, or another one has its URI."""
     if owners.get(uri) != repository.entity:
-        return SourceConflict("Two entries of the fleets have one URL", uri, "Exclude one of them.")
+        return SourceConflict("Two fleets contain the same repository", uri, "Exclude one of them.")
     known = workspace.readable_source(Entity.parse(repository.entity))
     if known is None or known.uri in {uri, *repository.uris}:
         return None
@@ -486,7 +486,7 @@ def _move_away(workspace: Workspace, entity: str, uri: str, request: FleetReques
 
 
 def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
-    """Remove what has been gone for the grace period, unless it still answers, or suspiciously much is gone."""
+    """Remove repositories that are missing for the grace period, unless they still answer or are suspiciously many."""
     parts = list(parts)
     owners = _owners(parts)
     for part in parts:
@@ -497,7 +497,7 @@ def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progres
         known = sum(bool(each.indexed) for each in part.repositories.values())
         if is_suspicious(len(doomed), known, request.max_delete_fraction):
             part.refused = DeletionRefused(
-                f"{len(doomed):,} of {known:,} repositories are gone, more than the fraction "
+                f"{len(doomed):,} of {known:,} repositories are missing, more than the fraction "
                 f"{request.max_delete_fraction:g}; the index keeps them",
                 part.fleet.name,
                 "To remove them, run again with --max-delete-fraction 1.",

@@ -389,7 +389,7 @@ def _run_sources(
                 progress.message(f"{run.entity} has failed: {error.what}")
             failure = failure or error
         if run.indexes_lag:
-            stale.add(run.place)
+            stale.add(run.owner)
     if not plan.request.dry_run:
         if failure is None and plan.request.branch is None:
             settle_shares(plan, report, progress)
@@ -402,12 +402,12 @@ def _run_sources(
                 with watch.phase("deep"), phase("deep"):
                     deepen(plan, plan.deep, executor, progress, report)
             workspace = plan.workspace
-            for place in sorted(stale):
-                progress.phase(f"building indexes of {place}")
-                names = [str(part.entity) for part in plan.sources if workspace.table_place(part.entity) == place]
+            for owner in sorted(stale):
+                progress.phase(f"building indexes of {owner}")
+                names = [str(part.entity) for part in plan.sources if workspace.table_owner(part.entity) == owner]
                 report.indexes += run_stage(
                     f"index {', '.join(names)}",
-                    partial(_maintain, plan, place, report.run_id, executor, progress, builds),
+                    partial(_maintain, plan, owner, report.run_id, executor, progress, builds),
                     lambda changed: f"indexes brought up to date: {', '.join(changed) or 'none'}",
                     repeatable=True,
                     after=[f"{stage} {name}" for name in names for stage in ("embed", "commit")],
@@ -426,17 +426,17 @@ def _claim(plan: IndexPlan) -> IndexPlan:
 
 
 def _maintain(
-    plan: IndexPlan, place: Entity, run_id: str, executor: Executor, progress: Progress, builds: SegmentBuilds
+    plan: IndexPlan, owner: Entity, run_id: str, executor: Executor, progress: Progress, builds: SegmentBuilds
 ) -> list[str]:
     workspace = plan.workspace
-    table = workspace.lines(place, plan.model.fingerprint)
-    built = builds.finish(place)
+    table = workspace.lines(owner, plan.model.fingerprint)
+    built = builds.finish(owner)
     try:
-        with acquire(workspace.objects, workspace.maintenance_lease_of(place), run_id):
-            build = partial(build_on, executor, place, table)
+        with acquire(workspace.objects, workspace.maintenance_lease_of(owner), run_id):
+            build = partial(build_on, executor, owner, table)
             return maintain(table, plan.request.indexes, built=built, build=build)
     except LeaseHeld as error:
-        progress.message(f"Skipped the search indexes of {place}, which another run maintains: {error.what}")
+        progress.message(f"Skipped the search indexes of {owner}, which another run maintains: {error.what}")
         return []
 
 

@@ -77,7 +77,7 @@ class IndexRequest:
     With ``branch``, the run updates this branch of each source; ``build`` is the number of its CI build. ``deep``
     embeds definitions by a transformer: True uses that of the workspace or the default one, and a name that one. None
     keeps the transformer of the workspace, if any, and False removes it. ``redact`` says which credentials inside text
-    are replaced; None keeps what the source has, by default ``known``.
+    are replaced; None keeps the mode of the source, by default ``known``.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -166,10 +166,10 @@ def make_plan(request: IndexRequest) -> IndexPlan:
     if request.branch is not None:
         check_name(request.branch)
         if request.reembed or request.rebind:
-            raise UsageError("--branch excludes --reembed and --rebind", fix="Do that with the main index.")
+            raise UsageError("--branch excludes --reembed and --rebind", fix="Run them on the main index.")
     if request.redact not in (None, *get_args(Redaction)):
         raise UsageError(
-            f"No redaction is called {request.redact!r}", fix=f"There are {', '.join(get_args(Redaction))}."
+            f"Unknown redaction mode {request.redact!r}", fix=f"Use one of {', '.join(get_args(Redaction))}."
         )
     Rules(include=request.include, exclude=request.exclude).check()
     for source in sources:
@@ -250,7 +250,7 @@ def plan_source(
             raise UsageError(f"Documents belong to a {level}", named.entity, f"Add /{level}:NAME.")
         known = _known_source(workspace, entity, record.uri)
         may_move = request.rebind or named.rebind or request.branch is not None
-        if known is not None and not known.same_place(record) and not may_move:
+        if known is not None and not known.same_location(record) and not may_move:
             raise SourceConflict(
                 f"{entity} is bound to another URI",
                 known.uri,
@@ -290,7 +290,7 @@ def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecor
 
 def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) -> tuple[Entity, SourceRecord | None]:
     """Return the source at ``uri`` that contains the workspace, under whatever name; else the new source ``free``."""
-    if workspace.place is not None and workspace.place.startswith(uri.rstrip("/") + "/"):
+    if workspace.local_path is not None and workspace.local_path.startswith(uri.rstrip("/") + "/"):
         for entity, known in workspace.readable_sources(Entity(free.parts[:-1])):
             if known.uri == uri and entity not in taken and not PARTIAL.fullmatch(entity.id):
                 return entity, known
@@ -310,6 +310,6 @@ def _default_entity(
     for candidate in (name, f"{name}-{suffix}"):
         entity = Entity.parse(f"{level}:{candidate.replace('/', '_')}", workspace.config.hierarchy)
         known = _known_source(workspace, entity, uri)
-        if entity not in taken and (known is None or known.same_place(record)):
+        if entity not in taken and (known is None or known.same_location(record)):
             return (entity, known) if known is not None else _around(workspace, uri, entity, taken)
-    raise SourceConflict("No default entity is free for this source", uri, "Name one with --entity.")
+    raise SourceConflict("Another source has the default entity of this one", uri, "Name one with --entity.")

@@ -48,7 +48,7 @@ class PullRequest:
     """
 
     origin: str
-    place: str
+    location: str
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     admit: Callable[[int], None] = field(default=lambda size_bytes: None, repr=False)
     wait: bool = False
@@ -74,14 +74,14 @@ class PullReport:
 def pull_workspace(request: PullRequest, progress: Progress | None = None) -> PullReport:
     """Update the copy to the newest version of the original.
 
-    Raises WorkspaceNotFound, WorkspaceTooNew, UsageError if the place is not a copy, LeaseHeld if another process is
+    Raises WorkspaceNotFound, WorkspaceTooNew, UsageError if the location is not a copy, LeaseHeld if another process is
     updating it, CorruptFile, AccessDenied, StorageError.
     """
     started = time.monotonic()
-    copy = WorkspaceCopy(Path(os.path.abspath(os.path.expanduser(request.place))))
+    copy = WorkspaceCopy(Path(os.path.abspath(os.path.expanduser(request.location))))
     with tally() as requests:
         workspace = Workspace.open(request.origin, request.storage_options)
-        copy.check_place()
+        copy.check_location()
         copy.partial.mkdir(parents=True, exist_ok=True)
         with copy.locked(wait=request.wait):
             fetched = _pull_newest(workspace, copy, request.admit, progress or NullProgress())
@@ -90,7 +90,7 @@ def pull_workspace(request: PullRequest, progress: Progress | None = None) -> Pu
     count = sum(sum(kinds.values()) for kinds in requests.counts.values())
     seconds = time.monotonic() - started
     files = len(record.files) if record is not None else 0
-    return PullReport(workspace.objects.uri, str(copy.place), files, len(fetched), size, count, seconds)
+    return PullReport(workspace.objects.uri, str(copy.location), files, len(fetched), size, count, seconds)
 
 
 def _pull_newest(
@@ -227,7 +227,7 @@ def follow(
         return origin
     folder = _folder_of(objects)
     copy = WorkspaceCopy(folder / "copy")
-    request = PullRequest(origin, str(copy.place), storage_options, partial(_make_room, folder, max_bytes=max_bytes))
+    request = PullRequest(origin, str(copy.location), storage_options, partial(_make_room, folder, max_bytes=max_bytes))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _USED).touch()
@@ -243,7 +243,7 @@ def follow(
             warn(f"The cache is not used: {error}")
             return origin
         warn(f"The search is of the copy of {record.pulled:%Y-%m-%d %H:%M} UTC: {error}")
-    return str(copy.place)
+    return str(copy.location)
 
 
 @dataclass(slots=True)
@@ -262,7 +262,7 @@ class FollowedWorkspace:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self) -> Workspace:
-        """Return the copy as of the last comparison. Raises what ``follow`` raised then."""
+        """Return the copy as of the last comparison. Raises the error of ``follow``."""
         with self._lock:
             if self._copy is None:
                 self._copy, self._failure = self._newest(), None
@@ -361,7 +361,7 @@ def _make_room(folder: Path, size_bytes: int, *, max_bytes: int) -> None:
 
 
 def _remove(folder: Path) -> bool:
-    """Delete a copy unless another process is changing it, and return whether it is gone."""
+    """Delete a copy unless another process is changing it; return whether it was deleted."""
     copy = WorkspaceCopy(folder / "copy")
     try:
         copy.versions.mkdir(exist_ok=True)

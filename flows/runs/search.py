@@ -1,6 +1,6 @@
 """Run a search as every interface does: complete its request, resolve its branch, search, and write the journal.
 
-The request takes what the caller leaves out from ``[search]`` in ``driftline.toml``, and named workspaces from there.
+Omitted fields of the request, and views, come from ``driftline.toml``.
 Functions import the libraries of a search, so that a command can check its arguments without them.
 """
 
@@ -59,9 +59,9 @@ def find(
     config: str | None = None,
     run: Callable[..., Any] = call,
 ) -> SearchReport:
-    """Search what is at or below ``within``, and write the search into the journal.
+    """Search at or below ``within``, and record the search in the journal.
 
-    ``run`` runs it, in this process or in another one. Raises what ``driftline.search`` raises.
+    ``run`` runs it, in this process or in another one. Raises the errors of ``driftline.search``.
     """
     from driftline.flows.output.run_series import record_search
     from driftline.tasks.search.language import ask

@@ -56,9 +56,9 @@ from driftline.tasks.scanning.scan import (
 from driftline.tasks.scanning.walk import Subtree
 
 
-def build_on(executor: Executor, place: Entity, table: LineTable, specs: Iterable[SegmentSpec]) -> Generator[Segment]:
+def build_on(executor: Executor, owner: Entity, table: LineTable, specs: Iterable[SegmentSpec]) -> Generator[Segment]:
     """Build ``specs`` of ``table`` on ``executor``, in any order."""
-    yield from executor.map(build, (SegmentTask(place, table.fingerprint, spec) for spec in specs))
+    yield from executor.map(build, (SegmentTask(owner, table.fingerprint, spec) for spec in specs))
 
 
 class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
@@ -75,29 +75,29 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
-    def committed(self, place: Entity, table: LineTable) -> None:
+    def committed(self, owner: Entity, table: LineTable) -> None:
         """Start to build the segments of lines committed to ``table``, once there are enough of them."""
         if self._scope == "none":
             return
         with self._lock:
-            specs = plan_new_segments(table, self._scope, self._planned.setdefault(place, set()))
+            specs = plan_new_segments(table, self._scope, self._planned.setdefault(owner, set()))
             if specs:  # requests are counted per context
-                work = self._pool.submit(contextvars.copy_context().run, self._build, place, table, specs)
-                self._builds.setdefault(place, []).append(work)
+                work = self._pool.submit(contextvars.copy_context().run, self._build, owner, table, specs)
+                self._builds.setdefault(owner, []).append(work)
 
-    def finish(self, place: Entity) -> list[Segment]:
+    def finish(self, owner: Entity) -> list[Segment]:
         """Return the segments of a table, once they are built. A failed build is reported, and left to the rest."""
         built: list[Segment] = []
-        for work in self._builds.pop(place, []):
+        for work in self._builds.pop(owner, []):
             try:
                 built += work.result()
             except DriftlineError as error:
-                self._progress.message(f"A segment of the search indexes of {place} is built again: {error}")
+                self._progress.message(f"A segment of the search indexes of {owner} is built again: {error}")
         return built
 
-    def _build(self, place: Entity, table: LineTable, specs: list[SegmentSpec]) -> list[Segment]:
+    def _build(self, owner: Entity, table: LineTable, specs: list[SegmentSpec]) -> list[Segment]:
         built: list[Segment] = []
-        with closing(build_on(self._executor, place, table, specs)) as segments:
+        with closing(build_on(self._executor, owner, table, specs)) as segments:
             for segment in segments:
                 built.append(segment)
                 if self._stopped.is_set():
@@ -147,7 +147,7 @@ class SourceRun:
         self.report.branch, self.report.branch_cut = plan.request.branch, source.branch_cut
         self.indexes_lag = False
         self.entity = source.entity
-        self.place = plan.workspace.table_place(source.entity)
+        self.owner = plan.workspace.table_owner(source.entity)
         self.joined = source.joined
         self._committing = committing or nullcontext()
         self._plan = plan
@@ -219,12 +219,14 @@ class SourceRun:
     def _last_commit(self) -> IndexedCommit | None:
         """The commit that the index was exactly at when the source was indexed last."""
         known = self._plan.workspace.readable_source(self._source.entity)
-        return known.commit if known is not None and known.same_place(self._source.record) else None
+        return known.commit if known is not None and known.same_location(self._source.record) else None
 
     def _reached_before(self) -> IndexedCommit | None:
         """The last commit that the index is known to have been exactly at, whatever has been written since."""
         known = self._plan.workspace.readable_source(self._source.entity)
-        return (known.commit or known.reached) if known is not None and known.same_place(self._source.record) else None
+        return (
+            (known.commit or known.reached) if known is not None and known.same_location(self._source.record) else None
+        )
 
     def _reached(self, token: int, batch: int, before: IndexedCommit | None) -> IndexedCommit | None:
         """The commit to record at the end of a run that has written ``batch`` batches, with the manifest's revision."""
@@ -395,7 +397,7 @@ class SourceRun:
             self.report.lines_committed += sum(result.lines + result.lines_reused for result in results)
         self.indexes_lag |= changes.touches_lines
         if changes.fragments:
-            self._builds.committed(self.place, committer.table)
+            self._builds.committed(self.owner, committer.table)
 
     def _commit_changes(self, committer: Committer, changes: ChangeSet, phase: str = "commit") -> None:
         def commit() -> None:
@@ -443,7 +445,7 @@ class SourceRun:
         if lost <= GUARDED_DELETIONS or lost <= limit * before:
             return None
         return DeletionRefused(
-            f"{lost:,} of {before:,} documents are gone, more than the fraction {limit:g}; the index keeps them",
+            f"{lost:,} of {before:,} documents are missing, more than the fraction {limit:g}; the index keeps them",
             str(self._source.entity),
             "To delete them, run again with --max-delete-fraction 1.",
         )
@@ -540,7 +542,7 @@ class SourceRun:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Raise the KeyboardInterrupt of a first Ctrl-C after the block, so that what it commits is known; of a second at
+    """Raise the KeyboardInterrupt of a first Ctrl-C after the block, so that its commits are recorded; of a second at
     once.
     """
     before = signal.getsignal(signal.SIGINT)

@@ -119,14 +119,14 @@ class Watcher:
         """
         is_lost = is_told = False
         while not stop.is_set():
-            place = self._place()
-            if place is None:
+            identity = self._identity()
+            if identity is None:
                 self._wait_for(root, stop)
                 is_lost = True
                 continue
             try:
                 for batch in self._changes(os.path.realpath(self._named()), stop):
-                    if self._place() != place:
+                    if self._identity() != identity:
                         is_lost = True
                         break
                     yield None if is_lost else batch
@@ -145,7 +145,7 @@ class Watcher:
         (source,) = self.request.sources
         return os.path.expanduser((source if isinstance(source, str) else source.uri).removeprefix("file://"))
 
-    def _place(self) -> tuple[int, int] | None:
+    def _identity(self) -> tuple[int, int] | None:
         """Return the folder that the name of the source leads to now; None if there is none."""
         try:
             status = os.stat(self._named())
@@ -154,8 +154,10 @@ class Watcher:
         return (status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
 
     def _wait_for(self, root: str, stop: threading.Event) -> None:
-        self.on_error(SourceNotFound("The folder that is watched is gone", root, "The index keeps its documents."))
-        while self._place() is None and not stop.wait(_POLL_MILLISECONDS / 1000):
+        self.on_error(
+            SourceNotFound("The watched folder does not exist any more", root, "The index keeps its documents.")
+        )
+        while self._identity() is None and not stop.wait(_POLL_MILLISECONDS / 1000):
             pass
 
     def _changes(self, root: str, stop: threading.Event) -> Iterator[set[tuple[Change, str]]]:

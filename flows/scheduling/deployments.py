@@ -68,7 +68,9 @@ def deployments_of(configuration: Configuration, *, executor: str = DEFAULT_EXEC
     can share a server. Raises UsageError if the configuration has no source.
     """
     if not configuration.sources:
-        raise UsageError("There is no source to deploy", str(configuration.path), "Add a [[sources]] table.")
+        raise UsageError(
+            "The configuration has no sources to deploy", str(configuration.path), "Add a [[sources]] table."
+        )
     text = files("driftline.deployments").joinpath("prefect.yaml").read_text(encoding="utf-8")
     file = _filled(yaml.safe_load(text), configuration.workspace)
     deployments: list[dict[str, Any]] = []

@@ -175,7 +175,7 @@ class TaskStages:
         self._runs: dict[str, UUID] = {}
 
     def __call__(self, stage: Stage) -> Any:
-        """Run ``stage`` and return what its work returns, and raises what it raises."""
+        """Run ``stage``, and return the result of its work or raise its error."""
         outer = TaskRunContext.get()
         before = [self._runs[name] for name in stage.after if name in self._runs]
         before = before or ([outer.task_run.id] if outer is not None else [])

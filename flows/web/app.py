@@ -83,7 +83,7 @@ class Pages:
 
     @spread("given", parameters(_OF_PAGE))
     def search(self, request: Request, q: str = "", *, given: dict[str, Any]) -> Response:
-        """Show the box and what is indexed or, with a query, the results."""
+        """Show the search box and the content of the index or, with a query, the results."""
         search = SearchRequest("")
         try:
             search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND, facets=True)
@@ -380,7 +380,7 @@ class _Api:
         return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
 
     def status(self) -> Response:
-        """Show what the workspace holds, as ``driftline status --json`` prints it."""
+        """Show the content of the workspace, as ``driftline status --json`` prints it."""
         return JsonAnswer(self.reader.status())
 
     def sources(self) -> Response:

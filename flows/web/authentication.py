@@ -42,7 +42,7 @@ def granted(scope: Scope) -> Access:
     """Return the access of the current request. Raises AccessDenied without ``scope``, or if none was granted."""
     access = _CURRENT.get(None)
     if access is None or scope not in access.scopes:
-        raise AccessDenied(f"The token has no scope {scope!r}", "", "Ask for another: driftline token create --scope")
+        raise AccessDenied(f"The token has no scope {scope!r}", "", "Create another: driftline token create --scope")
     return access
 
 

@@ -113,13 +113,13 @@ _FOR_SCRIPTS = {"Access-Control-Expose-Headers": "ETag, Link, Retry-After, X-Req
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Passes requests to ``app`` that name one of ``places`` (host:port), come from no other page, and are authorized.
+    """Pass authorized requests to ``app`` that name one of ``addresses`` (host:port) and come from no other page.
 
     The names prevent DNS rebinding: a web page must not reach the server through the browser of its visitor.
     """
 
     app: ASGIApp
-    places: Collection[str]
+    addresses: Collection[str]
     origins: Collection[str] = ()
     """Further origins of this server, as browsers see it behind a proxy."""
     cors_origins: Collection[str] = ()
@@ -162,9 +162,9 @@ class Guard:
 
     async def _refused(self, scope: Scope) -> Response | None:
         headers, path = Headers(scope=scope), scope["path"]
-        if headers.getlist("host") not in [[place] for place in self.places]:
+        if headers.getlist("host") not in [[address] for address in self.addresses]:
             return problem(MISDIRECTED, "usage", "The request does not name this server")
-        own = [*self.origins, *(f"{scope['scheme']}://{place}" for place in self.places)]
+        own = [*self.origins, *(f"{scope['scheme']}://{address}" for address in self.addresses)]
         if self._is_for_another_page(scope):
             if scope["method"] == "OPTIONS":  # a preflight request, which carries no token
                 return Response(status_code=NO_CONTENT, headers=_MAY_BE_SENT)

@@ -72,7 +72,7 @@ def _tokens(name: str, text: str) -> tuple[_Token, ...]:
 
 
 _kept_tokens = cached(LRUCache(KEPT_CHARACTERS, getsizeof=_characters), lock=threading.Lock())(_tokens)
-"""Like ``_tokens``, cached: while somebody types a query, the same windows are shown repeatedly."""
+"""Like ``_tokens``, cached: while a user types a query, the same windows are shown repeatedly."""
 
 
 @cache
@@ -91,7 +91,7 @@ def _significant_name(path: str) -> str:
 
 @cache
 def _significant_names() -> re.Pattern[str]:
-    """Return the names by which Pygments recognizes languages, apart from single suffixes."""
+    """Return the names by which Pygments recognizes languages, except for single suffixes."""
     patterns = (pattern for _, _, known, _ in get_all_lexers() for pattern in known)
     significant = [fnmatch.translate(pattern) for pattern in patterns if not re.fullmatch(r"\*\.[^.*?\[]+", pattern)]
     return re.compile("|".join(significant))
@@ -116,19 +116,19 @@ def _in_text(lines: Sequence[str], matches: Sequence[Spans]) -> Iterator[tuple[i
     start = last = 0
     for line, spans in zip(lines, matches, strict=True):
         for begin, end in spans:
-            place = max(start + begin, last), start + min(end, len(line))
-            if place[0] < place[1]:
-                yield place
-                last = place[1]
+            span = max(start + begin, last), start + min(end, len(line))
+            if span[0] < span[1]:
+                yield span
+                last = span[1]
         start += len(line) + 1
 
 
-def _marked_at(tokens: Sequence[_Token], text: str, places: Iterable[tuple[int, int]]) -> Iterator[_Token]:
-    """Give ``places`` of the text a type below that of their tokens; nothing, if the tokens are not of all the text."""
+def _marked_at(tokens: Sequence[_Token], text: str, spans: Iterable[tuple[int, int]]) -> Iterator[_Token]:
+    """Mark ``spans`` with a subtype of their tokens' types; yield nothing if the tokens do not cover the text."""
     if not "".join(value for _, value in tokens).startswith(text):
         yield from tokens
         return
-    edges = [edge for place in places for edge in place]  # between the edges 2n and 2n + 1 is a match
+    edges = [edge for span in spans for edge in span]  # between the edges 2n and 2n + 1 is a match
     passed = at = 0
     for kind, value in tokens:
         begin, end = at, at + len(value)

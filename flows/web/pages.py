@@ -64,11 +64,11 @@ EXAMPLES = (
     ('"TODO"', "lines with exactly this text"),
     ("def:main lang:python", "where a name is defined, in one language"),
 )
-"""Queries for the home page, and what each finds."""
+"""Queries for the home page, each with its kind of result."""
 
 
 def home_page(request: SearchRequest, view: HomeView, now: datetime) -> bytes:
-    """Return the page with the box, what is indexed, and examples."""
+    """Return the page with the search box, the content of the index, and examples."""
     age = _ago(now - view.indexed) if view.indexed is not None else ""
     examples = [(query, search_link(replace(request, query=query)), about) for query, about in EXAMPLES]
     return _searching(request, home=view, age=age, examples=examples)
@@ -98,7 +98,6 @@ def search_page(
         names=_short_names({hit.source for hit in hits}),
         branches=others[:MAX_FACETS],
         complete=report is None or report.facets is None or report.facets.complete,
-        is_weak=bool(hits) and all(hit.label == "weak" for hit in hits),
         facets=facets,
         error=error,
     )

@@ -105,10 +105,10 @@ async def only_known_parameters(request: Request) -> None:
     for name in request.query_params:
         if name not in known:
             advice = nearest_name(name, known) if known else "It has none."
-            raise UsageError(f"There is no parameter {name[:100]!r}", request.url.path, advice)
+            raise UsageError(f"Unknown parameter {name[:100]!r}", request.url.path, advice)
 
 
 def wrong_parameters(errors: Sequence[Any]) -> UsageError:
     """Return the findings of validation, one parameter after the other, without their values."""
     found = "; ".join(f"{error['loc'][-1]}: {error['msg']}" for error in errors[:10])
-    return UsageError("Parameters of the request are wrong", found, "See /api/v1/openapi.json.")
+    return UsageError("Invalid request parameters", found, "See /api/v1/openapi.json.")

@@ -159,7 +159,7 @@ _Absent: TypeAlias = SkipJsonSchema[None]
 """None, which schemas omit."""
 _CursorText = Annotated[str, Field(min_length=1, max_length=MAX_CURSOR_CHARACTERS)]
 
-Text = Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="What to look for.")]
+Text = Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="The text to search for.")]
 SourceName = Annotated[_Source, Query(description="The source that has the document.")]
 DocumentPath = Annotated[_Name, Query(description="The path of the document in its source.")]
 Line = Annotated[int, Query(ge=1, le=MAX_LINE_NUMBER, description="The line to read around, counted from 1.")]
@@ -167,14 +167,14 @@ ExcerptLines = Annotated[int, Query(ge=0, le=MAX_EXCERPT_LINES, description="Lin
 BranchName = Annotated[
     Annotated[str, Field(min_length=1, max_length=MAX_BRANCH_CHARACTERS), _like(OPTIONS["branch"].pattern or "")]
     | SkipJsonSchema[None],
-    Query(description="Read the document as this branch has it."),
+    Query(description="Read the document on this branch."),
 ]
 DocumentLimit = Annotated[int, Query(ge=1, le=MAX_DOCUMENTS, description="Maximum number of documents.")]
 Cursor = Annotated[
     _CursorText | SkipJsonSchema[None],
-    Query(description="Where a page begins: of the link 'next'."),
+    Query(description="Start of the page, from the link 'next'."),
 ]
-EntityName = Annotated[_Entity | SkipJsonSchema[None], Query(description="At or below this entity.")]
+EntityName = Annotated[_Entity | SkipJsonSchema[None], Query(description="Limit to this entity and those below it.")]
 
 
 def encode_cursor(*parts: int | str) -> str:
@@ -237,7 +237,7 @@ def _type_of(row: Option) -> Any:
 class Reader:
     """Answers from the workspace that ``newest`` opens for each request, so that each answer is of one version.
 
-    Every method sees only what the request is granted (access.py), and raises AccessDenied if that is nothing.
+    Every method respects the access of the request, and raises AccessDenied without any.
     """
 
     newest: Callable[[], Workspace]
@@ -268,7 +268,7 @@ class Reader:
         return find(self.newest(), request, within=granted("search").within, run=self.run)
 
     def similar(self, text: str, limit: int, branch: str | None) -> tuple[Hit, ...]:
-        """Return lines that mean what ``text`` does, which is no query. Raises the errors of ``driftline.search``."""
+        """Return lines similar to ``text``, which is not a query. Raises the errors of ``driftline.search``."""
         within = granted("search").within
         wanted = SearchRequest(text, top_k=limit, n_lines=0, mode="vector", within=within)
         report: SearchReport = self.run(answer, self._on(branch, within), wanted)
@@ -348,16 +348,18 @@ class Reader:
         return view
 
     def search_memory(self, query: str, entity: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what ``driftline memory search --json`` prints. Raises NotIndexed without memory."""
+        """Return the object of ``driftline memory search --json``. Raises NotIndexed without memory."""
         within = granted("memory").within
         from driftline.flows.memory import hits_to_dict  # its libraries take half a second to load
         from driftline.flows.memory_stores import no_memory, search_memory
 
         if self.memory is None:
             raise no_memory()
-        place = self.memory()
+        memory_store = self.memory()
         options = {"scope": entity, **given}
-        return hits_to_dict(self.run(search_memory, place.workspace, place.configuration, within, query, **options))
+        return hits_to_dict(
+            self.run(search_memory, memory_store.workspace, memory_store.configuration, within, query, **options)
+        )
 
     def _on(self, branch: str | None, within: Entity | None) -> Workspace:
         workspace = self.newest()

@@ -94,7 +94,7 @@ class SearchProcesses:
             finally:
                 if helper in self._helpers:
                     self._free.put((number, helper))
-        raise StorageError("The processes that searched took too long, or have died", "", "Narrow the search.")
+        raise StorageError("The search processes timed out or died", "", "Narrow the search.")
 
     def start(self, workspace: Workspace) -> None:
         """Start the first process, which loads the model and opens the tables. Raises the errors of ``search``.
@@ -142,7 +142,7 @@ class SearchProcesses:
                 self._start_one_more(workspace)
                 seconds = min(end - time.monotonic(), LOOK_SECONDS)
                 if seconds <= 0:
-                    raise StorageError(f"No search has ended for {WAIT_SECONDS:.0f} s", "", "Ask again.") from None
+                    raise StorageError(f"No search has finished for {WAIT_SECONDS:.0f} s", "", "Ask again.") from None
                 continue
             if helper in self._helpers and helper.is_alive:
                 return number, helper
@@ -156,7 +156,7 @@ class SearchProcesses:
                 threading.Thread(target=self._start_beside, args=(workspace,), daemon=True).start()
 
     def _start_beside(self, workspace: Workspace) -> None:
-        """Start a process, and let it search once it has loaded the model, or at once if reads wait for it alone."""
+        """Start a process, and let it search once it has loaded the model, or at once if only reads wait for it."""
         try:
             helper = OtherProcess(self.at_once, _BEGIN_JSON if writes_json() else _BEGIN)
             if self._helpers:

@@ -72,14 +72,16 @@ def web_server(
     listener = listen(host, port, what=_WHAT)
     try:
         _check(exposed, host, listener)
-        places = own_addresses(host, listener)
+        addresses = own_addresses(host, listener)
         scheme, port = "https" if exposed.certificate else "http", listener.getsockname()[1]
-        named = [place for name in exposed.names for place in ([name] if _has_port(name) else [name, f"{name}:{port}"])]
+        named = [
+            address for name in exposed.names for address in ([name] if _has_port(name) else [name, f"{name}:{port}"])
+        ]
         # A proxy may end TLS: browsers then name another scheme than the server's own.
-        origins = [f"{each}://{place}" for each in ("http", "https") for place in named]
+        origins = [f"{each}://{address}" for each in ("http", "https") for address in named]
         app = make_app(
             reader,
-            {*places, *named},
+            {*addresses, *named},
             origins=origins,
             authentication=exposed.authentication,
             rate_limit=exposed.rate_limit,
@@ -92,7 +94,7 @@ def web_server(
     except BaseException:
         listener.close()
         raise
-    shown = places[0] if host not in _WILDCARDS else (named[-1] if named else places[0])
+    shown = addresses[0] if host not in _WILDCARDS else (named[-1] if named else addresses[0])
     return WebServer(f"{scheme}://{shown}/", server, listener)
 
 
@@ -113,24 +115,24 @@ def _config(app: object, exposed: Exposure) -> uvicorn.Config:
     try:
         config.load()
     except OSError as error:  # includes ssl.SSLError
-        place = f"{exposed.certificate}, {exposed.key}"
-        raise UsageError(f"The certificate or its key cannot be used ({error.strerror or error})", place) from error
+        files = f"{exposed.certificate}, {exposed.key}"
+        raise UsageError(f"The certificate or its key cannot be used ({error.strerror or error})", files) from error
     return config
 
 
 def _check(exposed: Exposure, host: str, listener: socket.socket) -> None:
-    place = f"{host}:{listener.getsockname()[1]}"
+    address = f"{host}:{listener.getsockname()[1]}"
     for origin in exposed.cors_origins:
         if not _is_origin(origin):
-            raise UsageError("This is no origin as browsers write it", origin, "Write https://portal.example.com.")
+            raise UsageError("Not a valid origin", origin, "Write https://portal.example.com.")
     if exposed.authentication.is_open and (exposed.names or not is_loopback(listener)):
         fix = "Use --require-token, or name a --trusted-proxy-header."
-        raise UsageError(f"{_WHAT} lets anybody in on loopback only", place, fix)
+        raise UsageError(f"{_WHAT} works without authentication on loopback only", address, fix)
     if not exposed.names and host in _WILDCARDS:
         fix = "Name the host that clients write into the URL: --allowed-host driftline.example.com"
-        raise UsageError(f"{_WHAT} does not know its name", place, fix)
+        raise UsageError(f"{_WHAT} needs a host name", address, fix)
     if (exposed.certificate is None) != (exposed.key is None):
-        raise UsageError("TLS needs a certificate and its key", place, "Name both --tls-certificate and --tls-key.")
+        raise UsageError("TLS needs a certificate and its key", address, "Name both --tls-certificate and --tls-key.")
 
 
 def _is_origin(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Serve the MCP tools at /mcp: each call sees what its request is granted."""
+"""Serve the MCP tools at /mcp: each call has the access of its request."""
 
 from __future__ import annotations
 

@@ -124,9 +124,9 @@ class _Judge:
             if name.kind is Kind.BRANCH and (cut := cut_at(info.path)) is not None:
                 newest_of_cut[cut] = max(newest_of_cut.get(cut, info.modified), info.modified)
             if name.kind is Kind.RUN:
-                newest_run[name.place] = max(newest_run.get(name.place, ""), info.path)
-            elif name.place in references.superseded:
-                newest_file[name.place] = max(newest_file.get(name.place, info.modified), info.modified)
+                newest_run[name.directory] = max(newest_run.get(name.directory, ""), info.path)
+            elif name.directory in references.superseded:
+                newest_file[name.directory] = max(newest_file.get(name.directory, info.modified), info.modified)
         orphaned = frozenset(
             table
             for table, newest in newest_file.items()
@@ -139,7 +139,7 @@ class _Judge:
     def reason_of(self, info: ObjectInfo, name: Name) -> Reason | None:
         """Return the reason why an object is an orphan, or None."""
         age = self.now - info.modified
-        if name.place in self.orphaned_tables:
+        if name.directory in self.orphaned_tables:
             return Reason.SUPERSEDED
         if name.kind is Kind.RUN:
             return Reason.EXPIRED if age >= self.run_retention and info.path not in self.newest_runs else None
@@ -160,7 +160,9 @@ class _Judge:
                 return Reason.FOLDED
             case Kind.STAGED if info.path in references.dead:
                 return Reason.DEAD_RUN
-            case Kind.TABLE if name.place in references.tracked and name.rest not in references.tracked[name.place]:
+            case Kind.TABLE if (
+                name.directory in references.tracked and name.rest not in references.tracked[name.directory]
+            ):
                 return Reason.UNCOMMITTED
             case Kind.BLOB if references.blobs is not None and info.path not in references.blobs:
                 since = references.retired.get(info.path, info.modified)

@@ -40,7 +40,7 @@ from driftline.storage.objects.store import ObjectInfo
 from driftline.storage.workspace.records import BranchRecord, read_record
 from driftline.storage.workspace.workspace import Workspace
 
-Places = dict[Kind, dict[str, list[str]]]
+NamesByKind = dict[Kind, dict[str, list[str]]]
 
 READ_THREADS = 4
 TABLE_ATTEMPTS = 3
@@ -74,11 +74,11 @@ def survey(workspace: Workspace, catalog: Catalog | None = None) -> Survey:
     objects = workspace.objects
     listing = tuple((info, parse_name(info.path)) for info in objects.list(temporary=True))
     leases = _leases(workspace, listing)
-    places = _places(workspace, listing)
-    folded = _folded_deltas(workspace, places)
-    dead, committed = _staged_deltas(workspace, places)
+    names_by_kind = _names_by_kind(workspace, listing)
+    folded = _folded_deltas(workspace, names_by_kind)
+    dead, committed = _staged_deltas(workspace, names_by_kind)
     bound = next((info.modified for info, _ in listing if info.path == CONFIG), None)
-    tracked, superseded = _tables(workspace, places, bound)
+    tracked, superseded = _tables(workspace, names_by_kind, bound)
     blobs, retired = _memory(workspace, catalog) if catalog is not None else (None, {})
     cuts, branches = _branches(workspace, listing)
     references = References(folded, dead, tracked, superseded, blobs, retired, cuts, branches)
@@ -114,25 +114,25 @@ def _branches(
     return frozenset(record.cut for record in records.values()), frozenset({*records, *held})
 
 
-def _places(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> Places:
+def _names_by_kind(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> NamesByKind:
     """Group the listed names by kind and place. Raises CorruptFile for an empty table version or a damaged source
     record.
     """
-    places: Places = defaultdict(lambda: defaultdict(list))
+    names_by_kind: NamesByKind = defaultdict(lambda: defaultdict(list))
     for info, name in listing:
-        places[name.kind][name.place].append(name.rest)
+        names_by_kind[name.kind][name.directory].append(name.rest)
         if name.kind is Kind.VERSION and info.size_bytes == 0:  # Lance's own error does not name the file
             raise CorruptFile("A version of a table is empty", f"{workspace.objects.uri}/{info.path}", "Restore it.")
         if name.kind is Kind.PERMANENT and name.rest == SOURCE:
-            workspace.source(Entity.of_directory(name.place))
-    return places
+            workspace.source(Entity.of_directory(name.directory))
+    return names_by_kind
 
 
-def _folded_deltas(workspace: Workspace, places: Places) -> frozenset[str]:
+def _folded_deltas(workspace: Workspace, names_by_kind: NamesByKind) -> frozenset[str]:
     """Return the paths of the deltas of documents and memory that their base has folded."""
     folded: set[str] = set()
-    for directory in sorted({*places[Kind.BASE], *places[Kind.DELTA]}):
-        names = [*places[Kind.BASE][directory], *places[Kind.DELTA][directory]]
+    for directory in sorted({*names_by_kind[Kind.BASE], *names_by_kind[Kind.DELTA]}):
+        names = [*names_by_kind[Kind.BASE][directory], *names_by_kind[Kind.DELTA][directory]]
         entity = Entity.of_directory(directory)
         index: DeltaIndex = workspace.manifest(entity)
         if entity.type != workspace.config.hierarchy[-1]:
@@ -142,11 +142,11 @@ def _folded_deltas(workspace: Workspace, places: Places) -> frozenset[str]:
     return frozenset(folded)
 
 
-def _staged_deltas(workspace: Workspace, places: Places) -> tuple[frozenset[str], frozenset[str]]:
+def _staged_deltas(workspace: Workspace, names_by_kind: NamesByKind) -> tuple[frozenset[str], frozenset[str]]:
     """Return ``(dead, committed)``: the paths of staged deltas that can never be committed, and of committed ones."""
     dead: set[str] = set()
     committed: set[str] = set()
-    for directory, staged in places[Kind.STAGED].items():
+    for directory, staged in names_by_kind[Kind.STAGED].items():
         entity = Entity.of_directory(directory)
         markers = [_marker(table, entity) for table in workspace.line_tables(entity) if table.exists()]
         _folded(workspace.manifest(entity), staged)
@@ -157,35 +157,35 @@ def _staged_deltas(workspace: Workspace, places: Places) -> tuple[frozenset[str]
 
 
 def _tables(
-    workspace: Workspace, places: Places, bound: datetime | None
+    workspace: Workspace, names_by_kind: NamesByKind, bound: datetime | None
 ) -> tuple[dict[str, frozenset[str]], dict[str, datetime]]:
     """Return ``(tracked, superseded)`` of all tables; ``bound`` is the time when the current embedding was bound."""
     tracked: dict[str, frozenset[str]] = {}
     superseded: dict[str, datetime] = {}
     current = workspace.config.fingerprint
-    for tenant in _tenants(places):
+    for tenant in _tenants(names_by_kind):
         line_tables = {table.path: table for table in workspace.line_tables(tenant)}
         deep = deep_tables(workspace.objects, tenant)
         every: list[LanceTable] = [*line_tables.values(), *vector_tables(workspace.objects, tenant), *deep]
         for table in every:
-            tracked[table.path] = _tracked(workspace, table, _in_table(places, table.path))
+            tracked[table.path] = _tracked(workspace, table, _in_table(names_by_kind, table.path))
         if bound is not None:
             serving_deep = workspace.config.deep.fingerprint if workspace.config.deep else None
             superseded |= {table.path: bound for table in deep if table.fingerprint != serving_deep}
         others = [path for path, table in line_tables.items() if table.fingerprint != current]
         if others and bound is not None and current is not None:
-            serving = _fingerprints(workspace, tenant, {*places[Kind.BASE], *places[Kind.DELTA]})
+            serving = _fingerprints(workspace, tenant, {*names_by_kind[Kind.BASE], *names_by_kind[Kind.DELTA]})
             superseded |= {path: bound for path in others if line_tables[path].fingerprint not in serving}
     return tracked, superseded
 
 
-def _tenants(places: Places) -> list[Entity]:
-    tables = {place for kind in (Kind.TABLE, Kind.VERSION, Kind.TABLE_HINT) for place in places[kind]}
+def _tenants(names_by_kind: NamesByKind) -> list[Entity]:
+    tables = {directory for kind in (Kind.TABLE, Kind.VERSION, Kind.TABLE_HINT) for directory in names_by_kind[kind]}
     return [Entity.of_directory(tenant) for tenant in sorted({table.partition("/")[0] for table in tables})]
 
 
-def _in_table(places: Places, path: str) -> set[str]:
-    return {*places[Kind.TABLE][path], *places[Kind.VERSION][path]}
+def _in_table(names_by_kind: NamesByKind, path: str) -> set[str]:
+    return {*names_by_kind[Kind.TABLE][path], *names_by_kind[Kind.VERSION][path]}
 
 
 def _folded(index: DeltaIndex, names: Sequence[str]) -> tuple[str, ...]:

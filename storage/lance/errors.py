@@ -38,7 +38,7 @@ def write_failed(what: str, where: str, error: BaseException) -> StorageError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the text of ``error``, shortened; what a read through the cache failed with is in it."""
+    """Return the first line of the text of ``error``, shortened; it contains the error of a read through the cache."""
     text = str(error)
     cause = _OF_CACHE.search(text)
     return (unescape(cause[1]) if cause else text).partition("\n")[0][:REASON_CHARACTERS]
@@ -124,7 +124,7 @@ def without_panic(where: str = "") -> Iterator[None]:
 
 @contextmanager
 def reading(title: str, where: str) -> Iterator[None]:
-    """Translate what Lance raises for unreadable data into CorruptFile, or into StorageError if the store is
+    """Translate Lance's errors for unreadable data into CorruptFile, or into StorageError if the store is
     unreachable.
     """
     try:
@@ -182,7 +182,7 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
 
 
 def _read_all(fragment: LanceFragment) -> None:
-    """Read all columns together, because a page of any may be damaged, and a row of each alone, as searches do."""
+    """Read all columns together, because a page of any may be damaged, and a row of each separately, as searches do."""
     for _ in fragment.to_batches():
         pass
     for name in fragment.schema.names:

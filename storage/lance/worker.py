@@ -209,9 +209,9 @@ def _send(pipe: IO[bytes], number: int, data: bytes) -> None:
 def _received(pipe: IO[bytes]) -> tuple[int, bytes]:
     head = pipe.read(2 * _LENGTH.size)
     if len(head) < 2 * _LENGTH.size:
-        raise EOFError("The other process has ended")
+        raise EOFError("The worker process has ended")
     number, length = _LENGTH.unpack_from(head)[0], _LENGTH.unpack_from(head, _LENGTH.size)[0]
     data = pipe.read(length)
     if len(data) < length:
-        raise EOFError("The other process ended while it wrote")
+        raise EOFError("The worker process ended while writing")
     return number, data

@@ -118,7 +118,7 @@ class Lease:
         try:
             current, _ = _read(self._objects, self._path)
         except ObjectNotFound:
-            raise LeaseLost("The lease file is gone", self._where, "Start the run again.") from None
+            raise LeaseLost("The lease file does not exist any more", self._where, "Start the run again.") from None
         if not self._is_ours(current):
             raise _lost(current, self._where)
 
@@ -329,14 +329,14 @@ def _held(current: _Record, where: str) -> LeaseHeld:
     return LeaseHeld(
         f"Run {owner.run_id} holds the lease (host {owner.host}, process {owner.pid}), until {until} unless it renews",
         where,
-        f"Run again when it has ended; if its host has died, wait {current.ttl_seconds:.0f} s for the lease to expire.",
+        f"Run again after it ends; if its host has died, wait {current.ttl_seconds:.0f} s for the lease to expire.",
     )
 
 
 def _lost(current: _Record, where: str) -> LeaseLost:
     owner = current.owner
     return LeaseLost(
-        f"Run {owner.run_id} has taken the lease over (host {owner.host}, process {owner.pid})",
+        f"Run {owner.run_id} has taken over the lease (host {owner.host}, process {owner.pid})",
         where,
         "This run can no longer publish; start it again.",
     )

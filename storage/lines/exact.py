@@ -59,9 +59,9 @@ def packs(
             rows.append(start + row)
             first_lines.append(first_line + number)
             found.append(data[begin:end])
-    places = np.full(len(document), -1)
-    places[rows] = np.arange(len(rows))
-    indices = pa.array(places, mask=places < 0)
+    positions = np.full(len(document), -1)
+    positions[rows] = np.arange(len(rows))
+    indices = pa.array(positions, mask=positions < 0)
     return {
         PACK_COLUMN: pa.array(found, pa.binary()).cast(pa.string()).take(indices),
         PACK_LINE_COLUMN: pa.array(first_lines, pa.int32()).take(indices),
@@ -128,7 +128,7 @@ class Packs:
     @property
     def nbytes(self) -> int:
         """Return their size in memory."""
-        return int(self.rows.nbytes) + sum(places.nbytes + grams.nbytes for places, grams in self.filters)
+        return int(self.rows.nbytes) + sum(positions.nbytes + grams.nbytes for positions, grams in self.filters)
 
     def of(self, entity: str, path: str) -> tuple[list[int], list[int]]:
         """Return the first lines of the packs of a document, in order, and their row ids."""
@@ -139,12 +139,12 @@ class Packs:
     def may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
         """Return ``(n,)``: whether each pack may hold a literal of every clause."""
         possible = np.ones(len(self.rows), np.bool_)
-        for places, filters in self.filters:
+        for positions, filters in self.filters:
             size = 8 * filters.shape[1]
-            left = np.ones(len(places), np.bool_)
+            left = np.ones(len(positions), np.bool_)
             for clause in required:
                 left &= np.stack([_hold(filters, size, literal) for literal in clause]).any(axis=0)
-            possible[places] = left
+            possible[positions] = left
         return possible
 
 
@@ -184,9 +184,9 @@ def packs_of(query: LineQuery) -> Packs:
 
 
 def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    places = np.flatnonzero(sizes == size)
-    joined = b"".join(rows[GRAMS_COLUMN].take(pa.array(places)).to_pylist())
-    return places, np.frombuffer(joined, np.uint8).reshape(len(places), size)
+    positions = np.flatnonzero(sizes == size)
+    joined = b"".join(rows[GRAMS_COLUMN].take(pa.array(positions)).to_pylist())
+    return positions, np.frombuffer(joined, np.uint8).reshape(len(positions), size)
 
 
 def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:

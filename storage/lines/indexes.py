@@ -82,7 +82,7 @@ def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
 SEGMENT_ROWS = 1 << 20
 """Target rows of a segment: small enough to give every worker one, large enough that searches open few."""
 SMALL_SEGMENT_ROWS = SEGMENT_ROWS // 2
-"""Segments with fewer rows are merged later; larger ones stay as they are."""
+"""Segments with fewer rows are merged later; larger ones are kept."""
 MAX_SMALL_SEGMENTS = 8
 """Maximum number of small segments that a run leaves."""
 OUTWEIGHS = 2
@@ -116,10 +116,10 @@ def _outweighed(rows: Mapping[int, int], small: Sequence[Set[int]], uncovered: S
     """Return the segments of ``small`` to merge, with each other and with the ``uncovered`` fragments."""
     by_size = sorted(small, key=lambda segment: _total(rows, segment))
     lighter, count = _total(rows, uncovered), 0
-    for place, segment in enumerate(by_size):
+    for position, segment in enumerate(by_size):
         size = _total(rows, segment)
         if lighter and size < max(OUTWEIGHS * lighter, MAX_UNINDEXED_ROWS):
-            count = place + 1
+            count = position + 1
         lighter += size
     return by_size[:count]
 

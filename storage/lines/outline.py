@@ -97,7 +97,7 @@ _CELL = re.compile(r"[^!#]+![A-Z]{1,3}\d+")
 
 
 def fragment_of(path: str, anchor: str | None) -> str | None:
-    """Return what opens the place ``anchor`` of a document, behind ``#``; None if no viewer understands one.
+    """Return the URL fragment that opens ``anchor`` in a document; None if no viewer understands one.
 
     Browsers and readers of PDF understand pages, browsers the ids of HTML, and office programs cells and slides.
 

@@ -43,7 +43,7 @@ Clause = frozenset[bytes]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A valid pattern. ``text`` is as it was given, ``expression`` what RE2 gets, without flags.
+    """A valid pattern. ``text`` is the input, ``expression`` its form for RE2, without flags.
 
     A match of whole ``words`` has no letter, mark, digit or underscore before or after it.
     """
@@ -54,7 +54,7 @@ class Pattern:
     words: bool = False
     required: tuple[Clause, ...] = field(default=(), compare=False)
     in_lines_only: bool = field(default=False, compare=False)
-    """Whether it tells the beginning of a line from that of a text, so that packs cannot be tested whole."""
+    """Whether it distinguishes the start of a line from the start of a text, so that packs cannot be tested whole."""
 
     @classmethod
     def of(cls, text: str, *, literal: bool = False, ignore_case: bool | None = None, words: bool = False) -> Self:
@@ -78,7 +78,11 @@ class Pattern:
             what = f"The pattern has {len(text):,} characters, and may have {MAX_PATTERN_CHARACTERS:,}"
             raise UsageError(what, f"{text[:40]}…", "Search for a shorter one, or for its parts.")
         if "\n" in text or "\r" in text:
-            raise UsageError("The pattern has a line break", repr(text)[:100], "A pattern matches within one line.")
+            raise UsageError(
+                "The pattern has a line break",
+                repr(text)[:100],
+                "Patterns match within one line; search for one part of it.",
+            )
         if not literal:
             _check(text)
         expression = quoted(text) if literal else _QUOTE.sub(_unquoted, text)
@@ -135,9 +139,9 @@ class Pattern:
         for round_ in range(MAX_SPANS):
             rests = pa.array([texts[at][start:].decode() for at, start in starts.items()], pa.string())
             spans = pc.extract_regex_span(rests, later if round_ else first)
-            places = zip([*starts.items()], spans.is_valid().to_pylist(), spans.field(0).to_pylist(), strict=True)
+            captures = zip([*starts.items()], spans.is_valid().to_pylist(), spans.field(0).to_pylist(), strict=True)
             starts = {}
-            for (at, origin), is_match, (offset, length) in places:
+            for (at, origin), is_match, (offset, length) in captures:
                 if not is_match:
                     continue
                 start, end = origin + offset, origin + offset + length
@@ -203,12 +207,12 @@ def _check(text: str) -> None:
 def wrong(why: str, text: str, at: int) -> UsageError:
     """Return the error about the character ``at`` (0-based) of a pattern."""
     shown = text if len(text) <= 80 else f"…{text[max(0, at - 30) : at + 30]}…"
-    fix = "The syntax is RE2's; -F searches for the text as it stands."
-    return UsageError(f"The pattern is wrong at character {at + 1} ({why})", shown, fix)
+    fix = "The syntax is RE2's; -F searches for literal text."
+    return UsageError(f"Invalid pattern at character {at + 1} ({why})", shown, fix)
 
 
 def _too_large(text: str) -> UsageError:
-    return UsageError("The pattern is too large", text[:80], "Repeat less, or search for its parts.")
+    return UsageError("The pattern is too complex", text[:80], "Repeat less, or search for its parts.")
 
 
 def _unbalanced(text: str) -> int:
@@ -367,7 +371,11 @@ class _Reader:
 
     def _literal(self, character: str) -> None:
         if character in "\r\n":
-            raise UsageError("The pattern has a line break", self.text[:100], "A pattern matches within one line.")
+            raise UsageError(
+                "The pattern has a line break",
+                self.text[:100],
+                "Patterns match within one line; search for one part of it.",
+            )
         self.has_capital |= character.isupper()
         group = self.groups[-1]
         repeated = self.at < len(self.expression) and self.expression[self.at] in "*+?{"

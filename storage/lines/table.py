@@ -168,7 +168,7 @@ class LineTable(LanceTable):
         """Replace every existing commit marker by a new one in the transaction, and return the old marker.
 
         Two transactions conflict only if they remove the same row. A source without a marker therefore first gets one
-        with the token alone. If two holders write one concurrently, the later commit sees both markers.
+        with only the token. If two holders write one concurrently, the later commit sees both markers.
         """
         import lance
         from lance.commit import CommitConflictError
@@ -183,7 +183,7 @@ class LineTable(LanceTable):
             before = _newest(markers)
             if before.token > token:
                 raise LeaseLost(
-                    f"Another run has taken {entity} over (its token is {before.token}, ours is {token})",
+                    f"Another run has taken over {entity} (its token is {before.token}, ours is {token})",
                     self.uri,
                     "Start this run again.",
                 )

@@ -85,7 +85,7 @@ def _remembers(workspace: Workspace, tenant: Entity) -> bool:
 
 WAYS_BACK = (
     "Set DATABASE_URL (or LTM_CONFIG) to its catalog. If that is lost: driftline memory restore. "
-    "To replace it by this one: driftline memory adopt."
+    "To use this one instead: driftline memory adopt."
 )
 
 
@@ -151,7 +151,7 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
             record = _record(workspace, catalog, found)
         if record.catalog_id != found.catalog_id:
             raise CatalogMismatch(
-                f"The memory of this workspace is in another catalog ({_place(workspace, record)})",
+                f"The memory of this workspace is in another catalog ({_location(workspace, record)})",
                 catalog.where,
                 WAYS_BACK,
             )
@@ -175,11 +175,11 @@ def trouble(workspace: Workspace, catalog: Catalog | None) -> str | None:
         if record is None:
             return "its catalog is not known" if remembers(workspace) else None
         what = "is lost" if record.where == CATALOG else "was not named in DATABASE_URL or LTM_CONFIG"
-        return f"its catalog {what} ({_place(workspace, record)})"
+        return f"its catalog {what} ({_location(workspace, record)})"
     found = catalog.identity()
     if found is None or (record is not None and record.catalog_id != found.catalog_id):
-        place = _place(workspace, record) if record is not None else "unknown"
-        return f"{catalog.where} is not its catalog, which is {place}"
+        location = _location(workspace, record) if record is not None else "unknown"
+        return f"{catalog.where} is not its catalog, which is {location}"
     if record is not None and record.restoring:
         return "its catalog is being restored"
     older = older_tenants(workspace, catalog)
@@ -208,7 +208,7 @@ def record_may_be_damaged(workspace: Workspace, catalog: Catalog) -> bool:
     record, found = recorded(workspace), catalog.identity()
     if record is None or found is None or record.catalog_id == found.catalog_id:
         return False
-    return record.where == place_of(workspace, catalog)
+    return record.where == location_of(workspace, catalog)
 
 
 def older_tenants(workspace: Workspace, catalog: Catalog) -> list[str]:
@@ -240,9 +240,9 @@ class Generations:
         # Read the catalog last: another process may commit and flush in between, always in this order.
         if recent > (self._catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0):
             raise CatalogMismatch(
-                f"The catalog is older than the index of {tenant}, for example after a return to a backup",
+                f"The catalog is older than the index of {tenant}, for example because it was restored from a backup",
                 self._catalog.where,
-                "Return to the newer catalog, or go on with this one: driftline memory adopt.",
+                "Use the newer catalog, or continue with this one: driftline memory adopt.",
             )
         self._checked.add(tenant)
 
@@ -266,8 +266,8 @@ def adopt(workspace: Workspace, catalog: Catalog, *, discard: bool = False) -> C
         raise CatalogMismatch(
             "The catalog has no entries, but this workspace holds memory",
             catalog.where,
-            "Name its own in DATABASE_URL, or run: driftline memory restore. "
-            "To give the memory up: driftline memory adopt --discard",
+            "Name the right one in DATABASE_URL, or run: driftline memory restore. "
+            "To discard the memory: driftline memory adopt --discard",
         )
     found = catalog.prepare(workspace.config.workspace_id)
     for tenant in workspace.tenants():
@@ -282,7 +282,7 @@ def write_record(workspace: Workspace, catalog: Catalog, catalog_id: str, *, res
     objects = workspace.objects
     record = CatalogRecord(
         catalog_id=catalog_id,
-        where=place_of(workspace, catalog),
+        where=location_of(workspace, catalog),
         restoring=restoring,
         workspace_id=workspace.config.workspace_id,
     )
@@ -298,7 +298,7 @@ def write_record(workspace: Workspace, catalog: Catalog, catalog_id: str, *, res
 
 def _record(workspace: Workspace, catalog: Catalog, found: CatalogIdentity) -> CatalogRecord:
     """Record a catalog of a workspace without a record; return the record of another process if that came first."""
-    where, workspace_id = place_of(workspace, catalog), workspace.config.workspace_id
+    where, workspace_id = location_of(workspace, catalog), workspace.config.workspace_id
     record = CatalogRecord(catalog_id=found.catalog_id, where=where, workspace_id=workspace_id)
     try:
         workspace.objects.create(CATALOG_RECORD, record.model_dump_json(indent=1).encode())
@@ -308,19 +308,19 @@ def _record(workspace: Workspace, catalog: Catalog, found: CatalogIdentity) -> C
 
 
 def _missing(workspace: Workspace, catalog: Catalog, record: CatalogRecord | None) -> CatalogMissing:
-    place = _place(workspace, record) if record is not None else "unknown, because _catalog.json is missing"
+    location = _location(workspace, record) if record is not None else "unknown, because _catalog.json is missing"
     return CatalogMissing(
-        f"{catalog.where} is empty, but this workspace holds memory, whose catalog is {place}",
+        f"{catalog.where} is empty, but this workspace holds memory, whose catalog is {location}",
         workspace.objects.uri,
         WAYS_BACK,
     )
 
 
-def _place(workspace: Workspace, record: CatalogRecord) -> str:
+def _location(workspace: Workspace, record: CatalogRecord) -> str:
     return f"{workspace.objects.uri}/{CATALOG}" if record.where == CATALOG else record.where
 
 
-def place_of(workspace: Workspace, catalog: Catalog) -> str:
+def location_of(workspace: Workspace, catalog: Catalog) -> str:
     """Return the location of a catalog as in ``CatalogRecord``."""
     return CATALOG if _is_embedded(workspace, catalog) else public_url(catalog.url)
 

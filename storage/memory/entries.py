@@ -66,7 +66,9 @@ class EntryReader:
         return [entry for entry in entries if entry is not None]
 
     def values(self, rows: Sequence[EntryRow]) -> list[Any]:
-        """Return the values of ``rows``, in order; None if the blob is gone, for example after a later store."""
+        """Return the values of ``rows``, in order; None if the blob does not exist any more, for example after a later
+        store.
+        """
 
         def value(row: EntryRow) -> Any:
             try:
@@ -77,7 +79,7 @@ class EntryReader:
         return in_threads(self.pool, value, rows)
 
     def _entry(self, row: EntryRow, scope: Scope) -> MemoryEntry | None:
-        """Read a value. If its blob is gone, the entry was replaced in the meantime, so read the catalog again."""
+        """Read a value. If its blob is missing, the entry was replaced in the meantime, so read the catalog again."""
         current = row
         for _ in range(READ_ATTEMPTS):
             try:
@@ -185,14 +187,14 @@ class EntryWriter:
         drafts: dict[Entity, Drafts] = defaultdict(Drafts)
 
         @cache
-        def place(owner: EntityName) -> tuple[Drafts, str]:
+        def resolved(owner: EntityName) -> tuple[Drafts, str]:
             entity = self._names.owner(owner)
             return drafts[entity.tenant], entity.directory
 
         boundary = self._names.boundary
         is_deep = boundary is not None and boundary.tenant != boundary
         for item in items:
-            draft, path = place(item.entity)
+            draft, path = resolved(item.entity)
             value, metadata = self._redacted(item)
             draft.add(item.key, value, path, metadata, item.expires_at, self._inline_bytes)
             if is_deep and len(item.key) > MAX_BOUND_CHARACTERS:

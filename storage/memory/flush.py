@@ -119,7 +119,7 @@ class Flusher:
             return self._waiting > 0 or self._is_flushing
 
     def settle(self) -> None:
-        """Flush what this process has written and what others left behind, so that a search finds all of it.
+        """Flush the writes of this process and those that others left behind, so that a search finds all of them.
 
         Raises StorageError or CatalogError for the changes of this process; a failure with those of others is logged.
         """

@@ -242,9 +242,9 @@ def _above(owner: str, level: str) -> str:
 
 def _row(level: str, group: str, groups: Mapping[str, Totals]) -> dict[str, Any]:
     totals = groups[group]
-    place = Entity.of_directory(group) if group else None
+    owner = Entity.of_directory(group) if group else None
     return {
-        level: place.id if place else None,
+        level: owner.id if owner else None,
         "entity": group or None,
         "entries": totals.entries,
         "size_bytes": totals.size_bytes,

@@ -26,7 +26,7 @@ class EntityNames:
     """Look up names in the catalog.
 
     A path with every level from the first one on is complete. Of any other name, the longest registered part counts:
-    ``user:alice/session:new`` lies below the registered ``user:alice``. Unregistered levels come from the root, or from
+    ``user:alice/session:new`` is below the registered ``user:alice``. Unregistered levels come from the root, or from
     the defaults. With a configured root, names are looked up in its tenant, and calls without a scope see the entries
     at or below it; otherwise both cover all tenants. Methods raise BadEntity, CatalogError, CatalogConnectionError.
     """
@@ -72,7 +72,7 @@ class EntityNames:
 
     def find_all(self, names: Iterable[EntityName]) -> list[Entity]:
         """Resolve ``names``, in order."""
-        found = self.places(names)
+        found = self.resolve(names)
         for entity in found:
             if not self.is_inside(entity):
                 # The error must not reveal whether it exists.
@@ -83,7 +83,7 @@ class EntityNames:
         """Return whether ``entity`` is at or below the boundary."""
         return self.boundary is None or is_within(entity, self.boundary)
 
-    def places(self, names: Iterable[EntityName]) -> list[Entity]:
+    def resolve(self, names: Iterable[EntityName]) -> list[Entity]:
         """Resolve ``names`` as limits of a read; entities outside of the boundary do no harm there."""
         parsed = [self.hierarchy.parts(name) for name in names]
         short = {parts for parts in parsed if not self.hierarchy.is_complete(parts)}
@@ -96,7 +96,7 @@ class EntityNames:
 
     def scope(self, within: EntityName, allowed: Sequence[EntityName] | None = None) -> Scope:
         """Return the scope of a call: the entries at or below ``within`` and one of ``allowed``."""
-        return Scope(self.find(within), None if allowed is None else tuple(self.places(allowed)))
+        return Scope(self.find(within), None if allowed is None else tuple(self.resolve(allowed)))
 
     def visible(self, within: EntityName | None, allowed: Sequence[EntityName] | None = None) -> Scope | Everywhere:
         """Like ``scope``; without ``within``, the configured root limits the entries, if there is one.
@@ -104,10 +104,10 @@ class EntityNames:
         Raises AccessDenied if no entity of ``allowed`` overlaps with ``within``.
         """
         if within is None and self.hierarchy.root is None:
-            places = None if allowed is None else tuple(self.places(allowed))
-            if places == ():
+            limits = None if allowed is None else tuple(self.resolve(allowed))
+            if limits == ():
                 raise denied("anything")
-            return Everywhere(places)
+            return Everywhere(limits)
         scope = self.scope(self.root if within is None else within, allowed)
         if scope.allowed is not None and not any(_overlap(scope.within, each) for each in scope.allowed):
             raise denied("anything" if within is None else str(within)[:200])
@@ -165,8 +165,8 @@ def _overlap(one: Entity, other: Entity) -> bool:
 
 
 def denied(what: str) -> AccessDenied:
-    """Return the error for a read that ``allowed_ancestors`` does not permit; it names only what the caller named."""
-    return AccessDenied("The allowed ancestors do not permit to read this", what, "Name one of its ancestors.")
+    """Return the error for a read that ``allowed_ancestors`` does not permit; it repeats only names from the call."""
+    return AccessDenied("The allowed ancestors do not include this entity", what, "Name one of its ancestors.")
 
 
 def bound_names(catalog: Catalog, hierarchy: Hierarchy, within: EntityName | None) -> EntityNames:

@@ -19,7 +19,14 @@ from sqlalchemy.engine import Connection
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogMismatch
 from driftline.storage.layout import Kind, parse_name
-from driftline.storage.memory.binding import CatalogRecord, catalog_url, older_tenants, place_of, recorded, write_record
+from driftline.storage.memory.binding import (
+    CatalogRecord,
+    catalog_url,
+    location_of,
+    older_tenants,
+    recorded,
+    write_record,
+)
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog.database import Catalog, bulk_insert
 from driftline.storage.memory.catalog.entities import chunks, ensure, lock_tenant
@@ -123,14 +130,14 @@ def restore_catalog(workspace: Workspace, configured: str | None) -> Restored:
         catalog.close()
 
 
-def check_place(workspace: Workspace, configured: str | None) -> None:
+def check_location(workspace: Workspace, configured: str | None) -> None:
     """Check that the catalog at the ``configured`` URL has the recorded location. Raises CatalogMismatch."""
     record = recorded(workspace)
     catalog = Catalog(catalog_url(workspace, configured))
     try:
-        if record is not None and record.where != place_of(workspace, catalog):
+        if record is not None and record.where != location_of(workspace, catalog):
             raise CatalogMismatch(
-                f"The catalog of this workspace was last at {record.where}",
+                f"The catalog of this workspace was last in {record.where}",
                 catalog.where,
                 "Set DATABASE_URL to it. If it is lost for good: driftline memory restore --elsewhere",
             )
@@ -148,7 +155,7 @@ def _check_is_lost(workspace: Workspace, catalog: Catalog, record: CatalogRecord
     if catalog.read(has_no_entries) and older_tenants(workspace, catalog):
         return  # it holds nothing to lose
     raise CatalogMismatch(
-        "There is a catalog of this workspace, so nothing is restored",
+        "The catalog of this workspace exists, so nothing was restored",
         catalog.where,
         "Use it, or make it the workspace's own: driftline memory adopt. To replace it, delete it first.",
     )
@@ -156,29 +163,29 @@ def _check_is_lost(workspace: Workspace, catalog: Catalog, record: CatalogRecord
 
 def _restore_tenant(workspace: Workspace, catalog: Catalog, tenant: Entity, restored: Restored) -> bool:
     objects, of_sources = workspace.objects, workspace.config.hierarchy[-1]
-    places = set[str]()
+    directories = set[str]()
     for info in objects.list(tenant.directory):
         name = parse_name(info.path)
-        if name.kind in (Kind.BASE, Kind.DELTA) and Entity.of_directory(name.place).type != of_sources:
-            places.add(name.place)
-    if not places:
+        if name.kind in (Kind.BASE, Kind.DELTA) and Entity.of_directory(name.directory).type != of_sources:
+            directories.add(name.directory)
+    if not directories:
         return False
-    rev = max(MemoryIndex(objects, place).max_rev() for place in places)
+    rev = max(MemoryIndex(objects, directory).max_rev() for directory in directories)
     catalog.write(partial(entity_tree.raise_rev, tenant=tenant, rev=rev))
-    for place in sorted(places):
+    for directory in sorted(directories):
 
-        def restore(pieces: Iterator[pa.Table], place: str = place) -> int:
-            return _restore_pieces(catalog, tenant, place, pieces)
+        def restore(pieces: Iterator[pa.Table], directory: str = directory) -> int:
+            return _restore_pieces(catalog, tenant, directory, pieces)
 
-        restored.entries += MemoryIndex(objects, place).reduce(restore, columns=_COLUMNS)
+        restored.entries += MemoryIndex(objects, directory).reduce(restore, columns=_COLUMNS)
     return True
 
 
-def _restore_pieces(catalog: Catalog, tenant: Entity, place: str, pieces: Iterator[pa.Table]) -> int:
-    """Add the entries that ``place`` owns, and return their number; its index also has those of lower levels."""
+def _restore_pieces(catalog: Catalog, tenant: Entity, directory: str, pieces: Iterator[pa.Table]) -> int:
+    """Add the entries that ``directory`` owns, and return their number; its index also has those of lower levels."""
     entries = 0
     for piece in pieces:
-        rows = piece.filter(pc.equal(piece["entity"], place)).to_pylist()
+        rows = piece.filter(pc.equal(piece["entity"], directory)).to_pylist()
         if rows:
             catalog.write(partial(insert, tenant=tenant, rows=rows, now=datetime.now(UTC)))
         entries += len(rows)

@@ -97,7 +97,7 @@ DEFAULT_COMPACTION_THRESHOLD = 100
 MAX_DISTANCE = 2.0
 MAX_TOP_K = 2**24
 """Maximum number of hits of a search."""
-SHOWN_PLACES = 5
+SHOWN_OWNERS = 5
 DEFAULT_THREADS = 8
 """Blobs to read or write in parallel; in a bucket, each waits for a round trip."""
 
@@ -342,17 +342,17 @@ class MemoryStore:
     def _rows_of(self, keys: Sequence[str], visible: Scope | Everywhere) -> list[EntryRow]:
         """Return the entries of ``keys``. Raises BadEntry if two tenants have one of them, CatalogMismatch."""
         rows = self.catalog.read(lambda connection: writes.get(connection, keys, visible, self._now()))
-        places: dict[str, list[str]] = {}
+        paths_by_key: dict[str, list[str]] = {}
         for row in rows:
-            places.setdefault(writes.shown(row.key), []).append(row.path)
-        for key, paths in places.items():
+            paths_by_key.setdefault(writes.shown(row.key), []).append(row.path)
+        for key, paths in paths_by_key.items():
             if len(paths) > 1:
                 raise BadEntry(
                     "Several tenants have an entry of this key",
                     repr(key)[:80],
-                    f"Name the entity of one of them: {', '.join(sorted(paths)[:SHOWN_PLACES])}.",
+                    f"Name the entity of one of them: {', '.join(sorted(paths)[:SHOWN_OWNERS])}.",
                 )
-        if not places.keys() >= set(keys):
+        if not paths_by_key.keys() >= set(keys):
             self._check_generation(visible)
         return rows
 
@@ -465,7 +465,7 @@ class MemoryStore:
         visible = self.names.visible(scope, allowed_ancestors)
         self._check_generation(visible)
         limits: list[tuple[Entity, ...]] = [visible.allowed] if visible.allowed is not None else []
-        limits += [tuple(self.names.places(named))] if named is not None else []
+        limits += [tuple(self.names.resolve(named))] if named is not None else []
         if top_k and query.strip():
             self._flusher.settle()
         ask = partial(self._search_one, query=query, limit=top_k, limits=limits, fields=fields)
@@ -524,4 +524,4 @@ def _check_search(limit: int, max_distance: float | None, mode: str) -> None:
     if max_distance is not None and not 0 <= max_distance <= MAX_DISTANCE:
         raise UsageError("max_distance must be between 0 and 2", str(max_distance))
     if mode not in MODES:
-        raise UsageError("Unknown mode of search", repr(mode)[:80], f"Modes are: {', '.join(MODES)}.")
+        raise UsageError("Unknown search mode", repr(mode)[:80], f"Modes are: {', '.join(MODES)}.")

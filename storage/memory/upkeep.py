@@ -70,13 +70,13 @@ def compact_indexes(
     deltas: Counter[str] = Counter()
     for info in workspace.objects.list(top.directory):
         name = parse_name(info.path)
-        if name.kind is Kind.DELTA and Entity.of_directory(name.place).type != workspace.config.hierarchy[-1]:
-            deltas[name.place] += 1
+        if name.kind is Kind.DELTA and Entity.of_directory(name.directory).type != workspace.config.hierarchy[-1]:
+            deltas[name.directory] += 1
     return _fold(workspace, top.tenant, sorted(n for n, number in deltas.items() if number > max_deltas), encoding)
 
 
 def compact_index(workspace: Workspace, entity: Entity, encoding: Encoding = DEFAULT_ENCODING) -> dict[str, Folded]:
-    """Fold only the memory index of ``entity``, however few deltas it has. Returns what ``compact_indexes`` does."""
+    """Fold only the memory index of ``entity``, however few deltas it has, and return it by directory."""
     has_deltas = memory_index.MemoryIndex(workspace.objects, entity.directory).log().deltas
     return _fold(workspace, entity.tenant, [entity.directory] if has_deltas else [], encoding)
 

@@ -3,7 +3,7 @@
 Lance's object stores cannot be replaced from Python. Its searches therefore read a bucket through a server in their own
 process, on loopback, which speaks as much of S3 as a reader needs. It merges neighbouring ranges that are requested
 together, reads small files whole, and keeps what it has read in ``BlockCache``. Listings and manifests always come from
-the bucket, so a search sees the newest version, and nobody reads blocks of a version that he may not read.
+the bucket, so a search sees the newest version, and reads only blocks of versions that it may read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LIMIT_VARIABLE = "DRIFTLINE_BLOCK_CACHE_BYTES"
 OFF = "off"
 DEFAULT_CACHE_BYTES = 2_000_000_000
 FREED_SHARE = 0.1
-"""What an eviction frees beyond the limit, so that not every write evicts."""
+"""The share that an eviction frees beyond the limit, so that not every write evicts."""
 MEMORY_BYTES = 32 * 2**20
 """Blocks that a process keeps in memory; Lance keeps what it has decoded."""
 COUNTED_SHARE = 0.05
@@ -120,17 +120,18 @@ class Block:
 
 
 class BlockCache:
-    """Blocks of files below ``folder``, which processes share: at most ``max_bytes``, without the least recently used.
+    """Blocks of files below ``folder``, which processes share: at most ``max_bytes``; the least recently used are
+    evicted.
 
-    A block is written under another name and renamed, and its name has its length and checksum: what a crash or a full
-    disk leaves is a miss. A disk that cannot be written to makes the cache useless, not wrong. Thread-safe.
+    A block is written under another name and renamed, and its name has its length and checksum: a block that a crash or
+    a full disk truncated is a miss. A disk that cannot be written to makes the cache useless, not wrong. Thread-safe.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder, self.max_bytes = folder, max_bytes
         self._lock = threading.Lock()
         self._counted: int | None = None
-        """What all blocks took when this process last counted."""
+        """The size of all blocks when this process last counted."""
         self._uncounted = 0
         self._is_writable = max_bytes > 0
 
@@ -209,14 +210,14 @@ class BlockCache:
 
 
 class RemoteFiles(Protocol):
-    """What the server needs of a bucket. Methods raise the errors of ``storage/errors.py``."""
+    """The server's access to a bucket. Methods raise the errors of ``storage/errors.py``."""
 
     identity: str
     """Names the bucket: its store, account and name."""
 
     @property
     def credentials(self) -> Hashable:
-        """Tells apart clients of the same bucket that may read different objects."""
+        """Distinguishes clients of the same bucket with different permissions."""
         ...
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
@@ -353,7 +354,7 @@ class _Files:
                 raise failure
 
     def _flush(self, file: _CachedFile) -> None:
-        """Read what is waited for, in as few ranges as are worth it."""
+        """Read the requested parts, in as few ranges as are efficient."""
         waiting, file.waiting = file.waiting, []
         for start, end in merged([wanted for wanted, _ in waiting]):
             within = [each for (first, last), each in waiting if start <= first and last <= end]

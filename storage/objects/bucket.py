@@ -86,7 +86,7 @@ class Etags:
 
 CODE = "RequestTimeTooSkewed"
 """The error code of S3 and of compatible stores."""
-FIX = "Set the clock of this machine; it should follow a time server."
+FIX = "Synchronize the clock of this machine with a time server."
 TIMEOUT_SECONDS = 3
 _SERVER_TIME = re.compile(r"<ServerTime>([^<]+)</ServerTime>")
 

@@ -74,7 +74,7 @@ class BucketOptions:
 
     @property
     def credentials(self) -> tuple[tuple[str, str], ...]:
-        """All that decides what a client may read; keep it in memory only."""
+        """All settings that determine what a client may read; keep it in memory only."""
         surrounding = {key: value for key, value in os.environ.items() if _PROVIDER.match(key)}
         return tuple(sorted({**surrounding, **self.config, **self.client}.items()))
 

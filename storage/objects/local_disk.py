@@ -227,7 +227,7 @@ class LocalDisk:
             raise StorageError(
                 f"Another process has locked the workspace for {LOCK_TIMEOUT_SECONDS:.0f} s",
                 path,
-                "Look for a process that hangs.",
+                "Look for a process that does not respond.",
             ) from None
         except FileNotFoundError:
             raise PreconditionFailed("The workspace no longer exists", self._root) from None

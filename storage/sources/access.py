@@ -109,7 +109,7 @@ def check_names_are_utf8() -> None:
     encoding = sys.getfilesystemencoding()
     if encoding != "utf-8":
         raise UsageError(
-            f"This process decodes the file names as {encoding}, so it would take documents for others",
+            f"This process decodes file names as {encoding}, so it would confuse documents",
             fix="Set PYTHONUTF8=1, or a locale of UTF-8 such as LC_ALL=C.UTF-8, before Python starts.",
         )
 
@@ -154,7 +154,7 @@ def only_owner_reads(folder: str) -> bool:
 class SourceAccess:
     """A policy for reading sources.
 
-    Other people may have written the records of a workspace, so a record alone allows nothing.
+    Other people may have written the records of a workspace, so a record by itself allows nothing.
 
     Remote sources may be read only at or below one of ``places``, the URIs and folders that the caller named; local
     ones also at or below ``folder``, and anywhere if that is None.

@@ -84,7 +84,7 @@ class Repository:
 
     @property
     def stamp(self) -> str:
-        """What differs after a push, or after another default branch; "" if the host does not tell."""
+        """The fields that change with a push or another default branch; "" if the host does not report them."""
         return f"{self.changed} {self.branch}" if self.changed else ""
 
 
@@ -137,7 +137,7 @@ class Host:
         """Return the repository as git reaches it, with the reference to the token. Raises UsageError."""
         remote = parse_remote(self.uri(repository))
         if remote is None:
-            raise UsageError("Not a path of a repository", repr(repository.path))
+            raise UsageError("Not a valid repository path", repr(repository.path))
         return remote
 
     def uri(self, repository: Repository) -> str:
@@ -152,7 +152,7 @@ class Host:
                 raise UsageError("Not a path below the folder of the fleet", repr(repository.id))
             return f"git+file://{os.path.join(self.url, repository.id)}"
         if not _PATH.fullmatch(repository.path):
-            raise UsageError("Not a path of a repository", repr(repository.path))
+            raise UsageError("Not a valid repository path", repr(repository.path))
         api = _api_of(self)
         scheme, _, rest = self.site.partition("://")
         reference = f"{api.git_user}:${{{self.variable}}}@" if self.variable else ""
@@ -206,7 +206,7 @@ def _matcher(globs: Sequence[str]) -> Callable[[str], bool]:
 class Listing:
     """The answer of a host. ``failure`` ended it early; ``problems`` say what could not be read or does not agree.
 
-    ``at`` is the time when the listing began, in seconds by the clock of the host, None if the host tells no time.
+    ``at`` is the time when the listing began, in seconds by the clock of the host, None if the host reports no time.
     """
 
     repositories: dict[str, Repository] = field(default_factory=dict)
@@ -243,7 +243,7 @@ def discover(
     """List the repositories of ``host``; a failure is part of the listing.
 
     ``pages`` are those of the last listing, and ``known`` has their repositories by id: a host that answers that a page
-    is unchanged need not send it. ``told`` receives what people who wait should know. Raises UsageError without the
+    is unchanged need not send it. ``told`` receives messages for waiting users. Raises UsageError without the
     variable of the token.
     """
     listing = Listing()
@@ -322,7 +322,7 @@ def _lines_of(file: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A page: its entries, the URL of the next page, and the total that the host tells."""
+    """A page: its entries, the URL of the next page, and the total that the host reports."""
 
     items: Sequence[Any]
     next: str = ""
@@ -523,7 +523,7 @@ class _Reader:
         seen, received = set[str](), 0
         while url:
             if url in seen or len(seen) >= MAX_PAGES:
-                raise StorageError("The pages of the host have no end", self._host.name, "Nothing is taken as gone.")
+                raise StorageError("The host returns pages without end", self._host.name, "No repository is removed.")
             seen.add(url)
             page = self._page(url)
             self._listing.pages.append(page)
@@ -560,10 +560,10 @@ class _Reader:
             following = self._on_this_host(url, answer.next) if answer.next else ""
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StorageError(
-                "The answer of the host is not a page of repositories", self._host.name, f"({type(error).__name__})"
+                "The host did not return a page of repositories", self._host.name, f"({type(error).__name__})"
             ) from error
         if not isinstance(answer.items, list):
-            raise StorageError("The answer of the host is not a page of repositories", self._host.name)
+            raise StorageError("The host did not return a page of repositories", self._host.name)
         ids = tuple(self._add(item) for item in answer.items)
         total = answer.total if isinstance(answer.total, int) else None
         return Page(url, "" if "" in ids else headers.get("ETag") or "", following, ids, total)
@@ -591,7 +591,9 @@ class _Reader:
         whole = urljoin(url, target)
         if urlsplit(whole)[:2] != urlsplit(url)[:2]:
             where = f"{urlsplit(whole).scheme}://{urlsplit(whole).netloc}"
-            raise StorageError("The host leads to another host", redacted(where), "Name that one as the fleet's url.")
+            raise StorageError(
+                "The host redirects to another host", redacted(where), "Name that one as the fleet's url."
+            )
         return whole
 
     # -- requests ----------------------------------------------------------------------------
@@ -647,7 +649,7 @@ class _Reader:
             if size > MAX_PAGE_BYTES:
                 raise StorageError(f"A page of the host has more than {MAX_PAGE_BYTES:,} bytes", self._host.name)
             if time.monotonic() > deadline:
-                raise OSError("the page comes too slowly")
+                raise OSError("the page arrives too slowly")
         return b"".join(parts)
 
     def _pause(self, status: int, headers: Mapping[str, str]) -> float | None:
@@ -666,7 +668,9 @@ class _Reader:
     def _wait(self, seconds: float) -> None:
         if self._listing.waited_seconds + seconds > MAX_WAIT_SECONDS:
             raise StorageError(
-                f"The host asks to wait {seconds:,.0f} s", self._host.name, "Run it again later, or set a token."
+                f"The rate limit of the host requires a wait of {seconds:,.0f} s",
+                self._host.name,
+                "Run it again later, or set a token.",
             )
         self._told(f"{self._host.name} limits requests: waiting {seconds:,.0f} s")
         self._listing.waited_seconds += max(seconds, 1.0)
@@ -704,12 +708,14 @@ def check_template(template: str) -> None:
     unknown = [name for name in _PLACEHOLDER.findall(template) if name not in _PLACEHOLDERS]
     if unknown or "{" in _PLACEHOLDER.sub("", template) or "}" in _PLACEHOLDER.sub("", template):
         known = ", ".join(f"{{{name}}}" for name in sorted(_PLACEHOLDERS))
-        raise UsageError("The template of entities has an unknown placeholder", repr(template), f"Known are {known}.")
+        raise UsageError("The entity template has an unknown placeholder", repr(template), f"Placeholders: {known}.")
     entity = Entity.parse(_PLACEHOLDER.sub("x", template))
     if entity.type != INDEX_LEVELS[-1]:
-        raise BadEntity("The template names no source", repr(template), "Append /source:{name}.")
+        raise BadEntity("The entity template has no source", repr(template), "Append /source:{name}.")
     if not {"name", "path", "id"} & set(_PLACEHOLDER.findall(template)):
-        raise UsageError("The template gives all repositories one entity", repr(template), "Use {name} or {path}.")
+        raise UsageError(
+            "The entity template yields one entity for all repositories", repr(template), "Use {name} or {path}."
+        )
 
 
 def entity_of(template: str, repository: Repository, taken: Collection[str]) -> str:
@@ -736,4 +742,4 @@ def entity_of(template: str, repository: Repository, taken: Collection[str]) -> 
             encode_id(each)
         if str(entity) not in taken:
             return str(entity)
-    raise BadEntity("No entity is free for the repository", repository.path, "Use {path} in the template.")
+    raise BadEntity("Another repository has the entity of this one", repository.path, "Use {path} in the template.")

@@ -113,7 +113,7 @@ def parse_remote(text: str) -> Remote | None:
         protocol = scheme.removeprefix("git+")
         if protocol not in _SCHEMES:
             raise UsageError(
-                f"Git repositories are not read by {protocol!r}", text, "Use git+https, git+ssh, git+file."
+                f"Unsupported protocol for a git repository: {protocol!r}", text, "Use git+https, git+ssh, git+file."
             )
         return _remote(protocol, rest)
     path, _ = _split_ref(rest)
@@ -148,28 +148,28 @@ def _remote(protocol: str, rest: str) -> Remote:
     if protocol == "file":
         is_whole = os.path.isdir(rest)
         path, ref = (rest, "") if is_whole else _split_ref(rest)
-        place = os.path.realpath(os.path.expanduser(path))
-        inside = os.path.join(place, ".git")
-        return Remote(inside if os.path.isdir(inside) else place, "file", _checked_ref(ref, rest))
+        location = os.path.realpath(os.path.expanduser(path))
+        inside = os.path.join(location, ".git")
+        return Remote(inside if os.path.isdir(inside) else location, "file", _checked_ref(ref, rest))
     path, ref = _split_ref(rest)
     netloc, slash, tail = path.partition("/")
     credentials, _, host = netloc.rpartition("@")
     shown = f"git+{protocol}://{host}{slash}{tail}"
     if not host or host.startswith("-") or credentials.startswith("-"):
-        raise UsageError("The URL of a repository names no host", shown, "Write git+https://host/path.git.")
+        raise UsageError("The URL of the repository has no host", shown, "Write git+https://host/path.git.")
     if slash and not tail.strip("/"):
-        raise UsageError("The URL of a repository names no path before the @", shown, "Write @ as %40 in a path.")
+        raise UsageError("The URL of the repository has no path before the @", shown, "Write @ as %40 in a path.")
     user, variable = "", ""
     if protocol == "ssh":
         if ":" in credentials or "$" in credentials:
-            raise UsageError("Ssh takes no password in a URL", shown, "Use a key of the ssh agent.")
+            raise UsageError("SSH URLs cannot contain a password", shown, "Use a key of the ssh agent.")
         location = f"{credentials}@{path.rpartition('@')[2]}" if credentials else path
         if _PORT.fullmatch(host):
             location = f"ssh://{location}"
     else:
         match = _CREDENTIAL.fullmatch(credentials)
         if credentials and match is None:
-            raise UsageError("The URL of a repository may hold a secret", shown, _BY_REFERENCE)
+            raise UsageError("The URL of the repository may contain a secret", shown, _BY_REFERENCE)
         user, variable = (match["user"] or _ANY_USER, match["name"]) if match else ("", "")
         location = f"{protocol}://{host}{slash}{tail.rstrip('/')}"
     return Remote(location, protocol, _checked_ref(ref, shown), user, variable)
@@ -245,11 +245,15 @@ def _git_dir(remote: Remote) -> str:
     """Return the git directory of a repository on this disk whose files git can read without blocking."""
     git_dir = remote.location
     if bare_repository(git_dir) is None:
-        raise SourceNotFound("The folder is no git repository", remote.location, "Check the spelling.")
+        raise SourceNotFound("The folder is not a git repository", remote.location, "Check the spelling.")
     for name in ("HEAD", "config", "packed-refs", "shallow"):
         path = os.path.join(git_dir, name)
         if os.path.lexists(path) and not os.path.isfile(path):
-            raise SourceNotFound("A file of the repository is not a regular one", path, "Git would wait for it.")
+            raise SourceNotFound(
+                "A file of the repository is not a regular one",
+                path,
+                "Replace it with a regular file: git could hang on it.",
+            )
     return git_dir
 
 
@@ -455,7 +459,9 @@ class Mirror:
                 if self.has(commit):  # another process may have made room in between
                     yield
                     return
-        raise StorageError("Other repositories take the room of this one", self.remote.uri, f"Raise {LIMIT_VARIABLE}.")
+        raise StorageError(
+            "Mirrors in use leave no room for this repository", self.remote.uri, f"Raise {LIMIT_VARIABLE}."
+        )
 
     @property
     def _refs(self) -> str:
@@ -495,7 +501,9 @@ class Mirror:
             _ask(git_dir, "rev-parse", "--git-path", "objects") or os.path.join(git_dir, "objects")
         )
         if "\n" in objects or objects.startswith('"'):
-            raise SourceNotFound("Git cannot borrow from a folder of this name", repr(objects), "Rename the folder.")
+            raise SourceNotFound(
+                "Git cannot share objects with a folder of this name", repr(objects), "Rename the folder."
+            )
         shallow = os.path.join(git_dir, "shallow")
         with self._locked("fetch"):
             self._create(_ask(git_dir, "rev-parse", "--show-object-format") or "sha1")
@@ -569,7 +577,7 @@ class Mirror:
                 _run(self.remote, self.git_dir, command, {"GIT_DIR": self.git_dir}, FETCH_SECONDS)
 
     def delete(self) -> bool:
-        """Delete the mirror unless it is in use or being fetched, and return whether it is gone."""
+        """Delete the mirror unless it is in use or being fetched; return whether it was deleted."""
         with self._locked("fetch", wait=False) as quiet:
             return quiet and self._delete()
 
@@ -606,7 +614,9 @@ def _last_used(folder: Path) -> float:
 
 
 def _size_bytes(folder: Path) -> int:
-    return sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
+    return sum(
+        os.lstat(os.path.join(location, name)).st_size for location, _, names in os.walk(folder) for name in names
+    )
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:

@@ -158,7 +158,7 @@ class CommitTree:
                 length += len(part)
                 if length > max_bytes:
                     process.kill()
-                    raise StorageError("The tree of the commit has no end, or millions of files", self.uri)
+                    raise StorageError("The tree of the commit has a cycle, or millions of files", self.uri)
         if process.returncode != 0:
             raise StorageError(f"Git cannot read {self.known_commit[:12]} of the repository", self.uri, "Run it again.")
         return b"".join(parts)

@@ -94,7 +94,7 @@ def raise_translated(error: BaseException, where: str, what: str = "Reading fail
 
 
 def _http_status(error: BaseException) -> int | None:
-    """Return the HTTP status behind an error. S3 answers 403 under many names, so the name alone is not enough."""
+    """Return the HTTP status behind an error. S3 answers 403 under many names, so the name is not enough."""
     for candidate in (error, error.__cause__):
         response = getattr(candidate, "response", None)
         if isinstance(response, Mapping):
@@ -204,7 +204,7 @@ class Source:
         return self.uri if self.is_local else None
 
     def check_reachable(self) -> None:
-        """Check that this process can list the source. Raises what ``open_source`` raises."""
+        """Check that this process can list the source. Raises the errors of ``open_source``."""
         open_source(self.uri, self.storage_options, allow_empty=True)
 
     @cached_property
@@ -523,7 +523,7 @@ def open_source(
         return _open_local(rest)
     if has_query(text) or ("::" in text and may_hold_secret(text)):
         raise UsageError(
-            "The URI of a source has a query string or, within a chain, a user: these may be secrets",
+            "The URI of a source has a query string or, within a chain, a user, which may be secrets",
             text,
             "Give credentials in the environment or as storage options.",
         )
@@ -542,11 +542,11 @@ def open_source(
         raise SourceNotFound("The source cannot be listed", source.uri, str(error.__cause__ or error)) from error
     if not folders and not files and not allow_empty:
         if source.is_file():
-            raise SourceNotFound("A source must be a folder, not a file", source.uri, "Give the file's folder.")
+            raise SourceNotFound("A source must be a folder, not a file", source.uri, "Index its folder.")
         raise SourceNotFound(
             "The source has no files",
             source.uri,
-            "Check the spelling. To stop indexing what is gone for good: driftline remove ENTITY",
+            "Check the spelling. To remove the source from the index: driftline remove ENTITY",
         )
     return source
 
@@ -569,7 +569,7 @@ def _open_local(text: str) -> Source:
     except FileNotFoundError as error:
         raise SourceNotFound("No such folder", path, "Check the spelling.") from error
     except NotADirectoryError as error:
-        raise SourceNotFound("A source must be a folder, not a file", path, "Give the file's folder.") from error
+        raise SourceNotFound("A source must be a folder, not a file", path, "Index its folder.") from error
     except PermissionError as error:
         raise AccessDenied("The folder cannot be read", path, "Check its permissions.") from error
     except (OSError, ValueError) as error:

@@ -1,5 +1,5 @@
-"""Create, read and delete branches of sources: each is a cut of the main index and stores only what differs (decision
-0015).
+"""Create, read and delete branches of sources: each is a cut of the main index and stores only the differences
+(decision 0015).
 
 A cut is a branch of the tenant's line table with its own manifest, both named by a ULID. ``_branch.json`` names the
 current cut. A cut that no record names is garbage, left by a killed run, a deleted branch or a replaced cut.
@@ -104,14 +104,14 @@ def has_branch(workspace: Workspace, name: str, within: Entity | None = None) ->
 def cut(workspace: Workspace, entity: Entity, name: str, lease_token: int) -> BranchRecord:
     """Cut a branch from the newest state of the main index, and return its record, which is not written yet.
 
-    The record has the commit of the main index only if no later run has changed what that commit left. The caller holds
+    The record has the commit of the main index only if no later run has changed the index since. The caller holds
     the lease of the branch, and the tenant's maintenance lease, so that no version is removed meanwhile. Raises
     UsageError if the source has no main index, StorageError, CorruptFile.
     """
     table, known = workspace.lines(entity.tenant), workspace.source(entity)
     if known is None or workspace.config.fingerprint is None or not table.exists():
         fix = "Index its default branch first: driftline index SOURCE"
-        raise UsageError("The source has no main index that a branch could be cut from", str(entity), fix)
+        raise UsageError("The source has no main index to cut a branch from", str(entity), fix)
     dataset, marker, documents, main_revision = _state(workspace, entity, table)
     main_token = max(marker.token, token_of(main_revision))
     token, now = max(lease_token, main_token), datetime.now(UTC)

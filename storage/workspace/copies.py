@@ -46,13 +46,13 @@ def read_copy_record(objects: ObjectStore) -> CopyRecord | None:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceCopy:
-    """The copy at ``place``, which need not exist yet."""
+    """The copy at ``location``, which need not exist yet."""
 
-    place: Path
+    location: Path
 
     @property
     def versions(self) -> Path:
-        return self.place.parent / f".{self.place.name}.versions"
+        return self.location.parent / f".{self.location.name}.versions"
 
     @property
     def partial(self) -> Path:
@@ -62,18 +62,18 @@ class WorkspaceCopy:
     @property
     def current(self) -> Path | None:
         """The folder of the current version, if there is one."""
-        leads_somewhere = self.place.is_symlink() and self.place.exists()
-        return self.place.parent / os.readlink(self.place) if leads_somewhere else None
+        leads_somewhere = self.location.is_symlink() and self.location.exists()
+        return self.location.parent / os.readlink(self.location) if leads_somewhere else None
 
-    def check_place(self) -> None:
-        """Raise UsageError if ``place`` is something other than a copy."""
-        if os.path.lexists(self.place) and not self.place.is_symlink():
-            empty = self.place.is_dir() and not any(self.place.iterdir())
+    def check_location(self) -> None:
+        """Raise UsageError if ``location`` is something other than a copy."""
+        if os.path.lexists(self.location) and not self.location.is_symlink():
+            empty = self.location.is_dir() and not any(self.location.iterdir())
             if not empty:
-                raise UsageError("The place is not a copy", str(self.place), "Name a new folder for the copy.")
-            self.place.rmdir()
+                raise UsageError("The folder is not a copy", str(self.location), "Name a new folder for the copy.")
+            self.location.rmdir()
         if self.current is not None and self.record() is None:
-            raise UsageError("The link does not lead to a copy", str(self.place), "Name a new folder for the copy.")
+            raise UsageError("The link does not point to a copy", str(self.location), "Name a new folder for the copy.")
 
     @contextlib.contextmanager
     def locked(self, *, wait: bool = False) -> Iterator[None]:
@@ -82,7 +82,7 @@ class WorkspaceCopy:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
-                raise LeaseHeld("Another process is updating this copy", str(self.place), "Wait for it.") from None
+                raise LeaseHeld("Another process is updating this copy", str(self.location), "Wait for it.") from None
             yield
 
     def record(self) -> CopyRecord | None:
@@ -134,10 +134,10 @@ class WorkspaceCopy:
             target = self.versions / new_ulid()
             self.partial.rename(target)
             link = self.versions / f"{target.name}.link"
-            link.symlink_to(os.path.relpath(target, self.place.parent))
-            os.replace(link, self.place)
+            link.symlink_to(os.path.relpath(target, self.location.parent))
+            os.replace(link, self.location)
         except OSError as error:
-            raise StorageError(f"The copy cannot be switched ({error.strerror})", str(self.place)) from error
+            raise StorageError(f"The copy cannot be updated ({error.strerror})", str(self.location)) from error
         names = sorted(entry.name for entry in self.versions.iterdir() if (entry / CONFIG).exists())
         for name in names[:-KEPT_VERSIONS]:
             shutil.rmtree(self.versions / name, ignore_errors=True)

@@ -1,8 +1,8 @@
 """Keep the state of fleets: which repositories their hosts have listed, what is indexed of them, and what failed.
 
 ``_fleet.json`` holds it all; one sync at a time writes it, under a lease of its own. Pure functions decide what follows
-from a listing: an incomplete one takes nothing away, a renamed repository keeps its entity, and one that is gone stays
-for a grace period.
+from a listing: an incomplete one takes nothing away, a renamed repository keeps its entity, and a missing one stays for
+a grace period.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class KnownRepository(BaseModel):
 
     @property
     def state(self) -> State:
-        """What people read first about the repository."""
+        """The identity of the repository, for people."""
         if self.excluded:
             return "excluded"
         if self.missed_since is not None:
@@ -92,7 +92,7 @@ class KnownRepository(BaseModel):
     def must_be_asked(self, now: datetime, *, is_current: bool, retry: bool) -> bool:
         """Return whether its host must be asked for its commit: not if the listing shows that nothing was pushed.
 
-        ``is_current`` tells whether the present listing has it: if not, another repository may have its path now. With
+        ``is_current`` is whether the current listing has it: if not, another repository may have its path now. With
         ``retry``, its backoff is over.
         """
         if not is_current or self.excluded or (self.is_waiting(now) and not retry):
@@ -232,7 +232,7 @@ def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace:
 
 
 def is_suspicious(retired: int, known: int, max_fraction: float) -> bool:
-    """Return whether so many of the known repositories are gone that a person should confirm it."""
+    """Return whether so many of the known repositories are missing that a person should confirm it."""
     return retired > GUARDED_REPOSITORIES and retired > max_fraction * known
 
 

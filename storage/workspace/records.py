@@ -95,7 +95,7 @@ class SourceRecord(BaseModel):
     reached: IndexedCommit | None = None
     link: str | None = None
 
-    def same_place(self, other: SourceRecord) -> bool:
+    def same_location(self, other: SourceRecord) -> bool:
         """Return whether two records scan the same files.
 
         Args:
@@ -106,7 +106,7 @@ class SourceRecord(BaseModel):
 
         Examples:
             >>> a, b = (driftline.SourceRecord(entity="source:a", uri=uri) for uri in ("/a", "/b"))
-            >>> a.same_place(a), a.same_place(b)
+            >>> a.same_location(a), a.same_location(b)
             (True, False)
         """
         if self.origin and other.origin:

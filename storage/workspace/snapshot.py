@@ -35,7 +35,7 @@ def heads_of_newest_version(workspace: Workspace, listing: Listing) -> list[Obje
         for path, info in listing.items()
         if path == CONFIG or (parse_name(path).kind in _COPIED and _is_wanted(path, of_sources))
     ]
-    files += [listing[f"{place}/{SOURCE}"] for place in sorted(of_sources)]
+    files += [listing[f"{directory}/{SOURCE}"] for directory in sorted(of_sources)]
     return files + [manifest for _, manifest in _tables(workspace, listing)]
 
 
@@ -90,7 +90,7 @@ def _of_table(table: LineTable, manifest: ObjectInfo, listing: Listing) -> list[
             found.append(info)
             names.discard(name)
     if names:
-        raise ObjectNotFound(f"{len(names)} files of the table have vanished", f"{table.uri}/{min(names)}")
+        raise ObjectNotFound(f"{len(names)} files of the table are missing", f"{table.uri}/{min(names)}")
     return found
 
 

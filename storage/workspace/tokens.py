@@ -48,7 +48,7 @@ class TokenRecord(BaseModel):
 
     @property
     def boundary(self) -> Entity | None:
-        """The entity that bounds what the token sees; None for the whole workspace."""
+        """The boundary of the token; None for the whole workspace."""
         return Entity.of_directory(self.within) if self.within else None
 
     def is_valid(self, now: datetime) -> bool:

@@ -144,13 +144,13 @@ class Workspace:
         branch = self.branch_of(entity)
         return branch_lease_path(entity, branch.name) if branch else lease_path(entity)
 
-    def table_place(self, entity: Entity) -> Entity:
+    def table_owner(self, entity: Entity) -> Entity:
         """Return the argument of ``lines`` for the table of a source: its tenant, or the source itself on a branch."""
         return entity if self.branch_of(entity) else entity.tenant
 
-    def maintenance_lease_of(self, place: Entity) -> str:
-        """Return the path of the lease under which the indexes of the table ``lines(place)`` change."""
-        return self.lease_of(place) if self.branch_of(place) else lease_path(place.tenant, "maintenance")
+    def maintenance_lease_of(self, owner: Entity) -> str:
+        """Return the path of the lease under which the indexes of the table ``lines(owner)`` change."""
+        return self.lease_of(owner) if self.branch_of(owner) else lease_path(owner.tenant, "maintenance")
 
     @classmethod
     def open(
@@ -170,7 +170,7 @@ class Workspace:
         config = read_record(self.objects, CONFIG, WorkspaceConfig)
         if config is None:
             if self.tenants():
-                raise CorruptFile("The workspace has lost this file", f"{self.objects.uri}/{CONFIG}", _RESTORE)
+                raise CorruptFile("A file of the workspace is missing", f"{self.objects.uri}/{CONFIG}", _RESTORE)
             raise WorkspaceNotFound("No workspace exists here", self.objects.uri, "Index a source into it first.")
         return replace(self, config=config)
 
@@ -194,7 +194,7 @@ class Workspace:
             return cls(objects, config)
         new = WorkspaceConfig()
         if cls(objects, new).tenants():  # a new id would lock out memory and cleanup
-            raise CorruptFile("The workspace has lost this file", f"{objects.uri}/{CONFIG}", _RESTORE)
+            raise CorruptFile("A file of the workspace is missing", f"{objects.uri}/{CONFIG}", _RESTORE)
         if private:
             objects.make_private()
         try:
@@ -250,25 +250,25 @@ class Workspace:
         known = self.config.deep
         return DeepModel(known.model, known.fingerprint, known.dim) if known else None
 
-    def deep(self, place: Entity, model: DeepModel) -> DeepTable:
+    def deep(self, owner: Entity, model: DeepModel) -> DeepTable:
         """Return the tenant's table of the definitions that ``model`` has embedded; it may not exist yet."""
-        return DeepTable(self.objects, place.tenant, model.fingerprint)
+        return DeepTable(self.objects, owner.tenant, model.fingerprint)
 
     def has_branches(self, entity: Entity) -> bool:
         """Return whether a source has any branch."""
         return bool(self.objects.list_dirs(branches_directory(entity)))
 
-    def lines(self, place: Entity, fingerprint: str | None = None) -> LineTable:
+    def lines(self, owner: Entity, fingerprint: str | None = None) -> LineTable:
         """Return the tenant's table of lines for ``fingerprint``, by default the current one; it may not exist yet.
 
-        ``place`` is the tenant or a source of it; a source on a branch has a branch of the table. Raises
+        ``owner`` is the tenant or a source of it; a source on a branch has a branch of the table. Raises
         WorkspaceNotFound if no run has chosen a model yet.
         """
         selected = fingerprint or self.config.fingerprint
         if selected is None:
             raise WorkspaceNotFound("Nothing has been indexed here yet", self.objects.uri, "Index a source first.")
-        branch = self.branch_of(place)
-        return LineTable(self.objects, place.tenant, selected, branch.cut if branch else None)
+        branch = self.branch_of(owner)
+        return LineTable(self.objects, owner.tenant, selected, branch.cut if branch else None)
 
     def line_tables(self, tenant: Entity) -> list[LineTable]:
         """Return all tables of lines of the tenant: the current one, and those under construction or superseded.
@@ -307,15 +307,15 @@ class Workspace:
         return self._seen_from_here(known) if known is not None else None
 
     def _seen_from_here(self, record: SourceRecord) -> SourceRecord:
-        """Return ``record`` with the current place of its source: a project and its index may have moved together."""
-        here = self.place
+        """Return ``record`` with the current location of its source, which may have moved with its index."""
+        here = self.local_path
         if here is None or here == record.workspace or record.workspace is None:
             return record
         # A copy that follows another workspace may be anywhere; its sources are where the original sees them.
         return record if read_copy_record(self.objects) is not None else record.seen_from(here)
 
     @property
-    def place(self) -> str | None:
+    def local_path(self) -> str | None:
         """The real path of a workspace on a local disk."""
         return os.path.realpath(self.objects.uri) if self.objects.is_local else None
 
@@ -332,7 +332,7 @@ class Workspace:
 
     def bind_source(self, entity: Entity, record: SourceRecord) -> None:
         """Create or replace the record of a source. The caller holds the source's lease."""
-        record = record.model_copy(update={"workspace": self.place})
+        record = record.model_copy(update={"workspace": self.local_path})
         branch = self.branch_of(entity)
         if branch is not None:
             self._change_branch(branch, {"source": record})
@@ -438,7 +438,7 @@ def acquire_source(workspace: Workspace, entity: Entity, run_id: str, *, wait_se
 
 
 def _record(workspace: Workspace, branch: Branch) -> BranchRecord:
-    """Return the record of the cut that holds ``branch``. Raises LeaseLost if it is gone."""
+    """Return the record of the cut that holds ``branch``. Raises LeaseLost if it does not exist any more."""
     record = read_record(workspace.objects, branch.record_path, BranchRecord)
     if record is None or record.cut != branch.cut:
         where = f"{workspace.objects.uri}/{branch.record_path}"

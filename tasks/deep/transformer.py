@@ -291,7 +291,7 @@ def _drawn(files: DeepFiles) -> bytes:
     kind = config.get("model_type")
     if kind != "bert" or config.get("hidden_act", "gelu") != "gelu":
         fix = "Use a BERT model, or a directory that holds onnx/model.onnx."
-        raise ModelNotFound(f"Weights of this kind ({kind}) cannot be read", str(files.place), fix)
+        raise ModelNotFound(f"Weights of this kind ({kind}) cannot be read", str(files.path), fix)
     try:
         shape = Shape(
             layers=int(config["num_hidden_layers"]),

@@ -140,9 +140,9 @@ def _send(pipe: IO[bytes], value: list[Any]) -> None:
 def _received(pipe: IO[bytes]) -> list[Any]:
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
-        raise EOFError("The other process has ended")
+        raise EOFError("The worker process has ended")
     (length,) = _LENGTH.unpack(head)
     data = pipe.read(length)
     if len(data) < length:
-        raise EOFError("The other process ended while it wrote")
+        raise EOFError("The worker process ended while writing")
     return list(marshal.loads(data))

@@ -132,7 +132,9 @@ def _dimension_of(shape: Any) -> int:
     if not isinstance(shape, (list, tuple)) or len(shape) != 2 or not all(type(size) is int for size in shape):
         raise ValueError(f"the shape of its vectors is {shape}, not (tokens, dimension)")
     if shape[0] < 1 or not 1 <= shape[1] <= MAX_DIMENSION:
-        raise ValueError(f"it has {shape[0]} vectors of {shape[1]} dimensions; 1 to {MAX_DIMENSION:,} are possible")
+        raise ValueError(
+            f"it has {shape[0]} vectors of {shape[1]} dimensions; the supported range is 1 to {MAX_DIMENSION:,}"
+        )
     return int(shape[1])
 
 
@@ -285,7 +287,7 @@ def _default_files() -> ModelFiles:
     tokenizer = package / "tokenizers" / "l2_supercat_tokenizer_config.json"
     if not (weights.is_file() and tokenizer.is_file()):
         raise ModelNotFound(
-            "The installed wordllama lacks its default weights",
+            "The default weights of wordllama are missing",
             str(package),
             f"Run: {package_command('--force-reinstall', 'wordllama')}",
         )

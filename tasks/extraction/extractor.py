@@ -159,7 +159,7 @@ def _until_next(begun: Sequence[tuple[str, int]], end: int) -> Iterator[tuple[st
 class Extractor:
     """An extractor of one kind of file; ``name`` and ``version`` are in the manifest.
 
-    ``suffixes`` are those of file names of this kind. ``takes`` returns whether bytes with such a suffix are of this
+    ``suffixes`` are those of file names of this kind. ``takes`` returns whether bytes with this suffix are of this
     kind. ``function`` in ``module`` of this package does the work; it needs the library ``needs`` of the extra, if any.
     An ``isolated`` extractor runs in a separate process, because its files are large, or can hang or crash their
     reader. Without its library, files that are text (``is_text``) are indexed unchanged, and others are skipped.
@@ -262,7 +262,7 @@ OLE = b"\xd0\xcf\x11\xe0"
 _DIRECTORY_BYTES = 128 * 1024
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
 _MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\n(?:[ \t][^\n]*\n)*){2,}")
-"""It matches each line in one way only, so that it never tries what is almost mail in many."""
+"""It matches each line in one way only, so it never backtracks on text that resembles mail."""
 _OF_MAIL = re.compile(rb"^(?:message-id|received|mime-version|from):", re.IGNORECASE | re.MULTILINE)
 _MAILBOX = re.compile(rb"\AFrom [^\s]+ [^\r\n]*\d\d:\d\d[^\r\n]*\r?\n[A-Za-z][A-Za-z0-9-]{0,60}:")
 _SRT = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*\d+[ \t]*\r?\n\d{1,3}:\d\d:\d\d[.,]\d{3}[ \t]*-->")

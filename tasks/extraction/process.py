@@ -1,7 +1,7 @@
 """Run an extractor in a process of its own, with limits, so that a hostile document ends nothing but its reader.
 
 The process has no network where the kernel allows that, writes no file, gets no credentials from the environment, and
-answers in JSON: nothing of what it says is executed here. It stays for the next document; one that dies, hangs, or
+answers in JSON: its answers are never executed here. It stays for the next document; one that dies, hangs, or
 takes too much is replaced.
 """
 
@@ -59,9 +59,9 @@ class Refused(Exception):
         self.reason = reason
 
 
-def extract_apart(place: str, data: bytes) -> dict[str, Any]:
-    """Return the ``to_dict`` of what the function ``module:name`` at ``place`` returns for ``data``. Raises Refused."""
-    answer = _pool().ask(place, data)
+def extract_apart(target: str, data: bytes) -> dict[str, Any]:
+    """Call the function ``target`` (``module:name``) with ``data``; return its ``to_dict``. Raises Refused."""
+    answer = _pool().ask(target, data)
     if "reason" in answer:
         known = answer["reason"] in [*SkipReason]
         raise Refused(SkipReason(answer["reason"]) if known else SkipReason.DAMAGED)
@@ -82,14 +82,14 @@ class _Pool:
         self._lock = threading.Lock()
         self._idle: list[_Reader] = []
 
-    def ask(self, place: str, data: bytes) -> dict[str, Any]:
+    def ask(self, target: str, data: bytes) -> dict[str, Any]:
         """Return the answer of a process, or the reason why there is none."""
         process = self._take()
         is_reused = process.has_answered
-        answer = process.ask(place, data)
+        answer = process.ask(target, data)
         if process.is_lost and is_reused:  # perhaps killed while it waited: that says nothing of this document
             process = _Reader()
-            answer = process.ask(place, data)
+            answer = process.ask(target, data)
         if process.is_alive:
             with self._lock:
                 self._idle.append(process)
@@ -139,7 +139,7 @@ class _Reader:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, place: str, data: bytes) -> dict[str, Any]:
+    def ask(self, target: str, data: bytes) -> dict[str, Any]:
         """Return the answer of the process, or the reason why there is none.
 
         The process ends unless it has given a whole answer: one that is read later would be that of another document.
@@ -155,7 +155,7 @@ class _Reader:
         answer: dict[str, Any] | None = None
         try:
             timer.start()
-            answer = self._answered(place, data)
+            answer = self._answered(target, data)
         except _TooLongAnswer:
             return {"reason": SkipReason.BOMB}
         except (ValueError, RecursionError):  # no JSON, or too deep
@@ -173,10 +173,10 @@ class _Reader:
         self.has_answered = True
         return answer
 
-    def _answered(self, place: str, data: bytes) -> dict[str, Any]:
+    def _answered(self, target: str, data: bytes) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        _send(self._process.stdin, place.encode())
+        _send(self._process.stdin, target.encode())
         _send(self._process.stdin, data)
         answer = json.loads(_received(self._process.stdout, MAX_ANSWER_BYTES))
         if not isinstance(answer, dict):
@@ -209,13 +209,13 @@ def _send(pipe: IO[bytes], data: bytes) -> None:
 def _received(pipe: IO[bytes], most: int) -> bytes:
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
-        raise EOFError("The other process has ended")
+        raise EOFError("The worker process has ended")
     (length,) = _LENGTH.unpack(head)
     if length > most:
         raise _TooLongAnswer
     data = pipe.read(length)
     if len(data) < length:
-        raise EOFError("The other process ended while it wrote")
+        raise EOFError("The worker process ended while writing")
     return data
 
 
@@ -233,11 +233,11 @@ def serve(cpu_seconds: int, memory_bytes: int) -> NoReturn:
     is_limited = False
     while True:
         try:
-            place = _received(requests, 1_000).decode()
+            target = _received(requests, 1_000).decode()
             data = _received(requests, 2**40)
         except EOFError:
             os._exit(0)
-        module, _, name = place.partition(":")
+        module, _, name = target.partition(":")
         function = getattr(import_module(module), name)
         if not is_limited:
             _limit_memory_and_files(memory_bytes)
@@ -265,7 +265,7 @@ def _leave_network() -> None:
 
 
 def _limit_memory_and_files(memory_bytes: int) -> None:
-    """Limit what the process may do from now on: its memory, and that it writes, connects to and starts nothing."""
+    """Restrict the process from now on: its memory, and that it writes, connects to and starts nothing."""
     with suppress(OSError, ValueError):  # not on every system
         with open("/proc/self/statm", "rb") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()

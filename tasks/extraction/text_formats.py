@@ -170,7 +170,7 @@ _NO_TEXT = frozenset(
      b"listtable", b"listoverridetable", b"rsidtbl", b"generator", b"header", b"footer", b"headerl", b"headerr",
      b"footerl", b"footerr", b"fldinst", b"xmlnstbl", b"latentstyles")
 )  # fmt: skip
-"""Groups that say how a document looks, or what repeats on each page."""
+"""Groups for the appearance of a document, or for text that repeats on each page."""
 _RTF_SIGNS = {
     b"par": "\n", b"line": "\n", b"sect": "\n", b"page": "\n", b"row": "\n", b"tab": "\t", b"cell": "\t",
     b"emdash": "—", b"endash": "–", b"lquote": "‘", b"rquote": "’", b"ldblquote": "“",

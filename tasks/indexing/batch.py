@@ -326,7 +326,7 @@ def _written(
     watch: Stopwatch,
     reporter: CountReporter,
 ) -> list[str]:
-    """Embed the lines of a piece and write them as fragments. Nobody looks for definitions in a part of a text."""
+    """Embed the lines of a piece and write them as fragments. Parts of a text have no definitions."""
     chosen = [drafts.readings[at] for at in piece.documents.tolist()] if piece.is_whole else []
     parts, joined = definitions_by_part([(reading.path, reading.extracted) for reading in chosen])
     outlined = definitions_in_worker(parts, allowed=context.has_cores_to_spare)
@@ -342,10 +342,10 @@ def _written(
         texts = [""] * len(drafts.readings)
         for at, text in zip(piece.documents.tolist(), piece.texts, strict=True):
             texts[at] = text
-        places = lines.doc_index, lines.line_number, lines.text
+        columns = lines.doc_index, lines.line_number, lines.text
         given: dict[str, Any] = {"column_number": lines.column_number, "anchors": anchors, "texts": texts}
         given["first_line"] = piece.first_line
-        table = line_rows(spec.entity, drafts.embedded, *places, vectors, definitions, **given)
+        table = line_rows(spec.entity, drafts.embedded, *columns, vectors, definitions, **given)
         return context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(table)
 
 

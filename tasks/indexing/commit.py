@@ -130,16 +130,16 @@ def _finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """A segment to build for the table of ``place`` (``Workspace.lines``) and an embedding fingerprint."""
+    """A segment to build for the table of ``owner`` (``Workspace.lines``) and an embedding fingerprint."""
 
-    place: Entity
+    owner: Entity
     fingerprint: str
     spec: SegmentSpec
 
 
 def build(task: SegmentTask, context: TaskContext) -> Segment:
     """Build the segment; it is invisible until the coordinator publishes it. Raises StorageError."""
-    return build_segment(context.workspace.lines(task.place, task.fingerprint), task.spec)
+    return build_segment(context.workspace.lines(task.owner, task.fingerprint), task.spec)
 
 
 def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, report: Callable[[str], None]) -> bool:

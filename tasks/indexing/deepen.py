@@ -86,7 +86,7 @@ def batches(entity: Entity, plan: DeepPlan, model: DeepModel) -> Iterator[DeepSp
 
 
 def deepen_batch(spec: DeepSpec, context: TaskContext) -> DeepResult:
-    """Embed the definitions of ``spec`` as they are indexed, and write them as fragments.
+    """Embed the indexed definitions of ``spec``, and write them as fragments.
 
     A definition whose text was in an earlier content of these documents keeps its vector. A document that has changed
     since has no result; the next run embeds it. Raises MissingExtra, ModelNotFound, StorageError.

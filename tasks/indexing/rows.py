@@ -137,8 +137,8 @@ def blocks(
     joined = pc.binary_join(pa.ListArray.from_arrays(offsets, lines), "")
     heads = pa.array(paths, pa.string()).take(pa.array(numbers.document[starts]))
     if definitions is not None:
-        places = zip(numbers.document[starts].tolist(), numbers.line[starts].tolist(), strict=True)
-        names = _names_around(places, definitions)
+        positions = zip(numbers.document[starts].tolist(), numbers.line[starts].tolist(), strict=True)
+        names = _names_around(positions, definitions)
         heads = pc.binary_join_element_wise(heads, pa.array(names, pa.string()), "")
     named = pc.binary_join_element_wise(heads, joined, "")
     others = np.flatnonzero(~pc.string_is_ascii(named).to_numpy(zero_copy_only=False))
@@ -166,9 +166,9 @@ def outlines(
     starts = numbers.starts
     of_blocks = [_by_block(found) for found in definitions]
     anchored = [_by_block(found) for found in anchors or [()] * len(definitions)]
-    places = (each[starts].tolist() for each in (numbers.document, numbers.line, numbers.column))
+    positions = (each[starts].tolist() for each in (numbers.document, numbers.line, numbers.column))
     known = []
-    for document, line, column in zip(*places, strict=True):
+    for document, line, column in zip(*positions, strict=True):
         inside: Sequence[Definition] = of_blocks[document].get(line // LINES_PER_BLOCK, ())
         if column:
             inside = [each for each in inside if not each.first == each.last == line]
@@ -188,7 +188,7 @@ def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
     return found
 
 
-def _names_around(places: Iterable[tuple[int, int]], definitions: Sequence[Sequence[Definition]]) -> list[str]:
+def _names_around(positions: Iterable[tuple[int, int]], definitions: Sequence[Sequence[Definition]]) -> list[str]:
     """Return the suffix of the path in the head of each block, which begins at ``(document, line)``.
 
     It is a tab and the name of the innermost definition that began before it, if any, so that words of the name also
@@ -196,7 +196,7 @@ def _names_around(places: Iterable[tuple[int, int]], definitions: Sequence[Seque
     """
     of_blocks = [_by_block(found) for found in definitions]
     names: list[str] = []
-    for document, line in places:
+    for document, line in positions:
         inside = of_blocks[document].get(line // LINES_PER_BLOCK, ())
         name = next((each.name for each in reversed(inside) if each.line < line <= each.last), None)
         names.append("" if name is None else f"\t{name}")

@@ -153,7 +153,7 @@ def fold_deltas(workspace: Workspace, entity: Entity, lease: Lease) -> Folded:
 
 
 def take_stock(workspace: Workspace, tenant: Entity, quality: SearchQuality | None = None) -> Figures:
-    """Count the tenant's files; ``quality`` is what was measured of its search."""
+    """Count the tenant's files; ``quality`` has the measurements of its search."""
     files = list(workspace.objects.list(tenant.directory))
     tables = [table for table in workspace.line_tables(tenant) if table.exists()]
     return Figures(
@@ -171,7 +171,7 @@ def search_quality(workspace: Workspace, tenant: Entity, rebuilt: int, now: date
     """Measure the search of the current table if it is due; None if it is not, or if there are no lines.
 
     It is due if the table is small, if the compaction has built the vector index of ``rebuilt`` rows, more than
-    REBUILT_SHARE of all, or if nobody has measured it for MEASURED_EVERY.
+    REBUILT_SHARE of all, or if the last measurement is older than MEASURED_EVERY.
     """
     tables = [table for table in workspace.line_tables(tenant) if table.exists()]
     serving = next((table for table in tables if table.fingerprint == workspace.config.fingerprint), None)

@@ -88,7 +88,7 @@ DAMAGED_PREFIX = "_damaged_"
 def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> bool:
     """Rename a damaged base, delta, record or lease of ``entity``, so that the rest is readable. Raises LeaseHeld.
 
-    The lines of its documents, or the next index run, reveal what is missing. Returns whether a file was renamed.
+    The lines of its documents, or the next index run, reveal missing ones. Returns whether a file was renamed.
     """
     directory, _, name = path.rpartition("/")
     objects = workspace.objects

@@ -90,8 +90,8 @@ def _check(workspace: Workspace, catalog: Catalog, tenant: Entity) -> tuple[list
     of_sources = workspace.config.hierarchy[-1]
     for path in listing:
         name = parse_name(path)
-        if name.kind in (Kind.BASE, Kind.DELTA) and Entity.of_directory(name.place).type != of_sources:
-            directories.add(name.place)
+        if name.kind in (Kind.BASE, Kind.DELTA) and Entity.of_directory(name.directory).type != of_sources:
+            directories.add(name.directory)
 
     def compare(directory: str) -> Finding | None:
         return _compare(workspace, tenant, directory, set(known.at_or_below(directory)), waiting, now)

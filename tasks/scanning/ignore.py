@@ -49,7 +49,7 @@ _CLASSES = {
 class Pattern:
     """One pattern: ``regex`` matches the path of an entry, without a trailing slash, from the first byte to the last.
 
-    ``negated`` patterns (``!``) include again what an earlier one excluded. ``only_folders`` is set for a trailing
+    ``negated`` patterns (``!``) include paths that an earlier one excluded. ``only_folders`` is set for a trailing
     slash.
     """
 

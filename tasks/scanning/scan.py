@@ -562,7 +562,7 @@ def analyze_document_states(
     entity = Entity.parse(entity_path, workspace.config.hierarchy)
     record = workspace.source(entity)
     if record is None:
-        raise BadEntity("There is no such source", str(entity), "List the sources with: driftline sources")
+        raise BadEntity("Unknown source", str(entity), "List the sources with: driftline sources")
     if workspace.config.fingerprint is None:
         raise UsageError("The workspace has no model yet", workspace.objects.uri, "Index a source first.")
     source = open_source(record.uri, workspace.objects.storage_options, allow_empty=True)
@@ -611,7 +611,7 @@ def states_of_files(workspace: Workspace, files: Sequence[str]) -> list[tuple[st
         path = os.path.join(os.path.realpath(os.path.dirname(os.path.abspath(file))), os.path.basename(file))
         holding = [(root, entity) for root, entity in local if path.startswith(f"{root.rstrip('/')}/")]
         if holding:
-            root, entity = max(holding, key=lambda place: (len(place[0]), str(place[1])))
+            root, entity = max(holding, key=lambda held: (len(held[0]), str(held[1])))
             by_source.setdefault(entity, {})[file] = os.path.relpath(path, root)
     states: dict[str, DocumentState] = {}
     for entity, relative in by_source.items():

@@ -106,7 +106,7 @@ def _files(named: str, selection: Selection, on_skip: Callable[[str, SkipReason]
         if reason != SkipReason.EXCLUDED:
             on_skip(prefix + path, SkipReason(reason))
     if not listing.paths and selection.rules.include:
-        raise SourceNotFound("No file matches", named, "Name files that an index skips without a glob.")
+        raise SourceNotFound("No file matches", named, "Name skipped files one by one, without a glob.")
     for path, size in sorted(zip(listing.paths, listing.sizes, strict=True)):
         if size <= MAX_FILE_BYTES:
             yield prefix + path

@@ -101,7 +101,7 @@ class _Repository:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _FolderRules:
     """The rules for the entries of a folder: the ignore files above it, and the repository that it belongs to.
 
     Git ignores a folder that is ``closed``, so only its tracked files count.
@@ -116,20 +116,20 @@ class _Place:
 class _Level:
     """The entries of one level. ``scopes`` maps a list of patterns to the slices of files and folders it applies to.
 
-    ``starts`` has the first file and the first folder of each parent folder, ``places`` the rules for them.
+    ``starts`` has the first file and the first folder of each parent folder, ``rules`` the rules for them.
     """
 
     file_paths: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     scopes: dict[PatternList, list[tuple[slice, slice]]] = field(default_factory=dict)
     starts: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
-    places: list[_Place] = field(default_factory=list)
-    inside: dict[str, _Place] = field(default_factory=dict)
+    rules: list[_FolderRules] = field(default_factory=list)
+    inside: dict[str, _FolderRules] = field(default_factory=dict)
 
-    def add(self, place: _Place, first_file: int, first_folder: int) -> None:
-        """Record that the following entries belong to a folder with the rules of ``place``."""
+    def add(self, folder_rules: _FolderRules, first_file: int, first_folder: int) -> None:
+        """Record that the following entries belong to a folder with the rules of ``folder_rules``."""
         last = slice(first_file, len(self.file_paths)), slice(first_folder, len(self.folders))
-        for patterns in place.stack:
+        for patterns in folder_rules.stack:
             known = self.scopes.setdefault(patterns, [])
             if known and (known[-1][0].stop, known[-1][1].stop) == (first_file, first_folder):
                 first, last_of = known[-1]
@@ -138,8 +138,8 @@ class _Level:
                 known.append(last)
         self.starts[0].append(first_file)
         self.starts[1].append(first_folder)
-        self.places.append(place)
-        self.inside.update(dict.fromkeys(self.folders[first_folder:], place))
+        self.rules.append(folder_rules)
+        self.inside.update(dict.fromkeys(self.folders[first_folder:], folder_rules))
 
 
 class Walk:
@@ -167,7 +167,7 @@ class Walk:
         self._matcher = Matcher(rules, self._above)
         self._only = only
         self._without = without
-        self._places: dict[str, _Place] = {}
+        self._rules: dict[str, _FolderRules] = {}
         self._excludes = work_tree.excludes if work_tree else None
         self._outer = self._outermost(work_tree, tracked)
         self.listing = Listing()
@@ -181,7 +181,7 @@ class Walk:
                 level = self._scan(folders, without)
                 folders = self._keep_folders(level)
                 self._stat(level, self._keep_files(level))
-                self._places = level.inside
+                self._rules = level.inside
         return self.listing
 
     def subfolders(self, folders: Sequence[str]) -> list[str]:
@@ -193,16 +193,16 @@ class Walk:
         level = _Level()
         for folder in folders:
             first_file, first_folder = len(level.file_paths), len(level.folders)
-            place = self._places.get(folder)
+            folder_rules = self._rules.get(folder)
             try:
-                if place is None:
-                    place = self._place_of(folder)
+                if folder_rules is None:
+                    folder_rules = self._rules_of(folder)
                 ignore_files, has_git = self._scan_folder(folder, level, without)
             except OSError as error:
                 self._unlisted(folder, error)
                 del level.file_paths[first_file:], level.folders[first_folder:]
                 continue
-            inside = self._entered(folder, place, ignore_files, has_git=has_git)
+            inside = self._entered(folder, folder_rules, ignore_files, has_git=has_git)
             if inside is None:
                 self.listing.skip(SkipReason.WORK_TREE, folder)
                 del level.file_paths[first_file:], level.folders[first_folder:]
@@ -210,35 +210,39 @@ class Walk:
             level.add(inside, first_file, first_folder)
         return level
 
-    def _entered(self, folder: str, place: _Place, ignore_files: Sequence[str], *, has_git: bool) -> _Place | None:
+    def _entered(
+        self, folder: str, folder_rules: _FolderRules, ignore_files: Sequence[str], *, has_git: bool
+    ) -> _FolderRules | None:
         """Return the rules for the entries of ``folder``; None if they also exist in another work tree."""
         nested = find_nested(self._tree, folder) if has_git and folder else None
         if nested is not None:
-            outer = place.repository
+            outer = folder_rules.repository
             if nested.common_dir in outer.common_dirs:
                 return None
             tracked = tracked_in(self._root or "/", nested, outer.common_dirs)
             inner = _Repository(folder, tracked, (*outer.common_dirs, nested.common_dir))
             if self._excludes is None:
                 self._excludes = excludes_file(self._root or "/")
-            ours = tuple(patterns for patterns in place.stack if patterns.mark == BY_US)
+            ours = tuple(patterns for patterns in folder_rules.stack if patterns.mark == BY_US)
             lists = [self._patterns_outside(path, self._above + folder) for path in (self._excludes, nested.exclude)]
-            place = _Place((*ours, *filter(None, lists)), inner)
+            folder_rules = _FolderRules((*ours, *filter(None, lists)), inner)
         lists = [self._patterns_inside(folder + name, self._above + folder) for name in ignore_files]
-        return replace(place, stack=(*place.stack, *filter(None, lists)))
+        return replace(folder_rules, stack=(*folder_rules.stack, *filter(None, lists)))
 
-    def _place_of(self, folder: str) -> _Place:
+    def _rules_of(self, folder: str) -> _FolderRules:
         """Return the rules for ``folder`` if the walk begins there."""
         if not folder:
             return self._outer
         above = folder[: folder.rindex("/", 0, -1) + 1] if "/" in folder[:-1] else ""
         names = [name for name in (*IGNORE_FILES, GIT) if self._is_there(above + name)]
-        outer = self._place_of(above)
-        place = self._entered(above, outer, [name for name in names if name != GIT], has_git=GIT in names) or outer
+        outer = self._rules_of(above)
+        folder_rules = (
+            self._entered(above, outer, [name for name in names if name != GIT], has_git=GIT in names) or outer
+        )
         level = _Level(folders=[folder])
-        level.add(place, 0, 0)
+        level.add(folder_rules, 0, 0)
         is_ignored = self._verdict(self._array([folder[:-1]], np.ones(1, dtype=bool)), level, folders=True)[0] == BY_GIT
-        return replace(place, closed=True) if is_ignored else place
+        return replace(folder_rules, closed=True) if is_ignored else folder_rules
 
     def _is_there(self, path: str) -> bool:
         try:
@@ -331,14 +335,14 @@ class Walk:
         names = level.folders if folders else level.file_paths
         starts = level.starts[folders]
         for row in np.flatnonzero(verdict == BY_GIT).tolist():
-            place = level.places[bisect_right(starts, row) - 1]
-            tracks = place.repository.holds(names[row])
+            folder_rules = level.rules[bisect_right(starts, row) - 1]
+            tracks = folder_rules.repository.holds(names[row])
             if tracks is None:
                 self.listing.unsure.append(names[row])
             elif tracks:
                 verdict[row] = 0
                 if folders:
-                    level.inside[names[row]] = replace(place, closed=True)
+                    level.inside[names[row]] = replace(folder_rules, closed=True)
         return verdict > 0
 
     def _verdict(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.uint8]:
@@ -350,8 +354,8 @@ class Walk:
                 if part.stop > part.start:
                     patterns.apply(paths[part], verdict[part], folders=folders)
         starts = [*level.starts[folders], len(paths)]
-        for i, place in enumerate(level.places):
-            if place.closed:
+        for i, folder_rules in enumerate(level.rules):
+            if folder_rules.closed:
                 inside = verdict[starts[i] : starts[i + 1]]
                 inside[inside == 0] = BY_GIT
         return verdict
@@ -396,9 +400,9 @@ class Walk:
         inside = target == self._root or target.startswith(self._root + "/")
         return not inside or here == target or here.startswith(target + "/")
 
-    def _outermost(self, work_tree: WorkTree | None, tracked: TrackedFiles | None) -> _Place:
+    def _outermost(self, work_tree: WorkTree | None, tracked: TrackedFiles | None) -> _FolderRules:
         if work_tree is None:
-            return _Place()
+            return _FolderRules()
         lists = [self._patterns_outside(path, "") for path in (work_tree.excludes, work_tree.exclude)]
         parts = self._above.rstrip("/").split("/") if self._above else []
         closed = False  # an ignored folder with tracked files; without any, it is no work tree
@@ -411,7 +415,7 @@ class Walk:
             closed |= bool(verdict[0] == BY_GIT)
         tracked = tracked or TrackedFiles(work_tree.repository, work_tree.root)
         repository = _Repository("", tracked, (work_tree.repository.common_dir,))
-        return _Place(tuple(filter(None, lists)), repository, closed)
+        return _FolderRules(tuple(filter(None, lists)), repository, closed)
 
     def _patterns_outside(self, path: str, base: str) -> PatternList | None:
         return _patterns(lambda: read_regular(path), path, base) if path else None

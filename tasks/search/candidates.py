@@ -25,7 +25,7 @@ from driftline.tasks.search.ranking import (
     BM25_K1,
     WEIGHTS,
     CandidateLines,
-    Reach,
+    Neighbourhood,
     Weights,
     count_words,
     document_scores,
@@ -380,12 +380,12 @@ def _begins_definition(candidates: Candidates, chosen: NDArray[np.int64]) -> NDA
 def _meaning(
     candidates: Candidates,
     chosen: NDArray[np.int64],
-    meaning: Sequence[Reach],
+    meaning: Sequence[Neighbourhood],
     vector: NDArray[np.float32],
     embedder: Embedder,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return ``(n,)`` each, for the ``chosen`` rows of candidates: their cosines, and their ``meaning_scores``."""
-    farthest = max(reach.lines for reach in meaning)
+    farthest = max(near.lines for near in meaning)
     around = np.unique((chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1))
     vectors = embedder.embed([candidates.texts[number] for number in around.tolist()])
     at = np.searchsorted(around, chosen)  # the positions of the chosen rows among those around them

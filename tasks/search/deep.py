@@ -56,7 +56,7 @@ def reranked(
 ) -> list[Window]:
     """Return ``windows``, best first, by their scores plus ``weight`` times the cosine of ``query`` and their texts.
 
-    The cosine alone would prefer texts that sound like the question over answers.
+    A cosine without words would prefer texts that resemble the question to answers.
     """
     if len(windows) < 2:
         return list(windows)
@@ -84,8 +84,8 @@ def texts_of(windows: Sequence[Window], tables: Sequence[LineQuery]) -> list[str
     found = []
     for window, passages in zip(windows, parts, strict=True):
         name = window.definition.name if window.definition else ""
-        places = [(part.entity, part.path, line) for part in passages for line in range(part.first, part.last + 1)]
-        text = " ".join(as_words(known[place]) for place in places if place in known)
+        locations = [(part.entity, part.path, line) for part in passages for line in range(part.first, part.last + 1)]
+        text = " ".join(as_words(known[location]) for location in locations if location in known)
         folders = os.path.splitext(window.path)[0].split("/")[-FOLDERS:]
         found.append(f"{as_words(name)} . {text} . {as_words(' '.join(folders))}")
     return found
@@ -119,7 +119,7 @@ Chosen on the tuning halves of the benchmark.
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DefinitionKey:
     """A definition of a document with this ``hash``."""
 
     entity: str
@@ -153,7 +153,7 @@ class DeepSearch:
         relative = relative_to_sources(workspace, where) if where else None
         return cls([table for table in tables if table.exists()], encoder, relative, only, max_distance)
 
-    def find(self, query: str) -> dict[Place, float]:
+    def find(self, query: str) -> dict[DefinitionKey, float]:
         """Return the definitions nearest to ``query``, best first, each with its cosine."""
         vector = self.encoder.embed([query])[0]
         sql = self.where.to_sql() if self.where else None
@@ -161,16 +161,16 @@ class DeepSearch:
         if not found:
             return {}
         rows = pa.concat_tables(found).sort_by("distance").slice(0, CANDIDATE_DEFINITIONS)
-        nearest: dict[Place, float] = {}
+        nearest: dict[DefinitionKey, float] = {}
         for row in rows.to_pylist():
             definition = Definition(row["kind"], row["name"], row["line"], row["first"], row["last"])
-            nearest.setdefault(Place(row["entity"], row["path"], row["hash"], definition), 1 - row["distance"])
+            nearest.setdefault(DefinitionKey(row["entity"], row["path"], row["hash"], definition), 1 - row["distance"])
         return nearest
 
 
 def joined(
     windows: Sequence[Window],
-    found: dict[Place, float],
+    found: dict[DefinitionKey, float],
     vector: NDArray[np.float32],
     deep: DeepSearch,
     tables: Sequence[LineQuery],
@@ -185,16 +185,16 @@ def joined(
     if not found:
         return list(windows)
     least = min(found.values())
-    gains = {place: _weight(place.definition) * (cosine - least) for place, cosine in found.items()}
+    gains = {location: _weight(location.definition) * (cosine - least) for location, cosine in found.items()}
     add_definitions(tables, windows)
     base = min((window.score for window in windows), default=0.0)
-    places = {(place.entity, place.path, place.definition): place for place in found}
+    locations = {(location.entity, location.path, location.definition): location for location in found}
     for window in windows:
-        place = places.pop((window.entity, window.path, window.definition), None) if window.definition else None
-        window.score += gains[place] if place else 0.0
-    new = _windows([*places.values()], tables, vector, embedder, deep)
-    for place, window in new.items():
-        window.score = base + gains[place]
+        location = locations.pop((window.entity, window.path, window.definition), None) if window.definition else None
+        window.score += gains[location] if location else 0.0
+    new = _windows([*locations.values()], tables, vector, embedder, deep)
+    for location, window in new.items():
+        window.score = base + gains[location]
         window.attainable = max((each.attainable for each in windows), default=WEIGHT_OF_CODE)
     return by_score([*windows, *new.values()])
 
@@ -204,28 +204,28 @@ def _weight(definition: Definition) -> float:
 
 
 def _windows(
-    found: Sequence[Place],
+    found: Sequence[DefinitionKey],
     tables: Sequence[LineQuery],
     vector: NDArray[np.float32],
     embedder: Embedder,
     deep: DeepSearch,
-) -> dict[Place, Window]:
+) -> dict[DefinitionKey, Window]:
     """Return a window at the line of each definition, if its document is unchanged and ``deep`` allows it."""
-    lines = [(place.entity, place.path, place.definition.line) for place in found]
+    lines = [(location.entity, location.path, location.definition.line) for location in found]
     known: dict[tuple[str, str, int], tuple[str, str]] = {}
     for table in tables:
         known |= table.lines_at(lines)
     texts = [known[line][0] if line in known else "" for line in lines]
     distances = 1 - embedder.embed(texts) @ vector if texts else np.zeros(0)
     farthest = np.inf if deep.max_distance is None else deep.max_distance
-    windows: dict[Place, Window] = {}
-    for place, line, text, distance in zip(found, lines, texts, distances.tolist(), strict=True):
-        definition = place.definition
-        if line not in known or known[line][1] != place.hash or distance > farthest:
+    windows: dict[DefinitionKey, Window] = {}
+    for location, line, text, distance in zip(found, lines, texts, distances.tolist(), strict=True):
+        definition = location.definition
+        if line not in known or known[line][1] != location.hash or distance > farthest:
             continue
-        if not deep.only.allow(definition, definition.line, place.path):
+        if not deep.only.allow(definition, definition.line, location.path):
             continue
-        row: dict[str, Any] = {"entity": place.entity, "path": place.path, "hash": place.hash}
+        row: dict[str, Any] = {"entity": location.entity, "path": location.path, "hash": location.hash}
         row |= {"line_number": definition.line, "distance": distance, "text": text}
-        windows[place] = Window.around(row | {"definition": definition, "outlined": True})
+        windows[location] = Window.around(row | {"definition": definition, "outlined": True})
     return windows

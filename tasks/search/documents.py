@@ -16,7 +16,7 @@ from driftline.storage.lines.filters import LineFilter, normalise
 from driftline.storage.workspace.branches import read_branch
 from driftline.storage.workspace.workspace import Branch, Workspace
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.query import SearchReport, answer
+from driftline.tasks.search.query import SearchReport, answer, notes_on
 from driftline.tasks.search.request import SearchRequest
 
 _COLUMNS = ["path", "size_bytes", "mtime_ns", "hash", "lines", "reason"]
@@ -142,7 +142,8 @@ def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
         report = answer(workspace, replace(request, also=(*request.also, where), top_k=count))
         new = [*_new(workspace, report.results)]
         if len(new) >= request.top_k or len(report.results) < count or count >= MAX_FETCHED:
-            return SearchReport(request.query, tuple(new[: request.top_k]), report.explanation)
+            best = tuple(new[: request.top_k])
+            return SearchReport(request.query, best, report.explanation, notes_on(best))
         count = min(4 * count, MAX_FETCHED)
 
 

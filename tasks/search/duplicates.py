@@ -109,18 +109,18 @@ def _nearest(
     None if none is within ``limit``.
     """
     hits = [query.nearest(vector, NEAREST, 2 * limit).to_pylist() for vector in vectors]
-    places = [(hit["entity"], hit["path"], hit["line_number"]) for found in hits for hit in found]
-    outlines = query.outlines(sorted(set(places)))
+    locations = [(hit["entity"], hit["path"], hit["line_number"]) for found in hits for hit in found]
+    outlines = query.outlines(sorted(set(locations)))
     distances: dict[tuple[str, str, Definition], NDArray[np.float64]] = defaultdict(
         lambda: np.full(len(vectors), 2 * limit)
     )
     for number, found in enumerate(hits):
         for hit in found:
-            place = (hit["entity"], hit["path"], hit["line_number"])
-            definition = innermost(decode(outlines.get(place, "")), place[2])
+            location = (hit["entity"], hit["path"], hit["line_number"])
+            definition = innermost(decode(outlines.get(location, "")), location[2])
             if definition is None or definition.kind not in _FUNCTIONS:
                 continue
-            of_function = distances[place[0], place[1], definition]
+            of_function = distances[location[0], location[1], definition]
             of_function[number] = min(of_function[number], hit["distance"])
     means = {function: float(found.mean()) for function, found in distances.items()}
     if not means:

@@ -70,7 +70,7 @@ Document = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ExactTerms:
-    """Describe what a document must hold: a match of each pattern, a definition of each name, a use of each name.
+    """Describe what a document must contain: a match of each pattern, a definition of each name, a use of each name.
 
     Its lines match that match one of the patterns, define one of the names of ``definitions``, or use one of ``uses``
     and do not define it. ``inside`` leaves out lines outside of definitions of these names.
@@ -132,8 +132,8 @@ class ExactFinder:
     """Finds the lines of some tables that match patterns, document by document.
 
     ``order`` sorts the documents, and ``chosen`` leaves some of them out; ``documents`` are the only ones, if given.
-    ``late`` tells whether the time is up, and ``max_packs`` is how many to read; ``cut`` then tells that not all were.
-    ``read`` counts them.
+    ``late`` returns whether the time is up, and ``max_packs`` is the number to read; ``cut`` then means that not all
+    were. ``read`` counts them.
     """
 
     tables: Sequence[LineQuery]
@@ -242,13 +242,17 @@ def search_exactly(
     ``count`` none is, and all are counted. If the request has a query, its words rank the lines as ``answer`` does;
     those that it does not find come last, in order. After ``max_seconds`` of ``clock`` the search ends.
 
-    Raises UsageError, NotIndexed, StorageError, CorruptFile, and with a query what ``answer`` raises.
+    Raises UsageError, NotIndexed, StorageError, CorruptFile, and with a query the errors of ``answer``.
     """
     if request.kinds or request.symbols:
-        raise UsageError("Exact terms know no kinds and symbols", fix="Use def:Name, or sym:Name for what is inside.")
+        raise UsageError(
+            "Exact terms cannot be combined with kinds and symbols",
+            fix="Use def:Name for definitions, or sym:Name for the lines inside.",
+        )
     if request.max_distance is not None or request.min_relevance is not None:
         raise UsageError(
-            "Exact terms know no max_distance and min_relevance", fix="Leave them out, or the exact terms."
+            "Exact terms cannot be combined with max_distance and min_relevance",
+            fix="Leave them out, or the exact terms.",
         )
     started = clock()
     tables = open_tables(workspace, line_filter(request, workspace))
@@ -267,7 +271,7 @@ def search_exactly(
 def what_is_missing(counts: ExactCounts, shown: int) -> str:
     """Return a note if not all matching lines are shown, or an empty text. It names options in backticks."""
     if counts.reason == "time":
-        return "The search took too long, and there may be more lines: narrow it to some files."
+        return "The search timed out, so there may be more lines: narrow it to some files."
     if counts.reason == "limit":
         return f"More lines match than the {shown:,} shown: a larger `top_k` shows them, `count` counts them."
     return ""

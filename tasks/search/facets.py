@@ -1,9 +1,9 @@
 """Facets: how many matching files each source, language, directory and kind of definition has, and how many are tests.
 
 The values of one facet are alternatives, so each facet counts as if none of its own values were chosen: the counts of
-the others then say what choosing them as well would add. They come from one more search, without any chosen value,
-whatever their number. An exact search counts the files that match, up to a limit; a ranked one counts the files of the
-lines that it ranks.
+the others then say how many files they would add. They come from one more search, without any chosen value, whatever
+their number. An exact search counts the files that match, up to a limit; a ranked one counts the files of the lines
+that it ranks.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def with_alternatives(found: Facets, wider: Facets, request: SearchRequest) -> F
 
 
 def _conditions(request: SearchRequest) -> dict[str, Callable[[Match], bool]]:
-    """Return for each facet with chosen values whether a file has one of them."""
+    """Return for each facet with selected values whether each file has one of them."""
     sources = tuple(map(str, request.sources or ()))
     dirs = tuple(f"{each.strip('/')}/" for each in request.dirs or ())
     exts = frozenset(extensions_of(request.languages or ()))

@@ -35,7 +35,7 @@ def where_named(workspace: Workspace, names: Iterable[str], kind: Kind = "either
     roots = [(entity, record.uri) for entity, record in workspace.readable_sources()]
     found: dict[Entity | None, set[str]] = {}
     for name in names:
-        for entity, inside in _places(name, roots):
+        for entity, inside in _interpretations(name, roots):
             found.setdefault(entity, set()).add(inside)
     alternatives: list[LineFilter] = []
     for owner, inside_it in found.items():
@@ -51,7 +51,7 @@ def where_named(workspace: Workspace, names: Iterable[str], kind: Kind = "either
     return LineFilter(any_of=tuple(alternatives))
 
 
-def _places(name: str, roots: Sequence[tuple[Entity, str]]) -> list[tuple[Entity | None, str]]:
+def _interpretations(name: str, roots: Sequence[tuple[Entity, str]]) -> list[tuple[Entity | None, str]]:
     """Return the sources that contain a name, or that it contains, with its path inside them ("" for the whole source).
 
     None means any source.
@@ -183,7 +183,7 @@ class LineKinds:
 
     @classmethod
     def of(cls, search_filter: SearchFilter) -> Self:
-        """Return what a filter demands of single lines."""
+        """Return the conditions of a filter on single lines."""
         switches = ((row.leaves_out, getattr(search_filter, name)) for name, row in FILTERS.items())
         left_out = tuple(leaves_out for leaves_out, is_on in switches if leaves_out is not None and not is_on)
         return cls(search_filter.symbols, tuple(search_filter.kinds or ()), left_out)

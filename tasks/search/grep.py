@@ -130,7 +130,11 @@ def grep(
         kept.extend(batch)
     found = tuple(_hits(kept, lines.sorted(kept), request, calibration))
     if found or lines.nearest is None:
-        why = "No line holds a word that the model knows." if kept else "Nothing was searched: no file holds text."
+        why = (
+            "No line contains a word that the model knows."
+            if kept
+            else "Nothing was searched: the files contain no text."
+        )
         return SearchReport(query, found, notes=() if found else (why,))
     columns = tuple(np.array([value]) for value in lines.nearest)
     (nearest,) = _hits(kept, columns, replace(request, top_k=1, n_lines=0), calibration)
@@ -324,7 +328,7 @@ class _Held:
         for uri in self.uris:
             where = where_named(self.workspace, [uri])
             if not where.any_of:
-                raise SourceNotFound("The workspace holds nothing of this URI", uri, "Index it first.")
+                raise SourceNotFound("Nothing of this URI is indexed", uri, "Index it first.")
             self.filters.append(where)
 
     def find(self, files: Mapping[str, str]) -> list[str]:

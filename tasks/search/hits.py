@@ -49,6 +49,10 @@ from driftline.tasks.text import decode, lines_between, rows_of_line, split_line
 
 MAX_WINDOW_LINES = 32
 """Maximum number of lines of a window without its context."""
+GROWTH = 0.7
+"""The share of a window's relevance that a hit needs to extend it: others cost a reader more than they tell."""
+MAX_HEAD_LINES = 8
+"""Maximum number of lines that a window grows by so as to begin with its definition."""
 JUDGED_WINDOWS = 60
 """Windows that show which files a query is about."""
 MAX_WINDOWS_OF_DEFINITION = 3
@@ -63,8 +67,9 @@ class Window:
     which the text begins in its line, and ``definition``, the innermost around it, belong to this hit; the definition
     is unknown unless the window is ``outlined``. ``score`` is that of the hit that places the window: its relevance, of
     which ``attainable`` is the maximum, or its cosine if hits are ordered by that; nothing is attainable then.
-    ``copies`` are other documents of its source with the same content. If the query has ``named`` the definition, the
-    window stays inside it.
+    ``set_back`` is what better windows of its file have taken from the score, which makes it no less likely. ``copies``
+    are other documents of its source with the same content. If the query has ``named`` the definition, the window stays
+    inside it.
     """
 
     entity: str
@@ -81,6 +86,7 @@ class Window:
     score: float = field(default=0.0, compare=False)
     column: int = 0
     attainable: float = 0.0
+    set_back: float = field(default=0.0, compare=False)
     copies: tuple[str, ...] = ()
     named: bool = False
 
@@ -104,6 +110,13 @@ class Window:
         """Return whether it may grow to a line: any line, unless the query names its definition."""
         return not self.named or self.definition is None or self.definition.first <= line <= self.definition.last
 
+    def gains_by(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a later hit is inside, or relevant enough to extend it."""
+        if self.first <= row["line_number"] <= self.last or not self.attainable or self.score <= 0:
+            return True
+        worth: bool = row["relevance"] >= GROWTH * self.score
+        return worth
+
     def take_in(self, other: Window) -> None:
         """Merge ``other`` into this window; the better fit provides the best line."""
         if other.fit > self.fit:
@@ -116,9 +129,9 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int) -
     """Merge hits, best first, into at most ``limit`` windows, in the order of their first hits.
 
     ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` unless
-    nearer is simply better. Hits up to ``max_gap`` lines apart become one window; if that would be too long, the later
-    hit is dropped. Hits are read until there are enough windows, so that no window grows by hits that are worse than
-    all of them.
+    nearer is simply better. Hits up to ``max_gap`` lines apart become one window; if that would be too long, or the
+    later hit is much less relevant, it is dropped. Hits are read until there are enough windows, so that no window
+    grows by hits that are worse than all of them. A window that begins shortly after its definition begins with it.
     """
     windows: list[Window] = []
     of_document: dict[tuple[str, str], list[Window]] = {}
@@ -131,6 +144,8 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int) -
             if last - first >= MAX_WINDOW_LINES or not all(window.may_take_in(line) for window in near):
                 continue
             kept, *others = near
+            if not others and not kept.gains_by(row):
+                continue  # one between two windows joins them all the same
             for other in others:
                 kept.take_in(other)
                 known.remove(other)
@@ -147,7 +162,20 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int) -
         windows.append(new)
         if len(windows) == limit:
             break
+    for known in of_document.values():
+        _begin_with_definitions(known, max_gap)
     return windows
+
+
+def _begin_with_definitions(windows: Sequence[Window], max_gap: int) -> None:
+    """Extend ``windows`` of one document to the nearby beginnings of their definitions, but not close to another."""
+    for window in windows:
+        definition = window.definition
+        if definition is None or not definition.is_code or not 0 < window.first - definition.first <= MAX_HEAD_LINES:
+            continue
+        fits = window.last - definition.first < MAX_WINDOW_LINES
+        if fits and not any(definition.first - max_gap <= each.last < window.first for each in windows):
+            window.first = definition.first
 
 
 def arranged(
@@ -177,7 +205,8 @@ def arranged(
         window.score += unit * (gain + weights.stem * share[window.file])
     seen.clear()
     for window in by_score(windows):
-        window.score += unit * weights.again * seen[window.file]
+        window.set_back = -unit * weights.again * seen[window.file]
+        window.score -= window.set_back
         seen[window.file] += 1
     return by_score(windows)
 
@@ -314,7 +343,7 @@ def read_excerpt(
     is the manifest's. Raises NotIndexed for anything else, UsageError, StorageError.
     """
     if line < 1 or n_lines < 0:
-        raise UsageError("Lines count from 1, and n_lines must not be negative", f"{line}, {n_lines}")
+        raise UsageError("line must be at least 1, and n_lines at least 0", f"{line}, {n_lines}")
     entity, digest = _indexed_excerpt(workspace, path, source, within)
     record = workspace.readable_source(entity)
     data = _read_excerpt(workspace, record, path, digest)
@@ -361,7 +390,7 @@ def _indexed_excerpt(workspace: Workspace, path: str, source: str | None, within
         raise NotIndexed("No such document is indexed", path, "Take path and source from search results.")
     if len(found) > 1:
         names = ", ".join(str(entity) for entity, _ in found)
-        raise UsageError("Several sources have this document", path, f"Name one of them: {names}.")
+        raise UsageError("Several sources contain this document", path, f"Name one of them: {names}.")
     return found[0]
 
 
@@ -478,7 +507,7 @@ class Hit:
 
     ``path`` is that of the document in its source, and ``file`` can be opened: an absolute path or a URI, or None for
     standard input and removed sources. ``line`` and ``text`` are the best line, and ``column`` is where it answers the
-    query. ``score`` orders the list: how likely such a hit is right, which ``label`` says in a word; in the mode
+    query. ``score`` orders the list: the probability that such a hit is right, which ``label`` classifies; in the mode
     ``vector``, it is the cosine of the best line, without a label. ``distance`` is 1 - the cosine of the best line,
     ``relevance`` the share of random pairs of lines that are farther. ``copies`` are the paths of other documents of
     the source with the same content, which are not shown. ``context`` has the lines from ``start_line`` to
@@ -490,7 +519,7 @@ class Hit:
     line, ``kind`` its kind (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` its lines as they
     were indexed, comments above it included; None outside of any, and if definitions are not indexed. ``anchor`` is the
     place of the best line in a file from which text was extracted (``cell 7``); line numbers are those of that text.
-    ``fragment`` is what opens the place behind ``#`` in a viewer (``page=12``), None if no viewer would.
+    ``fragment`` is the URL fragment for a viewer (``page=12``), None if no viewer supports one.
     ``matches`` are the places in the best line that match the patterns of an exact search: the columns of the first
     character and after the last one, 1-based. ``url`` is the permanent link of the best line at a commit on the host of
     its repository; None if it is not known that the text there is the same.
@@ -591,7 +620,7 @@ def hits(
             context = [known.get(number, "") for number in range(start, end + 1)]
         at = match_in(window.text, query)
         judged = _judged(window, document, records.redaction(window.entity), unchanged=text is not None)
-        likely = likelihood(window.score, window.attainable) if window.attainable else None
+        likely = likelihood(window.score + window.set_back, window.attainable) if window.attainable else None
         score = min(score, window.score if likely is None else likely)  # windows after the reranked ones score apart
         yield Hit(
             path=window.path,

@@ -99,8 +99,8 @@ def asked_by(request: SearchRequest) -> Question:
 def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
     """Return the lines that a request asks for exactly, or if it asks for none, the windows that answer its words.
 
-    The branch that a query names is left to the caller, who opens the workspace. Raises what ``search_exactly`` and
-    ``answer`` raise.
+    The branch that a query names is left to the caller, who opens the workspace. Raises the errors of
+    ``search_exactly`` and ``answer``.
     """
     report = _asked(workspace, request)
     if report.facets is None:
@@ -122,7 +122,7 @@ def _asked(workspace: Workspace, request: SearchRequest) -> SearchReport:
     if question.terms:
         return replace(search_exactly(workspace, question.terms, narrowed), query=question.text)
     if not question.words:
-        raise UsageError("The query names only where to search", question.text[:200], "Add what to search for.")
+        raise UsageError("The query has only filters", question.text[:200], "Add words or an exact term.")
     return replace(answer(workspace, narrowed), query=question.text)
 
 
@@ -242,7 +242,7 @@ class _Parser:
         if value.startswith('"'):
             value = _ESCAPED.sub(r"\1", value[1:-1])
         if not value.strip():
-            fix = f"{FIELDS[name]} Write it behind the colon without a blank."
+            fix = f"{FIELDS[name]} Write it right after the colon."
             self._fail(start, f"The field {name}: is empty", fix)
         if found["not"] and name not in _NEGATED:
             self._fail(start, f"The field {name}: cannot be excluded", "Only -file:, -lang: and -repo: exclude.")
@@ -285,6 +285,6 @@ def _sources(entities: Iterable[Entity], names: Iterable[str]) -> tuple[Entity, 
     for name in names:
         of_name = [entity for entity in known if name.lower() in str(entity).rpartition("source:")[2].lower()]
         if not of_name:
-            raise UsageError("No source has this name", name, "'driftline sources' lists them.")
+            raise UsageError("No source name contains this text", name, "'driftline sources' lists them.")
         found |= dict.fromkeys(of_name)
     return tuple(found)

@@ -2,8 +2,8 @@
 
 A link must never lead to another text, so a document has one only if its content at a commit is known to be the indexed
 one: because a run has recorded the commit that the index reached, and no later run has written the document; or because
-the work tree is at hand, and git names the same blob at a commit that has been pushed. A commit never changes, so what
-is known of one remains true and is cached.
+the work tree is at hand, and git names the same blob at a commit that has been pushed. A commit never changes, so its
+data is cached.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TEMPLATES: Mapping[str, str] = {
 }
 """How each kind of host links to a line."""
 _AS_SOURCE = {"github": "plain=1", "gitlab": "plain=1", "gitea": "display=source"}
-"""What makes a host show the lines of a file that it would render."""
+"""The query that makes a host show the lines of a file that it would render."""
 _RENDERED = frozenset({"adoc", "asciidoc", "ipynb", "markdown", "md", "mdx", "mkd", "org", "rst", "textile"})
 _HOSTS = {"codeberg": "gitea", "forgejo": "gitea", "gitea": "gitea", "github": "github", "gitlab": "gitlab"}
 """The kind of a host, by a part of its name."""
@@ -81,7 +81,7 @@ class Address:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Return what all spellings of the remote have in common; hosts ignore case."""
+        """Return the common form of all spellings of the remote; hosts ignore case."""
         return self.host, self.path.lower().removeprefix("scm/")
 
     @property
@@ -145,7 +145,7 @@ def _scp(text: str) -> tuple[str, str]:
 
 
 def wrong_link(link: str) -> str | None:
-    """Return what is wrong with the ``link`` of a source: a kind of host, or a template; None if nothing is.
+    """Return the problem of the ``link`` of a source: a kind of host, or a template; None if nothing is.
 
     Examples:
         >>> wrong_link("gitlab"), wrong_link("https://git.example.com/view/{repository}/{path}?id={commit}#n{line}")
@@ -205,7 +205,7 @@ class LinkTemplate:
 # -- links -------------------------------------------------------------------------------------
 
 
-class _Place(NamedTuple):
+class _Revision(NamedTuple):
     """A document at a ``commit``: its path in the repository, and whether its lines are those of an extracted text."""
 
     commit: str
@@ -217,15 +217,15 @@ class _Place(NamedTuple):
 class Links:
     """The permanent links of some documents."""
 
-    _found: Mapping[DocumentKey, tuple[LinkTemplate, _Place]] = field(default_factory=dict)
+    _found: Mapping[DocumentKey, tuple[LinkTemplate, _Revision]] = field(default_factory=dict)
 
     def url(self, entity: str, path: str, line: int) -> str | None:
         """Return the link of a line (1-based); None if the document has none."""
         found = self._found.get((entity, path))
         if found is None:
             return None
-        template, place = found
-        return template.url(place.commit, place.path, None if place.extracted else line)
+        template, revision = found
+        return template.url(revision.commit, revision.path, None if revision.extracted else line)
 
 
 def find_links(
@@ -236,10 +236,10 @@ def find_links(
 ) -> Links:
     """Return the links of ``documents``, by the hashes of their indexed content.
 
-    ``record_of`` returns the record of a source, read before this call, and ``contents`` has what was read of the
-    documents, as bytes. A source whose index or repository cannot be read has no links.
+    ``record_of`` returns the record of a source, read before this call, and ``contents`` the bytes of documents that
+    were read. A source whose index or repository cannot be read has no links.
     """
-    found: dict[DocumentKey, tuple[LinkTemplate, _Place]] = {}
+    found: dict[DocumentKey, tuple[LinkTemplate, _Revision]] = {}
     for entity in sorted({entity for entity, _ in documents}):
         record = record_of(entity)
         template = LinkTemplate.of(record) if record is not None else None
@@ -248,27 +248,29 @@ def find_links(
         wanted = {path: digest for (of, path), digest in documents.items() if of == entity}
         read = {path: contents.get((entity, path)) for path in wanted}
         try:
-            places = _recorded(workspace, entity, record, wanted)
-            places |= _in_work_tree(workspace, record, {p: h for p, h in wanted.items() if p not in places}, read)
+            revisions = _recorded(workspace, entity, record, wanted)
+            revisions |= _in_work_tree(workspace, record, {p: h for p, h in wanted.items() if p not in revisions}, read)
         except DriftlineError as error:
             log.warning("The links of %s are left out: %s", entity, error)
             continue
-        found |= {(entity, path): (template, place) for path, place in places.items()}
+        found |= {(entity, path): (template, revision) for path, revision in revisions.items()}
     return Links(found)
 
 
 _Fact = tuple[str, str, str, str, str]
-_KNOWN: LRUCache[_Fact, _Place | None] = LRUCache(KNOWN_DOCUMENTS)
-"""The places of documents by two names of their source, commit, path and hash; None if the content there is another."""
+_KNOWN: LRUCache[_Fact, _Revision | None] = LRUCache(KNOWN_DOCUMENTS)
+"""The places of documents by two names of their source, commit, path and hash; None if the content there differs."""
 _KNOWN_LOCK = threading.Lock()
 
 
-def _known(keys: Mapping[str, _Fact]) -> dict[str, _Place | None]:
+def _known(keys: Mapping[str, _Fact]) -> dict[str, _Revision | None]:
     with _KNOWN_LOCK:
         return {path: _KNOWN[key] for path, key in keys.items() if key in _KNOWN}
 
 
-def _recorded(workspace: Workspace, entity: str, record: SourceRecord, wanted: Mapping[str, str]) -> dict[str, _Place]:
+def _recorded(
+    workspace: Workspace, entity: str, record: SourceRecord, wanted: Mapping[str, str]
+) -> dict[str, _Revision]:
     """Return the places of documents at the commit that the index has reached.
 
     At the end of that run, each document was as in the commit. It still is if its row in the manifest, read after the
@@ -278,22 +280,22 @@ def _recorded(workspace: Workspace, entity: str, record: SourceRecord, wanted: M
     if at is None:
         return {}
     keys: dict[str, _Fact] = {p: (workspace.objects.uri, entity, at.id, p, digest) for p, digest in wanted.items()}
-    places = {path: place for path, place in _known(keys).items() if place is not None}
-    missing = [path for path in wanted if path not in places]
+    revisions = {path: revision for path, revision in _known(keys).items() if revision is not None}
+    missing = [path for path in wanted if path not in revisions]
     if not missing:
-        return places
+        return revisions
     manifest = workspace.manifest(Entity.parse(entity, workspace.config.hierarchy))
     rows = manifest.get(missing, columns=["path", "rev", "hash", "reason", "extractor"])
     if read_copy_record(workspace.objects) is not None and not 0 < at.revision <= manifest.recent_rev():
-        return places
-    new: dict[str, _Place] = {}
+        return revisions
+    new: dict[str, _Revision] = {}
     for row in rows.to_pylist():
         path = row["path"]
         if row["reason"] is None and row["hash"] == wanted[path] and token_of(row["rev"]) <= at.token:
-            new[path] = _Place(at.id, f"{record.subpath}{path}", bool(split_mark(row["extractor"], "off")[0]))
+            new[path] = _Revision(at.id, f"{record.subpath}{path}", bool(split_mark(row["extractor"], "off")[0]))
     with _KNOWN_LOCK:
-        _KNOWN.update({keys[path]: place for path, place in new.items()})
-    return places | new
+        _KNOWN.update({keys[path]: revision for path, revision in new.items()})
+    return revisions | new
 
 
 _PUSHED: TTLCache[str, PushedCommit | None] = TTLCache(64, PUSHED_SECONDS)
@@ -302,7 +304,7 @@ _PUSHED_LOCK = threading.Lock()
 
 def _in_work_tree(
     workspace: Workspace, record: SourceRecord, wanted: Mapping[str, str], read: Mapping[str, object]
-) -> dict[str, _Place]:
+) -> dict[str, _Revision]:
     """Return the places of documents at the newest pushed commit of their work tree, whose files were ``read``."""
     is_readable = "://" not in record.uri and "::" not in record.uri and workspace.access.allows(record.uri)
     pushed = _pushed(record.uri) if wanted and is_readable else None
@@ -316,15 +318,15 @@ def _in_work_tree(
         if path not in found and isinstance(data := read.get(path), bytes) and content_hash(data) == digest
     }
     if as_indexed:
-        blobs, new = blobs_at(pushed, [*as_indexed]), dict[str, _Place | None]()
+        blobs, new = blobs_at(pushed, [*as_indexed]), dict[str, _Revision | None]()
         for path, data in as_indexed.items():
             same = blobs.get(path) == _blob_id(data, pushed.object_format)
             if same or blobs:  # else git may have failed
-                new[path] = _Place(pushed.id, f"{pushed.prefix}{path}", is_extracted(path, data)) if same else None
+                new[path] = _Revision(pushed.id, f"{pushed.prefix}{path}", is_extracted(path, data)) if same else None
         with _KNOWN_LOCK:
-            _KNOWN.update({keys[path]: place for path, place in new.items()})
+            _KNOWN.update({keys[path]: revision for path, revision in new.items()})
         found |= new
-    return {path: place for path, place in found.items() if place is not None}
+    return {path: revision for path, revision in found.items() if revision is not None}
 
 
 def _pushed(root: str) -> PushedCommit | None:

@@ -119,7 +119,7 @@ class SearchReport:
     results: tuple[Hit, ...]
     explanation: Explanation | None = None
     notes: tuple[str, ...] = ()
-    """The reasons, if there are no results."""
+    """The reasons, if there are no results, or that none is a good match."""
     nearest: Hit | None = None
     """The nearest line that the filters allow, whatever its distance, if there are no results."""
     unmatched: tuple[str, ...] = ()
@@ -231,7 +231,9 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
         _count(explanation, queries)
     if request.facets:
         nothing = replace(nothing, facets=counted(finder.matches(), request))
-    return replace(nothing, results=found) if found else _explained(nothing, workspace, finder, request, records)
+    if found:
+        return replace(nothing, results=found, notes=notes_on(found))
+    return _explained(nothing, workspace, finder, request, records)
 
 
 @from_keywords(SearchRequest)
@@ -252,7 +254,13 @@ def _explained(
     return replace(report, notes=notes, nearest=near[0] if near else None, unmatched=unmatched)
 
 
+NO_GOOD_MATCH = "No good match. These are the nearest lines, all weak."
 UNKNOWN_WORDS = "The model knows no word of the query."
+
+
+def notes_on(found: Sequence[Hit]) -> tuple[str, ...]:
+    """Return a note if no hit is likely to be right."""
+    return (NO_GOOD_MATCH,) if found and all(hit.label == "weak" for hit in found) else ()
 
 
 def nothing_indexed(workspace: Workspace) -> str:
@@ -304,9 +312,11 @@ def _why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only:
     if not nearest and only != ALL_LINES:
         return "No line near the query is of these kinds (`kinds`, `symbols`, `tests`)."
     if not nearest:
-        return "No line holds a word of the query, and the model knows none of them."
+        return "No line contains a word of the query, and the model knows none of them."
     if limit is None or nearest[0].distance <= limit:
-        return "No line holds a word of the query." if mode == "text" else "No line near the query is of these kinds."
+        return (
+            "No line contains a word of the query." if mode == "text" else "No line near the query is of these kinds."
+        )
     return nearest_note(nearest[0], limit)
 
 
@@ -346,11 +356,11 @@ def _deep(workspace: Workspace, deep: bool | None, mode: Mode) -> Encoder | None
     if deep is False or (deep is None and (known is None or mode != "hybrid")):
         return None
     if known is None:
-        raise UsageError("The workspace has no definitions of a transformer", fix="Run: driftline index SOURCE --deep")
+        raise UsageError("The workspace has no definition embeddings", fix="Run: driftline index SOURCE --deep")
     try:
         if deep_fingerprint(resolve_deep_model(known.name)) != known.fingerprint:
             fix = "Install the transformer that the workspace was indexed with, or run: driftline index --deep"
-            raise FingerprintMismatch("The transformer is another one than the workspace's", known.name, fix)
+            raise FingerprintMismatch("The transformer differs from the workspace's", known.name, fix)
         return load_transformer(known.name)
     except (MissingExtra, ModelNotFound, FingerprintMismatch) as error:
         if deep:

@@ -1,6 +1,6 @@
 """Score how well lines answer a query: by words, meaning, and whether they define something (DESIGN, "Search").
 
-A line is scored with its neighbours, because one line alone says little:
+A line is scored with its neighbours, because a single line says little:
 
     score = BM25 of the words around it and of its path, and half of the weights of the words in its path once more
           + 0.06 x BM25 of the four best blocks of its document
@@ -25,7 +25,7 @@ from driftline.storage.lines.words import name_parts, terms_of
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class Neighbourhood:
     """The number of lines around a line whose vectors count, their decay, and the weight of their cosine."""
 
     weight: float
@@ -69,8 +69,8 @@ class Weights:
     again: float = -0.15
     phrase_words: int = 5
     question_words: int = 8
-    code: tuple[Reach, ...] = (Reach(8.0, 3, 0.7),)
-    prose: tuple[Reach, ...] = (Reach(2.0, 3, 0.7), Reach(4.0, 16, 0.95))
+    code: tuple[Neighbourhood, ...] = (Neighbourhood(8.0, 3, 0.7),)
+    prose: tuple[Neighbourhood, ...] = (Neighbourhood(2.0, 3, 0.7), Neighbourhood(4.0, 16, 0.95))
 
 
 WEIGHTS = Weights()
@@ -129,7 +129,7 @@ def text_scores(
 def line_scores(
     counts: NDArray[np.float32], lengths: NDArray[np.float32], weights: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return ``(n,)``: BM25 of the words of each line alone, which selects the best line of a window."""
+    """Return ``(n,)``: BM25 of the words of each single line, which selects the best line of a window."""
     scores: NDArray[np.float32] = _saturated(counts, lengths) @ weights
     return scores
 
@@ -150,14 +150,14 @@ def document_scores(
 
 
 def meaning_scores(
-    lines: CandidateLines, vectors: NDArray[np.float32], query: NDArray[np.float32], meaning: Sequence[Reach]
+    lines: CandidateLines, vectors: NDArray[np.float32], query: NDArray[np.float32], meaning: Sequence[Neighbourhood]
 ) -> NDArray[np.float32]:
     """Return ``(n,)``: weighted cosines of ``query`` and the mean ``vectors``, ``(n, dim)``, around each line."""
     scores = np.zeros(len(vectors), np.float32)
-    for reach in meaning:
-        around = _around(lines, vectors, reach.lines, reach.decay)
+    for near in meaning:
+        around = _around(lines, vectors, near.lines, near.decay)
         norms = np.linalg.norm(around, axis=1)
-        scores += reach.weight * np.divide(around @ query, norms, out=np.zeros_like(norms), where=norms > 0)
+        scores += near.weight * np.divide(around @ query, norms, out=np.zeros_like(norms), where=norms > 0)
     return scores
 
 

@@ -44,10 +44,10 @@ _BRANCH = r"^[!-~]{1,100}$"
 _EDGE, _INSIDE, _PART = r"[^\s\x00-\x1f\x85./*?\[,]", r"[^./*?\[,]", r"[^\s\x00-\x1f\x85./*?\[{},]+"
 _BRACES = rf"(?:{_PART}\{{(?:{_PART})?(?:,(?:{_PART})?)+\}}|\{{{_PART}(?:,{_PART})+\}})(?:{_PART})?"
 _EXT = rf"^\.?(?:{_EDGE}(?:{_INSIDE}*{_EDGE})?|(?:[^\s\x00-\x1f\x85./*?\[{{][^./*?\[{{]*)?,v|{_BRACES})$"
-"""Endings as ``_endings`` reads them; it also takes nested braces, and ranges of numbers."""
+"""Extensions as ``_extensions`` reads them; it also takes nested braces, and ranges of numbers."""
 _PATH = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
 _HERE = INTERFACES - {"http"}
-"""Options of searches that cost more than a server gives everybody who asks."""
+"""Options of searches that are too expensive for every client of a server."""
 _TOLD = frozenset({"action", "command"})
 
 PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
@@ -121,7 +121,7 @@ WILDCARD = re.compile(r"[*?\[]|\{.*,.*\}")
 class SearchFilter:
     """Conditions that a line must all satisfy, each by any of its values.
 
-    None is no condition; an empty list allows nothing. Endings may have braces, as globs do. ``where`` and ``also`` are
+    None is no condition; an empty list allows nothing. Extensions may have braces. ``where`` and ``also`` are
     further conditions, and nothing outside of ``within`` is allowed, or reported. With ``on_this_machine``, ``paths``,
     ``dirs`` and globs that begin with ``~`` or ``..`` are those of the process: its files and folders, or their paths
     in a source.
@@ -144,7 +144,7 @@ class SearchFilter:
         pattern=_PATH,
     )
     exts: Sequence[str] | None = option(
-        None, "Only in files with these endings.", flag="--ext", parameter="ext", metavar="EXT", pattern=_EXT
+        None, "Only in files with these extensions.", flag="--ext", parameter="ext", metavar="EXT", pattern=_EXT
     )
     languages: Sequence[str] | None = option(
         None,
@@ -207,7 +207,7 @@ class SearchFilter:
         if self.globs is not None:
             object.__setattr__(self, "globs", tuple(map(self._glob, self.globs)))
         if self.exts is not None:
-            object.__setattr__(self, "exts", tuple(ext for given in self.exts for ext in _endings(given)))
+            object.__setattr__(self, "exts", tuple(ext for given in self.exts for ext in _extensions(given)))
         extensions_of(self.languages or ())
         _check_kinds(self.kinds or ())
 
@@ -389,7 +389,9 @@ def extensions_of(languages: Sequence[str]) -> tuple[str, ...]:
         if extensions is None:
             near = get_close_matches(name, (*LANGUAGES, *ALIASES), 1)
             advice = f"Did you mean {near[0]!r}? " if near else ""
-            raise UsageError("Unknown language", language, f"{advice}Use one of {', '.join(LANGUAGES)}, or an ending.")
+            raise UsageError(
+                "Unknown language", language, f"{advice}Use one of {', '.join(LANGUAGES)}, or an extension."
+            )
         found.update(dict.fromkeys(extensions))
     return tuple(found)
 
@@ -406,24 +408,24 @@ def _check_name(label: str, name: str) -> None:
     if not name.strip():
         raise UsageError(f"A {label} is empty", fix="Leave it out; '.' is a whole source.")
     if not is_unicode(name) or "\0" in name:
-        raise UsageError(f"A {label} is not UTF-8, as no indexed one is", repr(name), "Check its encoding.")
+        raise UsageError(f"A {label} is not UTF-8, but all indexed ones are", repr(name), "Check its encoding.")
 
 
-def _endings(given: str) -> Iterator[str]:
-    """Yield the endings that one value stands for. Raises UsageError."""
+def _extensions(given: str) -> Iterator[str]:
+    """Yield the extensions that one value means. Raises UsageError."""
     for ext in alternatives(given):
         name = ext.removeprefix("*").removeprefix(".")
         if not name.strip():
-            raise UsageError("An ending is empty", repr(given), "Name one, such as 'py'.")
+            raise UsageError("An extension is empty", repr(given), "Name one, such as 'py'.")
         if not is_unicode(name):
-            raise UsageError("An ending is not UTF-8, as no indexed one is", repr(given), "Check its encoding.")
+            raise UsageError("An extension is not UTF-8, but all indexed ones are", repr(given), "Check its encoding.")
         if ext.startswith("*") or name != name.strip():
-            raise UsageError("An ending is no glob", repr(given), f"Write {name.strip()!r}.")
+            raise UsageError("An extension is not a glob", repr(given), f"Write {name.strip()!r}.")
         if "." in name or "/" in name or WILDCARD.search(name):
             fix = f"Use the glob {(name if '/' in name else f'*.{name}')!r}."
-            raise UsageError("An ending has no dot, slash or wildcard inside", repr(given), fix)
+            raise UsageError("An extension must not contain a dot, slash or wildcard", repr(given), fix)
         if "," in name and not name.endswith(",v"):
-            raise UsageError("An ending has a comma", repr(given), f"Write {'{' + name + '}'!r}, or name each.")
+            raise UsageError("An extension contains a comma", repr(given), f"Write {'{' + name + '}'!r}, or name each.")
         yield ext
 
 

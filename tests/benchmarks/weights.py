@@ -32,7 +32,7 @@ from driftline.tasks.embedding.context import ModelRef, load_embedder
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
 from driftline.tasks.search.hits import merge_windows
 from driftline.tasks.search.query import CANDIDATE_BLOCKS, CANDIDATE_LINES
-from driftline.tasks.search.ranking import WEIGHTS, Reach, Weights
+from driftline.tasks.search.ranking import WEIGHTS, Neighbourhood, Weights
 
 TOP_K = 10
 REACH = 2 * DEFAULT_N_LINES + 1
@@ -55,10 +55,10 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"test": 0.0},
     {"test": -2.0},
     {"test": -6.0},
-    {"code": (Reach(4.0, 3, 0.7),)},
-    {"code": (Reach(12.0, 3, 0.7),)},
-    {"prose": (Reach(4.0, 3, 0.7), Reach(4.0, 16, 0.95))},
-    {"prose": (Reach(2.0, 3, 0.7), Reach(8.0, 16, 0.95))},
+    {"code": (Neighbourhood(4.0, 3, 0.7),)},
+    {"code": (Neighbourhood(12.0, 3, 0.7),)},
+    {"prose": (Neighbourhood(4.0, 3, 0.7), Neighbourhood(4.0, 16, 0.95))},
+    {"prose": (Neighbourhood(2.0, 3, 0.7), Neighbourhood(8.0, 16, 0.95))},
 )
 
 
@@ -84,7 +84,10 @@ def main() -> int:
     for variant in VARIANTS[:2] if options.small else VARIANTS:
         scores = {name: _mrr(found, embedder, replace(WEIGHTS, **variant)) for name, found in asked.items()}
         mean = np.mean([score for name, score in scores.items() if name != "questions"])
-        told = ", ".join(f"{name} {value}" for name, value in variant.items()).replace("Reach", "") or "as they are"
+        told = (
+            ", ".join(f"{name} {value}" for name, value in variant.items()).replace("Neighbourhood", "")
+            or "as they are"
+        )
         print(f"{told:42.42}" + "".join(f"{score:11.3f}" for score in scores.values()) + f"{mean:8.4f}", flush=True)
     return 0
 

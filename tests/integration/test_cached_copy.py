@@ -165,7 +165,7 @@ def test_processes_share_a_copy(index: Callable[[str], str], s3_bucket: str, fol
         assert "waiting for it" in warned[0]
         assert not places
     waiting.join(PATIENCE_SECONDS)
-    assert places == [str(copy.place)]
+    assert places == [str(copy.location)]
 
 
 def test_errors_of_the_original_are_reported(s3_bucket: str, s3_environment: S3Server) -> None:

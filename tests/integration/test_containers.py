@@ -9,15 +9,19 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from driftline.flows.config.toml_file import load_config
 from tests.servers.compose import BIN, FILE, compose_command, services
 from tests.servers.ports import free_port
 from tests.servers.prefect_server import PrefectServer, answers, started, wait_until
 
 ROOT = FILE.parents[1]
 DOCKERFILE = FILE.with_name("Dockerfile")
+KUBERNETES = FILE.with_name("kubernetes")
 
 
 def run(*command: object, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -104,3 +108,78 @@ def test_the_store_accepts_a_workspace_only_with_its_password(tmp_path: Path) ->
         assert done.returncode == 0, done.stderr
         done = run(*index, environment=environment | {"AWS_SECRET_ACCESS_KEY": "wrong"})
         assert done.returncode == 2, done.stderr
+
+
+def manifests(kind: str) -> dict[str, dict[str, Any]]:
+    """The objects of a kind that ``kubectl apply --kustomize`` creates, by name."""
+    kustomization = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
+    files = kustomization["resources"]
+    assert {path.name for path in KUBERNETES.iterdir()} == {"kustomization.yaml", "driftline.toml", *files}
+    found = [each for name in files for each in yaml.safe_load_all((KUBERNETES / name).read_text())]
+    return {each["metadata"]["name"]: each for each in found if each["kind"] == kind}
+
+
+def containers() -> dict[str, dict[str, Any]]:
+    """The containers of all pods, by deployment and name."""
+    return {
+        f"{name}/{container['name']}": container
+        for name, deployment in manifests("Deployment").items()
+        for spec in (deployment["spec"]["template"]["spec"],)
+        for container in (*spec.get("initContainers", ()), *spec["containers"])
+    }
+
+
+def test_pods_run_the_commands_of_the_compose_file() -> None:
+    found = containers()
+    same = {
+        "dask-scheduler/scheduler": "dask-scheduler",
+        "dask-worker/worker": "dask-worker",
+        "prefect/server": "prefect",
+    }
+    same["prefect-worker/deploy"] = "deploy"
+    for name, service in same.items():
+        assert found[name]["args"] == services()[service]["command"], name
+    worker = found["prefect-worker/worker"]["args"]
+    assert worker[: len(services()["worker"]["command"])] == services()["worker"]["command"]
+    options = run(BIN / "prefect", "worker", "start", "--help").stdout
+    assert set(re.findall(r"--[a-z-]+", " ".join(worker))) <= set(re.findall(r"--[a-z-]+", options))
+
+
+def test_objects_of_kubernetes_refer_to_what_exists() -> None:
+    deployments, services_of = manifests("Deployment"), manifests("Service")
+    described = (KUBERNETES / "kustomization.yaml").read_text()
+    for deployment in deployments.values():
+        pod = deployment["spec"]["template"]
+        assert deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+        volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
+        for container in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]):
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+            for secret in re.findall(r"'secret(?:Key)?Ref': {'name': '([^']+)'", str(container)):
+                assert f"create {secret} " in described
+            for host, port in re.findall(r"(?:http|tcp)://([a-z-]+):(\d+)", str(container)):
+                assert services_of[host]["spec"]["ports"][0]["port"] == int(port)
+    for service in services_of.values():
+        (pod,) = (each for each in deployments.values() if each["metadata"]["labels"] == service["spec"]["selector"])
+        ports = {port["name"] for port in pod["spec"]["template"]["spec"]["containers"][0]["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    for budget in manifests("PodDisruptionBudget").values():
+        labels = budget["spec"]["selector"]["matchLabels"]
+        (pod,) = (each for each in deployments.values() if each["metadata"]["labels"] == labels)
+        assert budget["spec"]["minAvailable"] < pod["spec"]["replicas"]
+
+
+def test_pods_have_no_privileges() -> None:
+    for name, container in containers().items():
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }, name
+    for name, deployment in manifests("Deployment").items():
+        pod = deployment["spec"]["template"]["spec"]
+        assert (pod["securityContext"]["runAsNonRoot"], pod["automountServiceAccountToken"]) == (True, False), name
+
+
+def test_the_configuration_for_kubernetes_names_sources_that_every_pod_reaches() -> None:
+    config = load_config(KUBERNETES / "driftline.toml")
+    assert all("://" in source.uri for source in config.sources)

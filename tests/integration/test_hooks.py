@@ -251,7 +251,7 @@ def test_webhooks_are_off_unless_the_configuration_names_a_secret(
     with pytest.raises(UsageError, match="plain text"):
         load_config(file)
     file.write_text(sources + '[web.hooks]\nbranches = ["x"]\n')
-    with pytest.raises(UsageError, match="No secret"):
+    with pytest.raises(UsageError, match="No webhook secret"):
         load_config(file)
     file.write_text(sources + '[web.hooks]\ngithub = "${HOOK_SECRET}"\nbranchs = ["x"]\n')
     with pytest.raises(UsageError, match="Did you mean 'branches'"):

@@ -430,7 +430,7 @@ def test_an_unknown_argument_is_an_error_that_names_the_nearest(place: Path, wro
         make_server(dl.open(str(place / "ws")).storage), ("search_lines", {"query": "parser", wrong: ["txt"]})
     )
     assert outcome.is_error
-    assert f"There is no argument {wrong!r}" in outcome.content[0].text
+    assert f"Unknown argument {wrong!r}" in outcome.content[0].text
     assert f"{right!r}" in outcome.content[0].text
 
 

@@ -234,7 +234,7 @@ def test_a_catalog_in_postgresql_is_restored(place: str, postgres_server: Any, p
 
 def test_a_catalog_that_is_there_is_not_restored(place: str) -> None:
     fill(place)
-    with pytest.raises(CatalogMismatch, match="nothing is restored"):
+    with pytest.raises(CatalogMismatch, match="nothing was restored"):
         restore_catalog(Workspace.open(place), None)
 
 

@@ -16,6 +16,7 @@ import pytest
 
 import driftline as dl
 from driftline.storage.entities import Entity
+from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.queries import LineFilter, nearest_lines
 from driftline.tasks.search import query as searching
 from driftline.tasks.search.hits import MAX_WINDOW_LINES, Hit, merge_windows
@@ -170,6 +171,37 @@ def test_windows_grow_only_by_hits_that_are_nearer_than_the_last_window() -> Non
 def test_windows_do_not_grow_beyond_a_screen() -> None:
     (window,) = merge_windows([row(line, 0.1) for line in range(100)], max_gap=7, limit=2)[:1]
     assert (window.first, window.last) == (0, MAX_WINDOW_LINES - 1)
+
+
+def scored(line: int, relevance: float, definition: Definition | None = None) -> dict[str, Any]:
+    return row(line, 0.5) | {
+        "relevance": relevance, "fit": relevance, "attainable": 20.0, "definition": definition, "outlined": True
+    }  # fmt: skip
+
+
+def test_windows_grow_only_by_hits_that_are_nearly_as_relevant() -> None:
+    first, worth, other, weak, inside = (
+        scored(10, 10.0),
+        scored(12, 7.1),
+        scored(30, 9.9),
+        scored(16, 6.9),
+        scored(11, 2),
+    )
+    windows = merge_windows([first, other, worth, weak, inside], max_gap=7, limit=10)
+    assert [(w.first, w.last, w.best) for w in windows] == [(10, 12, 10), (30, 30, 30)]
+    between = merge_windows([first, scored(24, 9.0), scored(17, 1.0)], max_gap=7, limit=10)
+    assert [(w.first, w.last) for w in between] == [(10, 24)], "a hit between two windows joins them"
+
+
+@pytest.mark.parametrize(
+    ("line", "head", "before", "first"),
+    [(17, 10, 2, 10), (19, 10, 2, 19), (17, 10, 4, 17), (17, 17, 2, 17)],
+    ids=["near", "far", "behind a window", "at its beginning"],
+)
+def test_a_window_begins_with_its_definition_if_that_is_near(line: int, head: int, before: int, first: int) -> None:
+    definition = Definition("function", "renew", head + 1, head, 60)
+    windows = merge_windows([scored(line, 9.0, definition), scored(before, 8.0)], max_gap=6, limit=10)
+    assert [(w.first, w.last) for w in windows] == [(first, line), (before, before)]
 
 
 def test_windows_of_one_file_never_overlap(corpus: Path) -> None:

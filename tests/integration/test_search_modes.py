@@ -11,11 +11,12 @@ from typing import Any, get_args
 import pytest
 
 import driftline as dl
+from driftline.flows.mcp_server.answers import search_answer
 from driftline.storage.entities import Entity
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.indexes import TEXT, coverage
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.query import SearchReport, search
+from driftline.tasks.search.query import NO_GOOD_MATCH, SearchReport, search
 from driftline.tasks.search.request import Mode
 
 Driftline = Callable[..., Any]
@@ -156,6 +157,44 @@ def test_a_large_top_k_returns_every_line(tmp_path: Path, tiny_model: Path, mode
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
     lines = {(hit.path, hit.line) for hit in found(tmp_path / "ws", "parser", mode=mode, top_k=50)}
     assert lines == {("a.txt", 1), ("a.txt", 16), ("b.txt", 1)}
+
+
+def test_a_query_that_nothing_answers_says_so_in_every_door(corpus: Path, driftline: Driftline) -> None:
+    nonsense, at = "quantum marmalade trousers", ("--workspace", corpus)
+    told = driftline("search", nonsense, *at, "--json")
+    assert {hit["label"] for hit in told.json["results"]} == {"weak"}
+    assert (told.code, told.json["notes"], told.err) == (0, [NO_GOOD_MATCH], "")
+    shown = driftline("search", nonsense, *at)
+    assert (shown.out.startswith("No good match."), shown.err) == (True, "")
+    assert search_answer(ask(corpus, nonsense)).notes == [NO_GOOD_MATCH], "the answer to MCP"
+    assert ask(corpus, "get http response").notes == ()
+    assert "No good match" not in driftline("search", "get http response", *at).out
+
+
+CHAPTERS = {
+    "cache.md": ("キャッシュは最近の結果を保存します。\n", "缓存保存最近的结果。\n"),
+    "signature.md": ("パッケージの署名を検証します。\n", "验证软件包的签名。\n"),
+    "printer.md": ("プリンタの設定を変更します。\n", "更改打印机的设置。\n"),
+    "quota.md": ("ディスク容量を制限します。\n", "限制用户的磁盘空间。\n"),
+}
+
+
+@pytest.mark.parametrize(
+    ("language", "queries"),
+    [
+        (0, ("キャッシュの保存", "署名の検証", "プリンタを設定する方法", "ディスクの容量制限")),
+        (1, ("缓存结果", "如何验证签名", "打印机设置", "磁盘限制")),
+    ],
+    ids=["japanese", "chinese"],
+)
+def test_chinese_and_japanese_questions_find_their_chapter(
+    tmp_path: Path, language: int, queries: tuple[str, ...]
+) -> None:
+    """By pairs of characters, because the default model is English."""
+    write(tmp_path / "tree", {name: chapter[language] for name, chapter in CHAPTERS.items()})
+    dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"))
+    for mode in ("hybrid", "text"):
+        assert [found(tmp_path / "ws", query, mode=mode)[0].path for query in queries] == list(CHAPTERS)
 
 
 @pytest.mark.parametrize("query", ["->", "%", "'", '"x" OR y:*', "a" * 5000, "\u0000", "日本語"])

@@ -176,19 +176,37 @@ def test_without_an_exporter_nothing_is_traced() -> None:
     assert tracer({}) is None
 
 
-def test_the_dashboard_names_metrics_that_exist(copy: Workspace) -> None:
-    dashboard = (DEPLOYMENTS / "grafana-dashboard.json").read_text()
+@pytest.fixture
+def names_of_metrics(copy: Workspace) -> set[str]:
+    """The metrics of a server that has answered a request; those of webhooks by their documentation."""
     with serving(server(copy)) as place:
         ask(place, "/nothing")
         found = ask(place, "/metrics").body
+    documented = (DEPLOYMENTS.parents[1] / "docs/operate/web.md").read_text()
+    hooks = re.findall(r"driftline_hook_[a-z_]+", documented)
+    return {*re.findall(r"^(driftline_[a-z_]+)[ {]", found, re.MULTILINE), *hooks}
+
+
+def test_the_dashboard_names_metrics_that_exist(names_of_metrics: set[str]) -> None:
+    dashboard = (DEPLOYMENTS / "grafana-dashboard.json").read_text()
     named = set(re.findall(r"driftline_[a-z_]+", dashboard))
     assert len(named) >= 5
-    assert not {name for name in named if not re.search(rf"^{name}[ {{]", found, re.MULTILINE)}
+    assert named <= names_of_metrics
     assert len({panel["id"] for panel in json.loads(dashboard)["panels"]}) == 6
 
 
+def test_the_alerts_name_metrics_that_exist(names_of_metrics: set[str]) -> None:
+    (group,) = yaml.safe_load((DEPLOYMENTS / "alerts.yml").read_text())["groups"]
+    named = set(re.findall(r"driftline_[a-z_]+", "".join(rule["expr"] for rule in group["rules"])))
+    assert len(named) >= 5
+    assert named <= names_of_metrics
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
+    (job,) = yaml.safe_load((DEPLOYMENTS / "prometheus.yml").read_text())["scrape_configs"]
+    assert set(re.findall(r'job="([^"]+)"', str(group))) == {job["job_name"]}
+
+
 def test_probes_name_a_host_that_is_allowed() -> None:
-    (deployment, _) = yaml.safe_load_all((DEPLOYMENTS / "kubernetes.yaml").read_text())
+    (deployment, *_) = yaml.safe_load_all((DEPLOYMENTS.parent / "kubernetes" / "web.yaml").read_text())
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     hosts = [argument.partition("=")[2] for argument in container["args"] if "--allowed-host" in argument]
     for probe in ("livenessProbe", "readinessProbe", "startupProbe"):

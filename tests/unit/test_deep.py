@@ -222,7 +222,7 @@ def broken(folder: Path, place: Path, name: str, content: bytes | None) -> Path:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", None, "Not a transformer for sentences"),
+        ("tokenizer.json", None, "Not a sentence transformer"),
         ("tokenizer.json", b"{}", "cannot be read"),
         ("model.safetensors", b"\x00" * 40, "cannot be read"),
         ("config.json", b"[]", "config.json is not an object"),

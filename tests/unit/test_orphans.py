@@ -65,7 +65,7 @@ def paths(*listing: ObjectInfo, references: References | None = None, max_age: t
 )
 def test_a_name_of_the_layout_is_known_at_its_place(path: str, kind: Kind, place: str) -> None:
     name = parse_name(path)
-    assert (name.kind, name.place) == (kind, place)
+    assert (name.kind, name.directory) == (kind, place)
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,17 @@ def test_the_score_of_a_window_is_the_one_that_orders_the_list() -> None:
     assert scores == sorted(scores, reverse=True)
 
 
+def test_a_window_behind_others_of_its_file_is_as_likely_as_before() -> None:
+    windows = [window("a.py", at * 50, 10 - at) for at in range(6)] + [window("b.py", 1, 7)]
+    found = arranged(windows, ["lease"])
+    assert [each.path for each in found[:3]] == ["a.py", "a.py", "b.py"]
+    further = [each for each in found if each.path == "a.py"]
+    assert [each.set_back for each in further] == sorted(each.set_back for each in further)
+    assert further[0].set_back == 0
+    own = {each.first: each.score + each.set_back for each in further[1:]}
+    assert own == pytest.approx({each.first: each.fit for each in further[1:]})
+
+
 def test_long_queries_and_sentences_describe_one_place_and_let_files_decide_less() -> None:
     def first(words: int, form: QueryForm) -> str:
         windows = [window("a.py", 1, 10), *(window("b.py", at * 40, 9.4) for at in range(4)), window("c.py", 1, 0)]

@@ -79,7 +79,7 @@ def test_a_request_is_a_value() -> None:
         ({"kinds": ["fuction"]}, "Did you mean 'function'"),
         ({"languages": ["pyton"]}, "Did you mean 'python'"),
         ({"paths": [" "]}, "A path is empty"),
-        ({"exts": ["*.py"]}, "An ending is no glob"),
+        ({"exts": ["*.py"]}, "An extension is not a glob"),
         ({"globs": ["*.{a, b}"]}, "glob|brace|blank"),
     ],
 )

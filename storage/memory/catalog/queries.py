@@ -268,17 +268,17 @@ def _page_query(is_single: bool, is_limited: bool, with_descendants: bool, is_fo
 @cache
 def _count_queries(is_limited: bool, with_descendants: bool) -> tuple[sa.Select[Any], sa.Select[Any]]:
     """Return queries for the number of entries of the owners, and for the number of expired entries among them."""
-    places = [
+    restrictions = [
         closure.c.ancestor_id.in_(sa.bindparam("tops", expanding=True)),
         *_allowed(closure.c.descendant_id, is_limited),
     ]
     if not with_descendants:
-        places.append(closure.c.depth == 0)
+        restrictions.append(closure.c.depth == 0)
     owned = (
         sa.select(sa.func.coalesce(sa.func.sum(owners.c.entries), 0))
         .select_from(closure)
         .join(owners, owners.c.entity_id == closure.c.descendant_id)
-        .where(*places)
+        .where(*restrictions)
     )
     # An expression keeps the planner from using the index of owners: few entries have expired, and their index finds
     # them.
@@ -293,7 +293,7 @@ def _count_queries(is_limited: bool, with_descendants: bool) -> tuple[sa.Select[
         sa.select(sa.func.coalesce(sa.func.sum(expired_by_owner.c.entries), 0))
         .select_from(expired_by_owner)
         .join(closure, closure.c.descendant_id == expired_by_owner.c.owner)
-        .where(*places)
+        .where(*restrictions)
     )
     return owned, expired
 

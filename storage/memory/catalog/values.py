@@ -72,11 +72,11 @@ def check_expiry(expires_at: datetime | None) -> datetime | None:
     if expires_at is None:
         return None
     if not isinstance(expires_at, datetime):
-        raise BadEntry("The time of expiry must be a datetime", repr(expires_at)[:80])
+        raise BadEntry("expires_at must be a datetime", repr(expires_at)[:80])
     try:
         return (expires_at if expires_at.utcoffset() is not None else expires_at.replace(tzinfo=UTC)).astimezone(UTC)
     except OverflowError as error:
-        raise BadEntry("The time of expiry is too early or too late", str(expires_at)) from error
+        raise BadEntry("expires_at is out of range", str(expires_at)) from error
 
 
 def encode(value: Any, what: str = "value") -> bytes:
