@@ -121,10 +121,7 @@ def diff(
     same_content = same_size & np.where(comparable, by_etag, same_status & dated & ~was_clean)
     metadata_differs = ~(same_size & same_status & (same_etag | ~comparable))
 
-    other_fingerprint = _numpy(pc.not_equal(old["fingerprint"], fingerprint))
-    # A skipped file has no vectors, so its model does not matter.
-    unmarked_skip = _numpy(pc.and_(pc.is_valid(old["reason"]), pc.equal(old["fingerprint"], "")))
-    must_embed = (other_fingerprint & ~unmarked_skip) | full
+    must_embed = _other_model(old, fingerprint) | full
     must_embed |= outdated(old["path"], old["extractor"], redaction, most_bytes)
     candidate = ~same_content | _numpy(old["racy"]) | must_embed
     retouched = ~candidate & metadata_differs
@@ -151,6 +148,12 @@ def classify(candidate: Mapping[str, Any], content_hash: str) -> DocumentState:
     if candidate["must_embed"] or candidate["hash"] != content_hash:
         return DocumentState.CHANGED
     return DocumentState.TOUCHED if candidate["metadata_differs"] else DocumentState.UNCHANGED
+
+
+def _other_model(old: pa.Table, fingerprint: str) -> NDArray[np.bool_]:
+    """Return which files have vectors of another model; a skipped file has none."""
+    unmarked_skip = _numpy(pc.and_(pc.is_valid(old["reason"]), pc.equal(old["fingerprint"], "")))
+    return _numpy(pc.not_equal(old["fingerprint"], fingerprint)) & ~unmarked_skip
 
 
 def _align(paths: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:
