@@ -145,6 +145,13 @@ class Client:
 
     Every method raises the errors of the corresponding call, AccessDenied for a token without permission, and
     StorageError if the server cannot be reached.
+
+    Examples:
+        >>> client = driftline.connect(url)
+        >>> client.status().total_documents
+        1
+        >>> [(hit.path, hit.line) for hit in client.search("who renews the lease", top_k=1)]
+        [('notes.md', 1)]
     """
 
     connection: Connection

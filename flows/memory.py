@@ -242,7 +242,8 @@ def failure(error: DriftlineError) -> Result:
 class HierarchicalLTMBackend:
     """A memory store behind dictionaries; ``core`` is the adapted store. Close it after use.
 
-    With ``errors="raise"`` failures are raised as the typed exceptions of ``core``.
+    A failure is ``{success: False, error, error_type}``; with ``errors="raise"``, methods raise the exceptions of
+    ``core``.
     """
 
     core: MemoryStore
@@ -296,7 +297,11 @@ class HierarchicalLTMBackend:
         self.errors = errors
 
     def close(self) -> None:
-        """Flush pending changes and close the store."""
+        """Flush pending changes and close the store.
+
+        Examples:
+            >>> driftline.create_ltm_backend(storage_uri=f"{place}-closed").close()
+        """
         self.core.close()
 
     def __enter__(self) -> Self:
@@ -318,14 +323,43 @@ class HierarchicalLTMBackend:
         metadata: Mapping[str, Any] | None = None,
         expires_at: datetime | str | None = None,
     ) -> Result:
-        """Return ``{key, entity}``; without an entity the root owns it."""
+        """Store a JSON value, durably on return.
+
+        Args:
+            key: unique in the tenant of the owner.
+            value: any JSON value.
+            entity: the owner; by default the root.
+            metadata: fields for filters.
+            expires_at: a time, or its ISO form; without a time zone, UTC.
+
+        Returns:
+            ``{success, key, entity}``.
+
+        Examples:
+            >>> memory.store("goal", "ship it", "org:acme")["success"]
+            True
+        """
         owner = self.core.names.root if entity is None else self.core.names.owner(entity)
         self.core.store(key, value, owner, metadata, _given(expires_at))
         return {"key": key, "entity": owner.directory}
 
     @_as_result
     def store_many(self, items: Sequence[Mapping[str, Any]]) -> Result:
-        """Return ``{stored}``; items have the arguments of ``store`` as keys."""
+        """Store items in one transaction.
+
+        Args:
+            items: mappings with the arguments of ``store`` as keys.
+
+        Returns:
+            ``{success, stored}``.
+
+        Raises:
+            BadEntry: for an item without key or value, with ``errors="raise"``.
+
+        Examples:
+            >>> memory.store_many([{"key": "a", "value": 1}, {"key": "b", "value": 2}])["stored"]
+            2
+        """
         drafts = []
         for item in list[Any](items):
             if not isinstance(item, Mapping) or not {"key", "value"} <= set(item) <= _ITEM:
@@ -339,14 +373,38 @@ class HierarchicalLTMBackend:
 
     @_as_result
     def retrieve(self, key: str, entity: EntityName | None = None) -> Result:
-        """Return ``{found, entry, value}``; ``value`` is also None if nothing was found."""
+        """Return the entry of a key.
+
+        Args:
+            key: its key.
+            entity: the entity at or below which to look; by default the configured root, else everything.
+
+        Returns:
+            ``{success, found, entry, value}``; ``value`` is also None if nothing was found.
+
+        Examples:
+            >>> memory.retrieve("missing")["found"]
+            False
+        """
         entry = self.core.retrieve(key, entity)
         found = entry_to_dict(entry) if entry is not None else None
         return {"found": entry is not None, "entry": found, "value": entry.value if entry else None}
 
     @_as_result
     def retrieve_batch(self, keys: Sequence[str], entity: EntityName | None = None) -> Result:
-        """Return ``{entries: {key: entry}, missing}``."""
+        """Return the entries of several keys.
+
+        Args:
+            keys: their keys.
+            entity: the entity at or below which to look; by default the configured root, else everything.
+
+        Returns:
+            ``{success, entries: {key: entry}, missing}``.
+
+        Examples:
+            >>> memory.retrieve_batch(["missing"])["missing"]
+            ['missing']
+        """
         found = self.core.retrieve_batch(keys, entity)
         entries = {key: entry_to_dict(entry) for key, entry in found.items()}
         return {"entries": entries, "missing": [key for key in keys if key not in found]}
@@ -363,28 +421,46 @@ class HierarchicalLTMBackend:
         cursor: str | None = None,
         within: EntityName | None = None,
     ) -> Result:
-        """Return ``{entries, total_count, has_more, cursor}``."""
-        page = self.core.retrieve_by_entity(
-            entity_type,
-            entity_id,
-            include_descendants,
-            limit,
-            offset,
-            within=within,
-            allowed_ancestors=allowed_ancestors,
-            cursor=cursor,
+        """Return a page of the entries of an entity, as ``MemoryStore.retrieve_by_entity`` does.
+
+        Args:
+            entity_type, entity_id: its level and id.
+            include_descendants: also return entries of entities below it.
+            limit, offset: maximum number of entries, after this many.
+            allowed_ancestors: only entries at or below one of these entities.
+            cursor: that of the previous page.
+            within: cover all entities of that name at or below this one.
+
+        Returns:
+            ``{success, entries, total_count, has_more, cursor}``.
+
+        Examples:
+            >>> memory.retrieve_by_entity("org", "empty")["total_count"]
+            0
+        """
+        ask = functools.partial(
+            self.core.retrieve_by_entity, entity_type, entity_id, include_descendants, limit, offset
         )
+        page = ask(within=within, allowed_ancestors=allowed_ancestors, cursor=cursor)
         entries = [entry_to_dict(entry) for entry in page.entries]
-        return {
-            "entries": entries,
-            "total_count": page.total_count,
-            "has_more": page.has_more,
-            "cursor": page.cursor,
-        }
+        more = {"total_count": page.total_count, "has_more": page.has_more, "cursor": page.cursor}
+        return {"entries": entries, **more}
 
     @_as_result
     def delete(self, key: str, entity: EntityName | None = None) -> Result:
-        """Return ``{deleted}``: whether the entry existed."""
+        """Delete the entry of a key.
+
+        Args:
+            key: its key.
+            entity: the entity at or below which to look; by default the configured root, else everything.
+
+        Returns:
+            ``{success, deleted}``: whether the entry existed.
+
+        Examples:
+            >>> memory.delete("missing")["deleted"]
+            False
+        """
         return {"deleted": self.core.delete(key, entity)}
 
     @_as_result
@@ -396,7 +472,21 @@ class HierarchicalLTMBackend:
         allowed_ancestors: Sequence[EntityName] | None = None,
         limit: int = 1_000,
     ) -> Result:
-        """Return ``{entries}`` by the words of their keys and by their metadata."""
+        """Return entries by the words of their keys and by metadata, latest first.
+
+        Args:
+            query, metadata_filter: words that the key must contain, and fields that must match.
+            entity: the entity at or below which to look; by default the configured root, else everything.
+            allowed_ancestors: only entries at or below one of these entities.
+            limit: maximum number of entries.
+
+        Returns:
+            ``{success, entries}``.
+
+        Examples:
+            >>> memory.search("no such words")["entries"]
+            []
+        """
         found = self.core.search(query, metadata_filter, entity, allowed_ancestors=allowed_ancestors, limit=limit)
         return {"entries": [entry_to_dict(entry) for entry in found]}
 
@@ -412,23 +502,29 @@ class HierarchicalLTMBackend:
         mode: Mode = "hybrid",
         explain: bool = False,
     ) -> Result:
-        """Return ``{results: [{record, score, rank}]}`` by words and meaning, best first.
+        """Return the entries that answer a query best, as ``MemoryStore.search_memory`` does.
 
-        With ``explain``, ``explanation``.
+        Args:
+            query: the query.
+            top_k: maximum number of results.
+            filter: fields of the metadata; ``entity`` may name an entity.
+            entity: the entity at or below which to look; by default the configured root, else everything.
+            allowed_ancestors: only entries at or below one of these entities.
+            max_distance: drop farther results (1 - cosine, 0 to 2).
+            mode, explain: ``hybrid``, ``vector`` or ``text``; add an ``explanation``.
 
-        The score is 1 - distance. ``max_distance`` drops farther results. ``mode`` is hybrid, vector or text.
+        Returns:
+            ``{success, results: [{record, score, rank}]}``, best first.
+
+        Examples:
+            >>> _ = memory.store("pet", "the dog barks at the moon", "org:yard")
+            >>> [each["rank"] for each in memory.search_memory("what barks", entity="org:yard")["results"]]
+            [1]
         """
-        hits = self.core.search_memory(
-            query,
-            top_k,
-            filter,
-            entity,
-            allowed_ancestors=allowed_ancestors,
-            max_distance=max_distance,
-            mode=mode,
-            explain=explain,
+        ask = functools.partial(
+            self.core.search_memory, query, top_k, filter, entity, allowed_ancestors=allowed_ancestors
         )
-        return hits_to_dict(hits)
+        return hits_to_dict(ask(max_distance=max_distance, mode=mode, explain=explain))
 
     @_as_result
     def query_index(
@@ -439,11 +535,21 @@ class HierarchicalLTMBackend:
         rev: int | None = None,
         limit: int = 1_000,
     ) -> Result:
-        """Return ``{rows}`` of the index of an entity: entries without values, or totals of each entity of the level
-        ``group_by``.
+        """Query the Parquet index of an entity, without the catalog.
 
-        Totals are ``{LEVEL: id, entity, entries, size_bytes}``. ``range`` is the first key and an exclusive upper
-        bound. ``rev`` selects an earlier revision of the index.
+        Args:
+            range: the first key and an exclusive upper bound.
+            group_by: return totals by this level instead of entries.
+            entity: the entity at or below which to look; by default the configured root, else everything.
+            rev: the index as of this revision.
+            limit: maximum number of entries.
+
+        Returns:
+            ``{success, rows}``: entries without values, or ``{LEVEL: id, entity, entries, size_bytes}``.
+
+        Examples:
+            >>> memory.query_index(("x", "y"), entity="org:nothing")["rows"]
+            []
         """
         return {"rows": self.core.query_index(range, group_by, entity, rev=rev, limit=limit)}
 
@@ -453,14 +559,25 @@ class HierarchicalLTMBackend:
     def register_entity(
         self, entity: EntityName, entity_id: str | None = None, parent: EntityName | None = None
     ) -> Result:
-        """Return ``{entity}``: its path.
+        """Register an entity and its ancestors.
 
-        ``register_entity("user", "alice", parent="project:alpha")`` is another spelling.
+        Args:
+            entity: a path, or the level of ``entity_id``.
+            entity_id: the id of ``entity`` below ``parent``.
+            parent: the entity above.
+
+        Returns:
+            ``{success, entity}``: its path.
+
+        Raises:
+            UsageError: for a parent without ``entity_id``, with ``errors="raise"``.
+
+        Examples:
+            >>> memory.register_entity("project", "beta", parent="org:acme")["entity"]
+            'org:acme/project:beta'
         """
         if entity_id is None and parent is not None:
-            raise UsageError(
-                "A parent requires the type and the id of the entity", "", 'Write ("user", "alice", parent).'
-            )
+            raise UsageError("A parent requires entity_id", fix='Write ("user", "alice", parent).')
         name = entity if entity_id is None else (str(entity), entity_id)
         if parent is not None:
             above = self.core.names.find(parent)
@@ -471,7 +588,19 @@ class HierarchicalLTMBackend:
     def register_entity_with_defaults(
         self, entity_type: str, entity_id: str, parents: Mapping[str, str] | None = None
     ) -> str | Result:
-        """Return the path of the entity, with defaults for missing levels; a dictionary for a failure."""
+        """Register an entity; missing levels get their defaults.
+
+        Args:
+            entity_type, entity_id: its level and id.
+            parents: ids of levels above it.
+
+        Returns:
+            The path of the entity; a dictionary for a failure.
+
+        Examples:
+            >>> memory.register_entity_with_defaults("project", "p", {"org": "acme"})
+            'org:acme/project:p'
+        """
         return self.core.register_entity_with_defaults(entity_type, entity_id, parents).entity.directory
 
     def _generate_hierarchical_path(self, entity: EntityName) -> str:
@@ -482,28 +611,73 @@ class HierarchicalLTMBackend:
     def list_entities(
         self, within: EntityName | None = None, entity_type: str | None = None, limit: int = 1_000
     ) -> Result:
-        """Return ``{entities}``, by their paths."""
+        """List entities by path.
+
+        Args:
+            within: only entities below this one.
+            entity_type: only entities of this level.
+            limit: maximum number of entities.
+
+        Returns:
+            ``{success, entities}``: their paths.
+
+        Examples:
+            >>> memory.list_entities("org:nothing")["entities"]
+            []
+        """
         found = self.core.list_entities(within, entity_type, limit=limit)
         return {"entities": [record.entity.directory for record in found]}
 
     @_as_result
     def move_entity(self, entity: EntityName, parent: EntityName) -> Result:
-        """Return ``{entity}``: its new path."""
+        """Move an entity below another parent.
+
+        Args:
+            entity: the entity.
+            parent: an entity of the next higher level in the same tenant.
+
+        Returns:
+            ``{success, entity}``: its new path.
+
+        Examples:
+            >>> memory.move_entity("org:acme/project:none/user:none", "org:acme/project:q")["error_type"]
+            'bad_entity'
+        """
         return {"entity": self.core.move_entity(entity, parent).directory}
 
     @_as_result
     def delete_entity(self, entity: EntityName, cascade: bool = False) -> Result:
-        """Return ``{entries_deleted}``."""
+        """Delete an entity.
+
+        Args:
+            entity: the entity.
+            cascade: also delete its descendants and entries.
+
+        Returns:
+            ``{success, entries_deleted}``.
+
+        Examples:
+            >>> memory.delete_entity("org:never")["success"]
+            False
+        """
         return {"entries_deleted": self.core.delete_entity(entity, cascade=cascade)}
 
     # -- upkeep ------------------------------------------------------------------------------
 
     @_as_result
     def compact_indexes(self, entity_path: EntityName | None = None, max_deltas: int | None = None) -> Result:
-        """Return ``{compacted_paths, entries_processed}`` of the index of an entity, or of all with more than
-        ``max_deltas``.
+        """Fold the deltas of an index, or of all indexes with more than ``max_deltas``.
 
-        An entry counts once, in however many indexes it is.
+        Args:
+            entity_path: the entity of the index; None is all.
+            max_deltas: by default ``index.compaction_threshold``.
+
+        Returns:
+            ``{success, compacted_paths, entries_processed}``; an entry counts once, in however many indexes it is.
+
+        Examples:
+            >>> memory.compact_indexes()["compacted_paths"]
+            []
         """
         self.core.flush()
         workspace = self.core.workspace
@@ -519,9 +693,18 @@ class HierarchicalLTMBackend:
 
     @_as_result
     def cleanup_orphans(self, max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS, dry_run: bool = False) -> Result:
-        """Return the object of ``driftline cleanup --json``.
+        """Delete files that nothing refers to; a bound store cleans the memory blobs within its boundary.
 
-        A bound store cleans the memory blobs within its boundary.
+        Args:
+            max_age_seconds: keep younger files.
+            dry_run: only report.
+
+        Returns:
+            ``{success, ...}`` with the object of ``driftline cleanup --json``.
+
+        Examples:
+            >>> memory.cleanup_orphans(dry_run=True)["deleted_count"]
+            0
         """
         from driftline.flows.runs.cleanup import CleanupRequest, clean_within, clean_workspace
 
@@ -564,13 +747,21 @@ def create_ltm_backend(
 ) -> HierarchicalLTMBackend:
     """Open a memory store whose methods return dictionaries.
 
-    Arguments win over environment variables, and those win over ``config``, a YAML file, or ``settings``, the content
-    of its ``settings.ltm``. ``catalog``, ``storage``, ``hierarchy``, ``index``, ``performance`` and ``embedding`` are
-    sections of that file. ``catalog_url``, ``storage_uri``, ``hierarchy_levels`` and ``hierarchy_defaults`` are single
-    keys of them, and win over them, as ``index_config`` and ``performance_config`` win over ``index`` and
-    ``performance``. ``inline_threshold`` is in bytes. ``within`` binds the store to an entity (see ``MemoryStore``).
-    With ``errors="raise"``, the methods raise typed exceptions. Raises BadEntity, UsageError, CatalogMismatch,
-    UnsafeStore, WorkspaceTooNew, CorruptFile, AccessDenied, CatalogError, StorageError.
+    Args:
+        backend: ``hierarchical``.
+        catalog_url, storage_uri, inline_threshold, hierarchy_*, *_config: keys, which win over sections.
+        catalog, storage, hierarchy, index, performance, embedding: sections of the configuration.
+        config, settings: a YAML file, or the content of its ``settings.ltm``; environment and other arguments win.
+        within, errors: the boundary of the store; ``return`` failures as dictionaries, or ``raise`` typed exceptions.
+
+    Returns:
+        The store; close it after use.
+
+    Raises:
+        DriftlineError: for bad input, or if the store cannot be opened.
+
+    Examples:
+        >>> driftline.create_ltm_backend(storage_uri=f"{place}-ltm").close()
     """
     if backend != "hierarchical":
         raise UsageError("Unknown memory backend", _shown(backend), "It is 'hierarchical'.")

@@ -1,4 +1,4 @@
-"""The Prefect flows of ``prefect.yaml``: index, compact, cleanup, prune and verify, as the commands do them.
+"""The Prefect flows of ``prefect.yaml``: index, fleet, compact, cleanup, prune and verify, as the commands do them.
 
 Prefect builds the form of its web page from the parameters, and shows progress and report as artifacts. An index run
 loads no other flow's libraries, such as those of the memory catalog.
@@ -7,16 +7,24 @@ loads no other flow's libraries, such as those of the memory catalog.
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 from pydantic import Field
 
 from driftline.flows.config.locate import workspace_named
+from driftline.flows.config.schema import FleetTable
 from driftline.flows.runs.branches import DEFAULT_PRUNED_AFTER_DAYS, prune_branches
 from driftline.flows.runs.index import IndexRequest, index_sources
-from driftline.flows.scheduling.artifacts import show_cleanup, show_compaction, show_index, show_verification
+from driftline.flows.scheduling.artifacts import (
+    show_cleanup,
+    show_compaction,
+    show_fleets,
+    show_index,
+    show_verification,
+)
 from driftline.flows.scheduling.events import ask_for_source
 from driftline.flows.scheduling.flow_runs import (
     PrefectProgress,
@@ -106,6 +114,72 @@ def index(
     with flow_progress() as progress:
         result = attempt.with_options(name="index")(lambda: index_sources(request, progress).to_dict())
         return _finish(result, request, workspace, max_deltas, progress)
+
+
+@flow(
+    name="driftline-fleet",
+    flow_run_name="sync fleets of {workspace}",
+    on_crashed=[release_leases],
+    on_cancellation=[release_leases],
+)
+def fleet(
+    workspace: str,
+    fleets: list[FleetTable] | None = None,
+    model: str | None = None,
+    executor: str = DEFAULT_EXECUTOR,
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None,
+    retry: bool = False,
+    max_delete_fraction: Annotated[float, Field(ge=0, le=1)] = DEFAULT_MAX_DELETE_FRACTION,
+    wait_seconds: Annotated[float, Field(ge=0, le=86_400)] = 0.0,
+    indexes: Literal["all", "text", "none"] = "all",
+    storage_options: dict[str, str] | None = None,
+    redact: Redaction | None = None,
+) -> dict[str, Any]:
+    """Index the repositories of fleets that changed, and retire those that are gone.
+
+    A run that finds nothing to do leaves one line in its log and no artifact. The flow run fails if a repository has
+    failed in it, or if a listing was not complete; the others are indexed even so.
+
+    Args:
+        workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
+        fleets: The tables [[fleet]]; tokens only as ${VARIABLE} of the worker. Default: those of its driftline.toml.
+        model: A model2vec directory or name; default: the model that is installed with Driftline.
+        executor: inline, local (processes on the same machine), or tcp://host:port of a Dask scheduler.
+        workers: Number of processes of the local executor.
+        retry: Try failing repositories now, without their backoff.
+        max_delete_fraction: Refuse to retire a larger fraction of a fleet, or delete one of a source; 1 allows all.
+        wait_seconds: Seconds to wait for another sync, or for a run that holds the lease of a source.
+        indexes: Which search indexes to update.
+        storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        redact: Which credentials inside text are replaced; default: as before, else known.
+
+    Returns:
+        The report of the sync, as ``driftline fleet sync --json`` prints it.
+    """
+    from driftline.flows.config.toml_file import Configuration, fleets_of, open_config
+    from driftline.flows.runs.fleet import FleetRequest, summary, sync_fleets
+
+    place, found = workspace_named(workspace), fleets_of(fleets) if fleets else open_config(None).fleets
+    configuration = Configuration(Path("fleets"), place, model, fleets=found, redact=redact)
+    how = {"executor": executor, "workers": workers, "indexes": indexes}
+    request = FleetRequest(configuration, place, how, max_delete_fraction, wait_seconds, retry)
+    request = replace(request, storage_options=options_of(storage_options))
+    with flow_progress(quiet=True) as progress:
+        result = attempt.with_options(name="sync")(lambda: sync_fleets(request, progress))
+        show_fleets(result)
+        get_run_logger().info("%s", summary(result))
+        progress.finish(summary(result), has_changed=result["run_id"] is not None)
+    problems = [f"{each['name']}: {problem}" for each in result["fleets"] for problem in each["problems"]]
+    problems += [f"{row['path']}: {row['reason']}" for each in result["fleets"] for row in _failed(each)]
+    if problems:
+        raise StorageError(
+            f"{len(problems):,} problems, first {problems[0]}", place, "See the artifact driftline-fleet."
+        )
+    return result
+
+
+def _failed(fleet: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in fleet["repositories"] if row["has_failed"]]
 
 
 def _finish(

@@ -590,7 +590,7 @@ def grep(
         model: a model2vec directory or name, by default the model that is installed with Driftline.
         top_k: the maximum number of results.
         max_distance: drop lines that are farther (1 - cosine, 0 to 2).
-        min_relevance: drop lines that are less relevant, 0 to 1.
+        min_relevance: drop lines that are nearer than a smaller share of random lines, 0 to 1.
         n_lines: lines of context on each side.
         ignore_case: compare without case.
         redact: which credentials inside text are replaced.

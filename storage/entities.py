@@ -189,10 +189,22 @@ class Hierarchy:
         return self._completed(parts, ())
 
     def named(self, type: str, id: str, parents: Mapping[str, str] | None = None) -> Entity:
-        """Return the entity ``type:id`` below ``parents``, ``{level: id}``; missing levels come from the root or the
-        defaults.
+        """Return the entity ``type:id``; missing levels come from the root or the defaults.
 
-        Raises BadEntity.
+        Args:
+            type: its level.
+            id: its id.
+            parents: ``{level: id}`` of levels above it.
+
+        Returns:
+            The entity.
+
+        Raises:
+            BadEntity: for unknown levels and invalid ids.
+
+        Examples:
+            >>> driftline.Hierarchy().named("user", "bob", {"org": "acme"}).directory
+            'org:acme/project:_unassigned/user:bob'
         """
         ids = {**(parents or {}), type: id}
         for level in ids:
@@ -204,21 +216,60 @@ class Hierarchy:
         return self.complete(tuple((level, ids[level]) for level in self.levels if level in ids))
 
     def check_type(self, type: str) -> str:
-        """Return ``type`` if it is a level. Raises BadEntity."""
+        """Check that a level exists.
+
+        Args:
+            type: its name.
+
+        Returns:
+            ``type``.
+
+        Raises:
+            BadEntity: if it is not a level.
+
+        Examples:
+            >>> driftline.Hierarchy().check_type("project")
+            'project'
+        """
         if type not in self.levels:
             raise BadEntity("Unknown level in an entity", repr(type)[:80], f"Levels are: {', '.join(self.levels)}.")
         return type
 
     def entity(self, entity: EntityName) -> Entity:
-        """Check ``entity`` and complete it with the missing levels above it. Raises BadEntity.
+        """Check an entity, and complete it with the missing levels above it.
 
-        Text has the form ``type:id/type:id``. Ids may be plain or encoded as in ``Entity.directory``. An id with a
-        slash must be encoded, or be part of a pair.
+        Args:
+            entity: text of the form ``type:id/type:id``, a pair, or an entity. Ids may be plain or encoded as in
+                ``Entity.directory``; an id with a slash must be encoded, or be part of a pair.
+
+        Returns:
+            The complete entity.
+
+        Raises:
+            BadEntity: if it is malformed.
+
+        Examples:
+            >>> driftline.Hierarchy().entity(("project", "alpha")).directory
+            'org:default/project:alpha'
         """
         return self.complete(self.parts(entity))
 
     def parts(self, entity: EntityName) -> Parts:
-        """Return the levels and ids that ``entity`` names, in order. Raises BadEntity."""
+        """Return the levels and ids that an entity names.
+
+        Args:
+            entity: as of ``entity``.
+
+        Returns:
+            Pairs of level and id, in order.
+
+        Raises:
+            BadEntity: if it is malformed.
+
+        Examples:
+            >>> driftline.Hierarchy().parts("project:alpha/user:bob")
+            (('project', 'alpha'), ('user', 'bob'))
+        """
         parts = entity.parts if isinstance(entity, Entity) else _parse(entity)
         depths = [self.levels.index(level) if level in self.levels else -1 for level, _ in parts]
         if not parts or -1 in depths or len(dict(parts)) != len(parts) or sorted(depths) != depths:
@@ -230,11 +281,36 @@ class Hierarchy:
         return parts
 
     def is_complete(self, parts: Parts) -> bool:
-        """Return whether ``parts`` name every level from the first one down to their last one."""
+        """Return whether no level is missing.
+
+        Args:
+            parts: pairs of level and id.
+
+        Returns:
+            Whether ``parts`` name every level from the first one down to their last one.
+
+        Examples:
+            >>> driftline.Hierarchy().is_complete((("org", "acme"),))
+            True
+        """
         return tuple(level for level, _ in parts) == self.levels[: len(parts)]
 
     def complete(self, parts: Parts) -> Entity:
-        """Complete ``parts`` with levels of the root, or with defaults. Raises BadEntity."""
+        """Complete an entity with levels of the root, or with defaults.
+
+        Args:
+            parts: pairs of level and id.
+
+        Returns:
+            The entity.
+
+        Raises:
+            BadEntity: if an id is invalid or the path is too long.
+
+        Examples:
+            >>> driftline.Hierarchy().complete((("project", "alpha"),)).directory
+            'org:default/project:alpha'
+        """
         return self._completed(parts, self.root_entity.parts)
 
     def _completed(self, parts: Parts, root: Parts) -> Entity:

@@ -154,7 +154,21 @@ class WorkspaceStats:
 
 
 class Embedder(Protocol):
-    """Turns text into unit vectors (DESIGN, "Embedding"); tasks has the implementations."""
+    """Turns text into unit vectors (DESIGN, "Embedding"); tasks has the implementations.
+
+    Examples:
+        >>> class Letters:
+        ...     dim, fingerprint = 26, "letters"
+        ...     def embed(self, lines, dtype=np.float32):
+        ...         counts = np.array([[line.count(chr(97 + i)) for i in range(26)] for line in lines], dtype)
+        ...         return counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-9)
+        ...     def embed_query(self, text):
+        ...         return self.embed([text])[0]
+        >>> with driftline.MemoryStore(f"{place}-letters", embedder=Letters) as letters:
+        ...     letters.store("pet", "the cat sleeps", "org:home")
+        ...     [hit.record.key for hit in letters.search_memory("a cat", scope="org:home")]
+        ['pet']
+    """
 
     @property
     def dim(self) -> int: ...

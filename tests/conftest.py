@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import sys
 import threading
@@ -33,9 +34,13 @@ LIMITS = (
     ("driftline.flows.runs.executors", "LOCAL_CONNECT_TIMEOUT_SECONDS"),
     ("driftline.flows.runs.executors", "NO_WORKERS_TIMEOUT_SECONDS"),
     ("driftline.flows.http_server", "REQUEST_SECONDS"),
+    ("driftline.flows.http_server", "WRITE_SECONDS"),
     ("driftline.flows.web.search_processes", "SEARCH_SECONDS"),
     ("driftline.flows.web.search_processes", "WAIT_SECONDS"),
     ("driftline.flows.web.guard", "ANSWER_SECONDS"),
+    ("driftline.storage.objects.local_disk", "LOCK_TIMEOUT_SECONDS"),
+    ("driftline.storage.sources.mirror", "ASK_SECONDS"),
+    ("driftline.storage.sources.isolation", "_TIMEOUT_SECONDS"),
 )
 """The product's limits of waiting, which a busy machine would reach; a test of one of them sets it itself."""
 CI_MARKERS = (
@@ -43,6 +48,16 @@ CI_MARKERS = (
     "BITBUCKET_BUILD_NUMBER",
 )
 """Variables by which ``driftline ci`` detects a CI system; the one that runs the tests builds none of their trees."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Iterator[None]:
+    """Leave the environment as it is from test to test: processes that take it over start again when it changes."""
+    current = os.environ.pop("PYTEST_CURRENT_TEST")
+    try:
+        return (yield)
+    finally:
+        os.environ["PYTEST_CURRENT_TEST"] = current
 
 
 @pytest.fixture(autouse=True)

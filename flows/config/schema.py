@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from cronsim import CronSim, CronSimError
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     ConfigDict,
@@ -39,6 +40,21 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+def _check_moment(value: str | float | None) -> str | float | None:
+    if isinstance(value, str):
+        try:
+            CronSim(value if len(value.split()) == _CRON_FIELDS else "", datetime.now(UTC))
+        except CronSimError as error:
+            raise ValueError("write five cron fields, such as '*/15 * * * *', or a number of seconds") from error
+    elif value is not None and not SHORTEST_INTERVAL_SECONDS <= value < float("inf"):
+        raise ValueError(f"write {SHORTEST_INTERVAL_SECONDS:g} second or more, or five cron fields")
+    return value
+
+
+Moment = Annotated[str | float | None, AfterValidator(_check_moment)]
+"""A schedule: five cron fields, or a number of seconds."""
+
+
 class SourceTable(Table):
     """``[[sources]]``."""
 
@@ -46,7 +62,7 @@ class SourceTable(Table):
     entity: Text | None = None
     include: list[Text] = []
     exclude: list[Text] = []
-    schedule: str | float | None = None
+    schedule: Moment = None
     link: Text | None = None
 
     @field_validator("link")
@@ -57,18 +73,6 @@ class SourceTable(Table):
 
             if (wrong := wrong_link(value)) is not None:
                 raise ValueError(wrong)
-        return value
-
-    @field_validator("schedule")
-    @classmethod
-    def _check_schedule(cls, value: str | float | None) -> str | float | None:
-        if isinstance(value, str):
-            try:
-                CronSim(value if len(value.split()) == _CRON_FIELDS else "", datetime.now(UTC))
-            except CronSimError as error:
-                raise ValueError("write five cron fields, such as '*/15 * * * *', or a number of seconds") from error
-        elif value is not None and not SHORTEST_INTERVAL_SECONDS <= value < float("inf"):
-            raise ValueError(f"write {SHORTEST_INTERVAL_SECONDS:g} second or more, or five cron fields")
         return value
 
 
@@ -94,6 +98,7 @@ class FleetTable(Table):
     include_files: list[Text] = []
     exclude_files: list[Text] = []
     grace_days: Annotated[NonNegativeFloat, Field(le=3650)] = 7.0
+    schedule: Moment = None
 
 
 class WorkspaceTable(Table):

@@ -104,7 +104,7 @@ class ConfiguredSource:
 class ConfiguredFleet:
     """A ``[[fleet]]`` table: the repositories of ``host`` that ``selection`` chooses, with entities by ``template``.
 
-    ``include`` and ``exclude`` are globs of their files.
+    ``include`` and ``exclude`` are globs of their files. ``table`` is the table itself, for a machine without the file.
     """
 
     name: str
@@ -114,6 +114,8 @@ class ConfiguredFleet:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     grace_days: float = 7.0
+    schedule: Schedule | None = None
+    table: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,11 +435,22 @@ def _source(table: SourceTable, file: Path, where: str) -> ConfiguredSource:
     entity = _entity(table.entity or f"{level}:{name}", where)
     if entity.type != level:
         raise UsageError(f"Documents belong to a {level}, which {entity} is not", where, f"Add /{level}:NAME.")
-    schedule = None
-    if table.schedule is not None:
-        is_cron = isinstance(table.schedule, str)
-        schedule = Schedule(cron=str(table.schedule)) if is_cron else Schedule(interval_seconds=float(table.schedule))
-    return ConfiguredSource(uri, entity, tuple(table.include), tuple(table.exclude), schedule, table.link or "")
+    files = tuple(table.include), tuple(table.exclude)
+    return ConfiguredSource(uri, entity, *files, _schedule(table.schedule), table.link or "")
+
+
+def _schedule(given: str | float | None) -> Schedule | None:
+    if given is None:
+        return None
+    return Schedule(cron=given) if isinstance(given, str) else Schedule(interval_seconds=float(given))
+
+
+def fleets_of(tables: Sequence[FleetTable]) -> tuple[ConfiguredFleet, ...]:
+    """Return the fleets of tables that come from a configuration elsewhere, as ``ConfiguredFleet.table``.
+
+    Raises UsageError.
+    """
+    return tuple(_fleets(tables, Path("fleets")))
 
 
 def _fleets(tables: Sequence[FleetTable], file: Path) -> list[ConfiguredFleet]:
@@ -499,7 +512,10 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     )
     selection.reasons()  # checks the globs
     files = tuple(table.include_files), tuple(table.exclude_files)
-    return ConfiguredFleet(table.name or host.name, host, selection, template, *files, table.grace_days)
+    named = table.model_copy(update={"name": table.name or host.name, "url": url or None, "schedule": None})
+    elsewhere = named.model_dump(mode="json", exclude_defaults=True)
+    schedule = _schedule(table.schedule)
+    return ConfiguredFleet(named.name or "", host, selection, template, *files, table.grace_days, schedule, elsewhere)
 
 
 def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Path, where: str) -> list[WorkspacePart]:

@@ -62,7 +62,8 @@ ASKED_AT_ONCE = 8
 class FleetRequest:
     """The inputs of a sync. ``how`` has the fields of the index run, except for its sources and its workspace.
 
-    ``retry`` tries failing repositories without waiting for their backoff.
+    ``retry`` tries failing repositories without waiting for their backoff. ``storage_options`` precede those of the
+    configuration.
     """
 
     configuration: Configuration
@@ -72,6 +73,11 @@ class FleetRequest:
     wait_seconds: float = 0.0
     retry: bool = False
     dry_run: bool = False
+    storage_options: Mapping[str, str] | None = None
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        return self.configuration.options() if self.storage_options is None else self.storage_options
 
     @property
     def fleets(self) -> tuple[ConfiguredFleet, ...]:
@@ -134,7 +140,9 @@ class FleetPart:
         rows = [_row(each, now) for each in sorted(self.repositories.values(), key=lambda each: each.listed.path)]
         rows += [_row(each, now) | {"state": "retired"} for each in self.retired.values()]
         for row in rows:
-            row["is_new"] = row["id"] not in self.before.repositories
+            before = self.before.repositories.get(row["id"])
+            row["is_new"] = before is None
+            row["has_failed"] = row["failures"] > (before.failures if before is not None else 0)
         return {
             "name": self.fleet.name,
             "provider": self.fleet.host.provider,
@@ -160,7 +168,7 @@ def list_fleets(request: FleetRequest, progress: Progress | None = None) -> dict
 def fleet_status(request: FleetRequest) -> dict[str, Any]:
     """Return the state of each fleet after the last sync, without contacting a host. Raises WorkspaceNotFound."""
     now = datetime.now(UTC)
-    workspace = Workspace.open(request.workspace, request.configuration.options())
+    workspace = Workspace.open(request.workspace, request.options)
     configured = {fleet.name: fleet for fleet in request.configuration.fleets}
     known = read_fleets(workspace.objects)
     fleets = []
@@ -239,6 +247,13 @@ def has_failed(report: Mapping[str, Any]) -> bool:
     )
 
 
+def summary(report: Mapping[str, Any]) -> str:
+    """Return a line about a report of ``sync_fleets``."""
+    rows = [row for fleet in report["fleets"] for row in fleet["repositories"]]
+    retired = sum(row["state"] == "retired" for row in rows)
+    return f"{len(rows):,} repositories, {len(report['to_index']):,} changed, {retired:,} retired"
+
+
 def _row(repository: KnownRepository, now: datetime) -> dict[str, Any]:
     listed = repository.listed
     times = {name: getattr(repository, name) for name in ("looked_at", "indexed_at", "missed_since", "retry_at")}
@@ -272,14 +287,14 @@ def _environ() -> Mapping[str, str]:
 def _prepared(request: FleetRequest) -> Workspace:
     """Return the workspace, created if it does not exist; private if a fleet is of a private folder."""
     folders = [fleet.host.url for fleet in request.fleets if fleet.host.provider == "folder"]
-    objects = ObjectStore.open(request.workspace, request.configuration.options())
+    objects = ObjectStore.open(request.workspace, request.options)
     return Workspace.prepare(objects, private=any(only_owner_reads(folder) for folder in folders))
 
 
 def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
     """Return the state of all fleets, and the entities of the workspace."""
     try:
-        workspace = Workspace.open(request.workspace, request.configuration.options())
+        workspace = Workspace.open(request.workspace, request.options)
     except WorkspaceNotFound:
         return {}, set()
     fleets, objects, entities = read_fleets(workspace.objects), workspace.objects, workspace.entities()
@@ -289,7 +304,7 @@ def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
 
 
 def _save(request: FleetRequest, parts: Iterable[FleetPart], lease: Lease, now: datetime) -> None:
-    workspace = Workspace.open(request.workspace, request.configuration.options())
+    workspace = Workspace.open(request.workspace, request.options)
     write_fleets(workspace.objects, {part.fleet.name: part.record(now) for part in parts}, lease)
 
 
@@ -390,7 +405,7 @@ def _index(
 
     ``save`` keeps the state before anything is written, so that a killed run leaves no source that no fleet knows.
     """
-    workspace = Workspace.open(request.workspace, request.configuration.options())
+    workspace = Workspace.open(request.workspace, request.options)
     owners, planned = _owners(parts), dict[str, tuple[FleetPart, KnownRepository]]()
     for part, each in changed:
         uri = part.source_uri(each)
@@ -411,7 +426,8 @@ def _index(
         sources=tuple(part.source(part.repositories[each.listed.id]) for part, each in planned.values()),
         workspace=request.workspace,
         model=request.configuration.model,
-        storage_options=request.configuration.options(),
+        storage_options=request.options,
+        redact=request.configuration.redact,
         keep_going=True,
         max_delete_fraction=request.max_delete_fraction,
         wait_seconds=request.wait_seconds,
@@ -487,13 +503,11 @@ def _move_away(workspace: Workspace, entity: str, uri: str, request: FleetReques
 
 def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
     """Remove repositories that are missing for the grace period, unless they still answer or are suspiciously many."""
-    parts = list(parts)
-    owners = _owners(parts)
     for part in parts:
         if not part.listing.is_complete:
             continue
         doomed = to_retire(part.repositories, now, timedelta(days=part.fleet.grace_days))
-        doomed = [identifier for identifier in doomed if _is_gone(part, identifier, owners)]
+        doomed = [identifier for identifier in doomed if _is_gone(part, identifier)]
         known = sum(bool(each.indexed) for each in part.repositories.values())
         if is_suspicious(len(doomed), known, request.max_delete_fraction):
             part.refused = DeletionRefused(
@@ -514,14 +528,15 @@ def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progres
             part.retired[identifier] = part.repositories.pop(identifier)
 
 
-def _is_gone(part: FleetPart, identifier: str, owners: Mapping[str, str]) -> bool:
+def _is_gone(part: FleetPart, identifier: str) -> bool:
     """Return whether a repository that is not listed does not answer either; the reason says that it does."""
     each = part.repositories[identifier]
     if each.excluded:
         return True
     try:
-        if owners.get(part.source_uri(each), each.entity) != each.entity:  # another one would answer
-            return True
+        listed = part.listing.repositories.values()
+        if any(other.path == each.listed.path and other.id != identifier for other in listed):
+            return True  # it is the other one that would answer
         commit = current_commit(part.fleet.host.remote(each.listed))
     except (SourceNotFound, AccessDenied):
         return True
@@ -537,7 +552,7 @@ def _is_gone(part: FleetPart, identifier: str, owners: Mapping[str, str]) -> boo
 
 
 def _remove(request: FleetRequest, repository: KnownRepository) -> None:
-    options = request.configuration.options()
+    options = request.options
     workspace = Workspace.open(request.workspace, options)
     known = workspace.readable_source(Entity.parse(repository.entity))
     if known is None or known.uri not in repository.uris:

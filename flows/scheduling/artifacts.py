@@ -96,6 +96,17 @@ def _skipped_before(runs: Iterable[RunRecord], run_id: str) -> list[dict[str, An
     return [{"source": entity, **file} for entity, files in found.items() for file in files]
 
 
+def show_fleets(result: dict[str, Any]) -> None:
+    """Publish what a sync of fleets has changed, and what has failed in it; nothing if nothing has."""
+    indexed, rows = set(result["to_index"]), list[dict[str, Any]]()
+    for fleet in result["fleets"]:
+        for row in fleet["repositories"]:
+            if row["entity"] in indexed or row["state"] == "retired" or row["has_failed"]:
+                told = {name: row[name] for name in ("path", "state", "entity", "indexed", "reason")}
+                rows.append({"fleet": fleet["name"], **told})
+    _table("driftline-fleet", rows, "repositories have changed or failed")
+
+
 def page_of_run(run_id: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the link of a run on the page of the web server that $DRIFTLINE_SERVER names.
 

@@ -40,14 +40,15 @@ from prefect.workers.process import ProcessWorker
 from pydantic import TypeAdapter
 
 from driftline.flows.config.toml_file import Configuration, ConfiguredSource
+from driftline.flows.config.toml_file import Schedule as ConfiguredSchedule
 from driftline.storage.defaults import DEFAULT_EXECUTOR
 from driftline.storage.entities import DEFAULT_IDS, Entity, encode_id
 from driftline.storage.errors import ExecutorError, UsageError
 
 WORKSPACE_PLACEHOLDER = "{{ $DRIFTLINE_WORKSPACE }}"
 """Marks the workspace in the file; Prefect's own command replaces it from the environment."""
-INDEX = "index"
-WITH_EXECUTOR = (INDEX, "compact")
+INDEX, FLEET = "index", "fleet"
+WITH_EXECUTOR = (INDEX, FLEET, "compact")
 WITH_CATALOG = ("cleanup", "verify")
 ANCHOR = "2026-01-01T00:00:00+00:00"
 """Start of all intervals, so that registering again does not shift the schedule."""
@@ -62,22 +63,22 @@ class Deployments:
 
 
 def deployments_of(configuration: Configuration, *, executor: str = DEFAULT_EXECUTOR, prefix: str = "") -> Deployments:
-    """Return an index deployment for each source, and the maintenance deployments of the workspace.
+    """Return a deployment for each source and each fleet, and the maintenance deployments of the workspace.
 
     ``executor`` is where index and compact run their tasks. ``prefix`` precedes every name, so that several workspaces
-    can share a server. Raises UsageError if the configuration has no source.
+    can share a server. Raises UsageError if the configuration has neither a source nor a fleet.
     """
-    if not configuration.sources:
-        raise UsageError(
-            "The configuration has no sources to deploy", str(configuration.path), "Add a [[sources]] table."
-        )
+    if not configuration.sources and not configuration.fleets:
+        fix = "Add a [[sources]] or a [[fleet]] table."
+        raise UsageError("The configuration has no sources and no fleets to deploy", str(configuration.path), fix)
     text = files("driftline.deployments").joinpath("prefect.yaml").read_text(encoding="utf-8")
     file = _filled(yaml.safe_load(text), configuration.workspace)
     deployments: list[dict[str, Any]] = []
     for template in file["deployments"]:
         if template["name"] in WITH_EXECUTOR and executor != DEFAULT_EXECUTOR:
             template["parameters"]["executor"] = executor
-        deployments += list(_of_sources(template, configuration)) if template["name"] == INDEX else [template]
+        make = {INDEX: _of_sources, FLEET: _of_fleets}.get(template["name"])
+        deployments += list(make(template, configuration)) if make is not None else [template]
     for deployment in deployments:
         deployment["name"] = prefix + deployment["name"]
         if configuration.storage_options:
@@ -100,11 +101,27 @@ def _of_sources(template: dict[str, Any], configuration: Configuration) -> Itera
         deployment = deepcopy(template)
         deployment["name"] = deployment_name(source.entity)
         deployment["parameters"] |= _parameters(source, configuration)
-        if source.schedule is not None:
-            every = source.schedule.interval_seconds
-            moment = {"cron": source.schedule.cron} if every is None else {"interval": every, "anchor_date": ANCHOR}
-            deployment["schedules"] = [{"slug": "schedule", **moment}]
-        yield deployment
+        yield _scheduled(deployment, source.schedule)
+
+
+def _of_fleets(template: dict[str, Any], configuration: Configuration) -> Iterator[dict[str, Any]]:
+    taken = set[str]()
+    for fleet in configuration.fleets:
+        deployment = deepcopy(template)
+        name = ":".join(encode_id(part) for part in fleet.name.split("/") if part)
+        deployment["name"] = name if name not in taken else f"{name}-{len(taken)}"
+        taken.add(deployment["name"])
+        given = {"fleets": [dict(fleet.table)], "model": configuration.model, "redact": configuration.redact}
+        deployment["parameters"] |= {key: value for key, value in given.items() if value}
+        yield _scheduled(deployment, fleet.schedule)
+
+
+def _scheduled(deployment: dict[str, Any], schedule: ConfiguredSchedule | None) -> dict[str, Any]:
+    if schedule is not None:
+        every = schedule.interval_seconds
+        moment = {"cron": schedule.cron} if every is None else {"interval": every, "anchor_date": ANCHOR}
+        deployment["schedules"] = [{"slug": "schedule", **moment}]
+    return deployment
 
 
 def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from logging import Logger, LoggerAdapter
@@ -48,11 +48,13 @@ RunLog = Logger | LoggerAdapter[Any]
 class PrefectProgress(AbstractContextManager["PrefectProgress"]):
     """Writes phases to the log of the flow run, and counts to its progress artifact, once there is something to show.
 
-    A separate thread updates the artifact, so that a slow or unreachable server does not delay the run.
+    A separate thread updates the artifact, so that a slow or unreachable server does not delay the run. A ``quiet`` one
+    logs no phases before there is something to show.
     """
 
-    def __init__(self, log: RunLog) -> None:
+    def __init__(self, log: RunLog, *, quiet: bool = False) -> None:
         self._log = log
+        self._quiet = quiet
         self._artifact: UUID | None = None
         self._name = ""
         self._total: int | None = None
@@ -65,7 +67,8 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
         self._thread.start()
 
     def phase(self, name: str, total: int | None = None) -> None:
-        self._log.info("%s%s", name, "" if total is None else f": {total:,} documents")
+        level = logging.DEBUG if self._quiet and not self._artifact else logging.INFO
+        self._log.log(level, "%s%s", name, "" if total is None else f": {total:,} documents")
         self._name, self._total = name, total
         self._documents = self._lines = 0
 
@@ -124,8 +127,11 @@ class _ToRunLog(logging.Handler):
 
 
 @contextmanager
-def flow_progress() -> Iterator[PrefectProgress]:
-    """Yield the progress of the current flow run; its log receives the records of Driftline here and on workers."""
+def flow_progress(*, quiet: bool = False) -> Iterator[PrefectProgress]:
+    """Yield the progress of the current flow run; its log receives the records of Driftline here and on workers.
+
+    A ``quiet`` run logs no phases until it changes something, and its stages are no tasks.
+    """
     log = get_run_logger()
     own, handler = logging.getLogger("driftline"), _ToRunLog(log)
     before = own.level, own.propagate
@@ -133,7 +139,8 @@ def flow_progress() -> Iterator[PrefectProgress]:
     own.setLevel(logging.INFO)
     own.propagate = False
     try:
-        with PrefectProgress(log) as progress, stages_run_by(TaskStages()):
+        stages = nullcontext() if quiet else stages_run_by(TaskStages())
+        with PrefectProgress(log, quiet=quiet) as progress, stages:
             yield progress
     finally:
         own.removeHandler(handler)

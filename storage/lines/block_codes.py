@@ -104,9 +104,8 @@ class BlockCodes:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def among(self, rows: NDArray[np.uint64]) -> BlockCodes:
-        """Return the codes of the blocks that ``rows`` begin."""
-        held = np.isin(self.rows, rows)
+    def among(self, held: NDArray[np.bool_]) -> BlockCodes:
+        """Return the codes of those blocks that are ``held``, ``(n,)``."""
         return BlockCodes(self.rows[held], self.signs[:, held], self.large[:, held], {})
 
     def nearest(self, vector: NDArray[np.float32], limit: int) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:

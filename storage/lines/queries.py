@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -118,7 +118,7 @@ class _Outlines:
         while at >= 0:
             found.append(at)
             at = self.lower.find(wanted, at + len(wanted))
-        return self.rows.take(pa.array(np.unique(np.searchsorted(self.ends, found, side="right"))))
+        return self.rows.take(pa.array(sorted({*np.searchsorted(self.ends, found, side="right").tolist()}), pa.int64()))
 
 
 _OUTLINES: LRUCache[tuple[str | int, ...], _Outlines] = LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
@@ -126,11 +126,17 @@ _OUTLINES: LRUCache[tuple[str | int, ...], _Outlines] = LRUCache(64 * 2**20, lam
 _OUTLINES_AT_ONCE = Lock()
 MAX_KEPT_LINES = 500_000
 """The lines of a table whose blocks stay in memory, at some 50 bytes a line."""
-_BLOCKS: LRUCache[tuple[str | int, ...], pa.Table | None] = LRUCache(
-    64 * 2**20, lambda rows: rows.nbytes if rows else 1
-)
-"""The blocks of each small version that this process has searched twice; None after the first search."""
-_BLOCKS_AT_ONCE = Lock()
+_Filtered = tuple[str | int | None, ...]
+"""A version and the condition of a filter."""
+_BLOCKS: LRUCache[_Filtered, pa.Table | None] = LRUCache(64 * 2**20, lambda kept: kept.nbytes if kept else 1)
+"""The blocks that this process has searched twice, if they are few; None after the first search."""
+_ALLOWED: LRUCache[_Filtered, NDArray[np.uint64]] = LRUCache(64 * 2**20, lambda rows: rows.nbytes)
+"""The rows that each filter allows, sorted."""
+_ALLOWED_CODES: LRUCache[_Filtered, BlockCodes] = LRUCache(64 * 2**20, lambda codes: codes.nbytes)
+_FILTERED_AT_ONCE = Lock()
+MIN_SHARE_AFTERWARDS = 1 / 100
+"""From this share of all lines on, words are searched without the filter, whose known rows are faster than Lance's
+evaluation of it for each search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +372,9 @@ class LineQuery:
     def blocks(self, words: str, limit: int) -> pa.Table:
         """Search as ``matching_blocks`` does."""
         found = self.matching(words, limit)
-        return self.blocks_at(found.rows).append_column("bm25", pa.array(found.scores)).drop_columns(["_rowid"])
+        return (
+            self.blocks_at(found.rows.tolist()).append_column("bm25", pa.array(found.scores)).drop_columns(["_rowid"])
+        )
 
     def matching(self, words: str, limit: int) -> Scored:
         """Return the ``limit`` blocks that best match ``words``, best first, with their BM25."""
@@ -376,7 +384,11 @@ class LineQuery:
             return NOTHING
         search = MatchQuery(words, TEXT_COLUMN)
         if self.filters_afterwards:
-            return self._matching_afterwards(search, limit)
+            return self._matching_afterwards(search, limit, limit)
+        if self.sql is not None and self.strategy == "auto":
+            share = len(self._allowed) / max(1, self.dataset.count_rows())
+            if share >= MIN_SHARE_AFTERWARDS:
+                return self._matching_afterwards(search, limit, int(2 * limit / share))
         return self._matching(search, limit, where=self.sql, prefilter=True)
 
     def _matching(self, search: Any, limit: int, where: str | None, **options: Any) -> Scored:
@@ -396,40 +408,58 @@ class LineQuery:
 
     def _held(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return ``(n,)``: whether each of ``rows`` exists and the filter allows it."""
+        if self.sql is not None:
+            return _is_in(rows, self._allowed)
         if not len(rows):
             return np.zeros(0, np.bool_)
-        where = _is_among(rows) + (f" AND ({self.sql})" if self.sql else "")
-        return np.isin(rows, self._scanned([], filter=where, with_row_id=True)["_rowid"].to_numpy())
+        return np.isin(rows, self._scanned([], filter=_is_among(rows), with_row_id=True)["_rowid"].to_numpy())
 
-    def blocks_at(self, rows: NDArray[np.uint64]) -> pa.Table:
+    @cached_property
+    def _filtered(self) -> _Filtered:
+        return (*self.exact_version, self.sql)
+
+    @cached_property
+    def _allowed(self) -> NDArray[np.uint64]:
+        """The rows that the filter allows, sorted."""
+        return _known(_ALLOWED, self._filtered, self._read_allowed)
+
+    def _read_allowed(self) -> NDArray[np.uint64]:
+        return np.sort(self._scanned([], filter=self.sql, with_row_id=True)["_rowid"].to_numpy())
+
+    def blocks_at(self, rows: Sequence[int]) -> pa.Table:
         """Return BLOCK_COLUMNS and ``_rowid`` of the blocks that begin at ``rows``, in this order."""
         columns = [*BLOCK_COLUMNS, "_rowid"]
-        if not len(rows):
+        if not rows:
             return pa.schema([schema(1).field(name) for name in BLOCK_COLUMNS]).append(_ROW).empty_table()
         found = self._kept_blocks
         if found is None:
             found = self._read(columns, where=_is_among(rows), with_row_id=True).sort_by("_rowid")
-        return found.take(pa.array(np.searchsorted(found["_rowid"].to_numpy(), rows)))
+        at = np.searchsorted(found["_rowid"].to_numpy(), np.array(rows, np.uint64))
+        return found.take(
+            pa.array(at.tolist(), pa.int64())
+        )  # of an array, Arrow asks numpy.ma, which is slow to import
 
     @cached_property
     def _kept_blocks(self) -> pa.Table | None:
-        """All blocks by their rows, if the table is small and this process has searched the version before."""
-        if not self.table.is_local or self.lines > MAX_KEPT_LINES:
+        """All allowed blocks by their rows, if they are few and this process has searched them before."""
+        if not self.table.is_local or (self.lines if self.sql is None else len(self._allowed)) > MAX_KEPT_LINES:
             return None
-        version = self.exact_version
-        with _BLOCKS_AT_ONCE:
-            searched, known = version in _BLOCKS, _BLOCKS.setdefault(version, None)
+        with _FILTERED_AT_ONCE:
+            searched, known = self._filtered in _BLOCKS, _BLOCKS.setdefault(self._filtered, None)
         if known is None and searched:
-            rows = self._read([*BLOCK_COLUMNS, "_rowid"], where=f"{TEXT_COLUMN} IS NOT NULL", with_row_id=True)
+            where = f"{TEXT_COLUMN} IS NOT NULL" + (f" AND ({self.sql})" if self.sql else "")
+            rows = self._read([*BLOCK_COLUMNS, "_rowid"], where=where, with_row_id=True)
             known = rows.sort_by("_rowid").combine_chunks()
-            with _BLOCKS_AT_ONCE:
-                _BLOCKS[version] = known
+            with _FILTERED_AT_ONCE:
+                _BLOCKS[self._filtered] = known
         return known
 
     def near_blocks(self, vector: NDArray[np.float32], limit: int) -> pa.Table:
         """Return the blocks of ``near`` like ``blocks``, with the ``cosine`` (float32) instead of ``bm25``."""
         found = self.near(vector, limit)
-        return self.blocks_at(found.rows).append_column("cosine", pa.array(found.scores)).drop_columns(["_rowid"])
+        return (
+            self.blocks_at(found.rows.tolist()).append_column("cosine", pa.array(found.scores)).drop_columns(["_rowid"])
+        )
 
     def near(self, vector: NDArray[np.float32], limit: int) -> Scored:
         """Return the ``limit`` blocks whose meaning is nearest to ``vector``, ``(dim,)``, that the filter allows.
@@ -438,13 +468,13 @@ class LineQuery:
         """
         if limit == 0 or not vector.any() or not len(codes := self._codes):
             return NOTHING
-        if self.sql is not None and self.index is None:  # few match
-            allowed = self._scanned([], filter=f"{CODE_COLUMN} IS NOT NULL AND ({self.sql})", with_row_id=True)
-            return Scored(*codes.among(allowed["_rowid"].to_numpy()).nearest(vector, limit))
-        fetch = limit if self.sql is None else 2 * limit * max(self.lines, 1) // max(self.matches, 1)
+        if self.sql is not None:
+            allowed = _known(_ALLOWED_CODES, self._filtered, lambda: codes.among(_is_in(codes.rows, self._allowed)))
+            return Scored(*allowed.nearest(vector, limit)) if len(allowed) else NOTHING
+        fetch = limit
         while True:
             rows, cosines = codes.nearest(vector, fetch)
-            held = self._held(rows) if self.sql or codes.may_hold_deleted else np.ones(len(rows), np.bool_)
+            held = self._held(rows) if codes.may_hold_deleted else np.ones(len(rows), np.bool_)
             if np.count_nonzero(held) >= limit or fetch >= len(codes):
                 return Scored(rows[held][:limit], cosines[held][:limit])
             fetch *= 4
@@ -568,17 +598,40 @@ class LineQuery:
         places = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in requested)
         return {line: known[block] for line, block in places if block in known}
 
-    def _matching_afterwards(self, search: Any, limit: int) -> Scored:
-        """Like ``_matching``, but filter the results of a search of all blocks, until enough are left."""
-        allowed = self._scanned([], filter=self.sql, with_row_id=True)["_rowid"].to_numpy()
-        fetch = limit
+    def _matching_afterwards(self, search: Any, limit: int, fetch: int) -> Scored:
+        """Like ``_matching``, but filter the results of a search of all blocks, ``fetch`` or more, until enough are
+        left.
+        """
         while True:
             found = self._matching(search, fetch, where=None)
-            self.examined_blocks.append(len(found))
-            held = np.isin(found.rows, allowed)
+            if self.filters_afterwards:
+                self.examined_blocks.append(len(found))
+            held = _is_in(found.rows, self._allowed)
             if np.count_nonzero(held) >= limit or len(found) < fetch:
                 return Scored(found.rows[held][:limit], found.scores[held][:limit])
             fetch *= 4
+
+
+_Value = TypeVar("_Value")
+
+
+def _known(cache: LRUCache[_Filtered, _Value], key: _Filtered, read: Callable[[], _Value]) -> _Value:
+    """Return the value of ``cache`` at ``key``, which is read the first time."""
+    with _FILTERED_AT_ONCE:
+        known = cache.get(key)
+    if known is None:
+        known = read()
+        with _FILTERED_AT_ONCE:
+            if cache.getsizeof(known) <= cache.maxsize:
+                cache[key] = known
+    return known
+
+
+def _is_in(rows: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return ``(n,)``: whether each of ``rows`` is among the ``known`` ones, which are sorted."""
+    if not len(known):
+        return np.zeros(len(rows), np.bool_)
+    return np.asarray(known[np.searchsorted(known, rows).clip(max=len(known) - 1)] == rows, np.bool_)
 
 
 def _is_among(rows: Iterable[int]) -> str:

@@ -175,6 +175,10 @@ class MemoryStore:
         """Flush pending changes and close all connections, even if the flush raises StorageError or CatalogError.
 
         Later calls raise StoreClosed. A store that is never closed closes itself when the process ends.
+
+        Examples:
+            >>> with driftline.MemoryStore(f"{place}-closed") as closed:
+            ...     closed.store("key", 1, "org:acme")
         """
         self._closing.close()
 
@@ -196,20 +200,61 @@ class MemoryStore:
         metadata: Mapping[str, Any] | None = None,
         expires_at: datetime | None = None,
     ) -> None:
-        """Store a JSON value under ``key``, which is unique in its tenant, and register its owner ``entity`` if new.
+        """Store a JSON value, durably on return. An existing entry of the key is replaced, and moves if another entity
+        owned it.
 
-        An existing entry of that key is replaced, and moves if another entity owned it. Durable on return.
+        Args:
+            key: unique in the tenant of ``entity``.
+            value: any JSON value.
+            entity: the owner, which is registered if it is new.
+            metadata: fields for filters.
+            expires_at: the time at which the entry expires; without a time zone, UTC.
+
+        Raises:
+            DriftlineError: BadEntity and BadEntry for bad input, StorageError or CatalogError if the store fails.
+
+        Examples:
+            >>> store.store("plan", {"step": 1}, "org:acme/project:alpha", metadata={"phase": "plan"})
+            >>> store.retrieve("plan").value
+            {'step': 1}
         """
         self.store_many([MemoryItem(key, value, entity, metadata, expires_at)])
 
     def store_many(self, items: Iterable[MemoryItem]) -> int:
-        """Store ``items`` in one transaction and return the number of entries. For each key, the last item wins."""
+        """Store items in one transaction. For each key, the last item wins.
+
+        Args:
+            items: the entries.
+
+        Returns:
+            The number of entries.
+
+        Examples:
+            >>> store.store_many(driftline.MemoryItem(f"fact {n}", n, "org:facts") for n in range(3))
+            3
+        """
         number = self._writer.write(items)
         self._flusher.notify(number)
         return number
 
     def delete(self, key: str, scope: EntityName | None = None) -> bool:
-        """Delete the entry of ``key``, and return whether ``scope`` had one."""
+        """Delete the entry of a key.
+
+        Args:
+            key: its key.
+            scope: the entity at or below which to look; by default the configured root, else everything.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            DriftlineError: BadEntry if several tenants have the key, CatalogError if the catalog fails.
+
+        Examples:
+            >>> store.store("old", 1, "org:acme")
+            >>> store.delete("old"), store.delete("old")
+            (True, False)
+        """
         checked, visible = check_key(key), self._tenant_scope(check_key(key), scope)
 
         def work(connection: Connection) -> int:
@@ -230,17 +275,55 @@ class MemoryStore:
     # -- entities ----------------------------------------------------------------------------
 
     def register_entity(self, entity: EntityName) -> EntityRecord:
-        """See ``EntityRegistry.register_entity``."""
+        """Register an entity and its ancestors; existing entities stay unchanged.
+
+        Args:
+            entity: a path, a part of one, or a pair.
+
+        Returns:
+            Its record.
+
+        Examples:
+            >>> store.register_entity("org:acme/project:beta").entity
+            Entity(parts=(('org', 'acme'), ('project', 'beta')))
+        """
         return self._entities.register_entity(entity)
 
     def register_entity_with_defaults(
         self, type: str, id: str, parents: Mapping[str, str] | None = None
     ) -> EntityRecord:
-        """See ``EntityRegistry.register_entity_with_defaults``."""
+        """Register the entity ``type:id``; missing levels get their defaults.
+
+        Args:
+            type: its level.
+            id: its id.
+            parents: ids of levels above it.
+
+        Returns:
+            Its record.
+
+        Raises:
+            BadEntity: for an unknown level or an invalid id.
+
+        Examples:
+            >>> store.register_entity_with_defaults("user", "bob", {"org": "acme"}).entity.directory
+            'org:acme/project:_unassigned/user:bob'
+        """
         return self._entities.register_entity_with_defaults(type, id, parents)
 
     def get_entity(self, entity: EntityName) -> EntityRecord | None:
-        """See ``EntityRegistry.get_entity``."""
+        """Return the record of an entity.
+
+        Args:
+            entity: a path, a part of one, or a pair.
+
+        Returns:
+            The record; None if the entity is not registered.
+
+        Examples:
+            >>> store.get_entity("org:unknown") is None
+            True
+        """
         return self._entities.get_entity(entity)
 
     def list_entities(
@@ -251,35 +334,124 @@ class MemoryStore:
         limit: int = DEFAULT_LIMIT,
         after: EntityName | None = None,
     ) -> list[EntityRecord]:
-        """See ``EntityRegistry.list_entities``."""
+        """Return entities by path.
+
+        Args:
+            within: only entities below this one; by default the configured root, else all, tenants included.
+            type: only entities of this level.
+            limit: maximum number of entities.
+            after: start after this entity.
+
+        Returns:
+            Their records, ordered by path.
+
+        Examples:
+            >>> _ = store.register_entity("org:listed/project:one")
+            >>> [record.entity.directory for record in store.list_entities("org:listed")]
+            ['org:listed/project:one']
+        """
         return self._entities.list_entities(within, type, limit=limit, after=after)
 
     def ancestors(self, entity: EntityName) -> list[EntityRecord]:
-        """See ``EntityRegistry.ancestors``."""
+        """Return the ancestors of an entity.
+
+        Args:
+            entity: a path, a part of one, or a pair.
+
+        Returns:
+            Their records, the parent first.
+
+        Examples:
+            >>> _ = store.register_entity("org:acme/project:gamma")
+            >>> [record.entity.directory for record in store.ancestors("org:acme/project:gamma")]
+            ['org:acme']
+        """
         return self._entities.ancestors(entity)
 
     def descendants(
         self, entity: EntityName, type: str | None = None, max_depth: int | None = None
     ) -> list[EntityRecord]:
-        """See ``EntityRegistry.descendants``."""
+        """Return the entities below an entity.
+
+        Args:
+            entity: a path, a part of one, or a pair.
+            type: only entities of this level.
+            max_depth: the number of levels to descend; None is all.
+
+        Returns:
+            Their records, ordered by path.
+
+        Examples:
+            >>> _ = store.register_entity("org:deep/project:p/user:u")
+            >>> [record.entity.type for record in store.descendants("org:deep")]
+            ['project', 'user']
+        """
         return self._entities.descendants(entity, type, max_depth)
 
     def move_entity(self, entity: EntityName, parent: EntityName) -> Entity:
-        """See ``EntityRegistry.move_entity``."""
+        """Move an entity and its descendants below another parent. Blobs are not moved.
+
+        Args:
+            entity: the entity.
+            parent: an entity of the next higher level in the same tenant, which is registered if necessary.
+
+        Returns:
+            The entity with its new path.
+
+        Raises:
+            BadEntity: if the entity does not exist, or the new path does.
+
+        Examples:
+            >>> _ = store.register_entity("org:moves/project:p/user:u")
+            >>> store.move_entity("org:moves/project:p/user:u", "org:moves/project:q").directory
+            'org:moves/project:q/user:u'
+        """
         return self._entities.move_entity(entity, parent)
 
     def delete_entity(self, entity: EntityName, *, cascade: bool = False) -> int:
-        """See ``EntityRegistry.delete_entity``."""
+        """Delete an entity.
+
+        Args:
+            entity: the entity.
+            cascade: also delete its descendants and entries.
+
+        Returns:
+            The number of deleted entries.
+
+        Raises:
+            BadEntity: if it does not exist, or has descendants or entries and ``cascade`` is not set.
+
+        Examples:
+            >>> store.store("note", 1, "org:gone")
+            >>> store.delete_entity("org:gone", cascade=True)
+            1
+        """
         return self._entities.delete_entity(entity, cascade=cascade)
 
     # -- upkeep ------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Apply all pending changes of the catalog to indexes and vectors and return the number of changes."""
+        """Apply all pending changes of the catalog to indexes and vectors.
+
+        Returns:
+            The number of changes.
+
+        Examples:
+            >>> store.flush() >= 0
+            True
+        """
         return self._flusher.flush()
 
     def collect_expired(self) -> int:
-        """Delete the expired entries of all tenants, or within the boundary, and return the number of entries."""
+        """Delete the expired entries of all tenants, or within the boundary.
+
+        Returns:
+            Their number.
+
+        Examples:
+            >>> store.collect_expired()
+            0
+        """
         removed = upkeep.collect_expired(self.catalog, self._now(), self.names.boundary)
         self._flusher.notify(removed)
         return removed
@@ -287,8 +459,19 @@ class MemoryStore:
     def rebuild(self, within: EntityName | None = None) -> dict[str, int]:
         """Rebuild the indexes at and below an entity from the catalog and, if it is a tenant, the tenant's vectors.
 
-        Returns the number of entries in each index, by the entity's directory. Raises LeaseHeld while another process
-        compacts or rebuilds the indexes.
+        Args:
+            within: the entity; by default the configured root, else all tenants.
+
+        Returns:
+            The number of entries in each index, by the entity's directory.
+
+        Raises:
+            LeaseHeld: while another process compacts or rebuilds the indexes.
+
+        Examples:
+            >>> store.store("kept", 1, "org:rebuilt")
+            >>> store.rebuild("org:rebuilt")
+            {'org:rebuilt': 1}
         """
         self.flush()
         counts: dict[str, int] = {}
@@ -305,12 +488,28 @@ class MemoryStore:
         rev: int | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> list[dict[str, Any]]:
-        """Return the entries at or below ``scope`` from its index, without their values, or totals by level
-        ``group_by``.
+        """Query the Parquet index of an entity, without the catalog.
 
-        ``range`` is the first key and an exclusive upper bound. ``rev`` selects the index as of that revision of the
-        tenant, which must not precede the last compaction; it needs a scope if no root is configured. The rows are
-        those of ``index_query``, one tenant after the other.
+        Args:
+            range: the first key and an exclusive upper bound; None is all keys.
+            group_by: return totals by this level instead of entries.
+            scope: the entity at or below which to look; by default the configured root, else everything.
+            rev: the index as of this revision of the tenant, which must not precede the last compaction.
+            limit: maximum number of entries.
+
+        Returns:
+            Entries without their values, or ``{level: id, entity, entries, size_bytes}`` by ``group_by``, one tenant
+            after the other.
+
+        Raises:
+            UsageError: for an invalid range, or a revision that was compacted or has no tenant.
+
+        Examples:
+            >>> store.store("b", 1, "org:index/project:p")
+            >>> [row["key"] for row in store.query_index(("a", "c"), scope="org:index")]
+            ['b']
+            >>> [row["entries"] for row in store.query_index(group_by="project", scope="org:index")]
+            [1]
         """
         keys = listings.check_range(range)
         level = group_by and self.hierarchy.check_type(group_by)
@@ -330,11 +529,40 @@ class MemoryStore:
     # -- reading -----------------------------------------------------------------------------
 
     def retrieve(self, key: str, scope: EntityName | None = None) -> MemoryEntry | None:
-        """Return the entry of ``key``, or None if ``scope`` has none or it has expired."""
+        """Return the entry of a key.
+
+        Args:
+            key: its key.
+            scope: the entity at or below which to look; by default the configured root, else everything.
+
+        Returns:
+            The entry; None if there is none, or if it has expired.
+
+        Raises:
+            BadEntry: without a scope and a root, if several tenants have the key.
+
+        Examples:
+            >>> store.store("seen", [1], "org:acme")
+            >>> store.retrieve("seen", "org:acme").value, store.retrieve("unseen")
+            ([1], None)
+        """
         return self.retrieve_batch([key], scope).get(key)
 
     def retrieve_batch(self, keys: Iterable[str], scope: EntityName | None = None) -> dict[str, MemoryEntry]:
-        """Return the entries of ``keys`` within ``scope``, by key; blobs are read concurrently."""
+        """Return the entries of several keys; blobs are read concurrently.
+
+        Args:
+            keys: their keys.
+            scope: the entity at or below which to look; by default the configured root, else everything.
+
+        Returns:
+            The entries that exist, by key.
+
+        Examples:
+            >>> store.store("one", 1, "org:acme")
+            >>> [*store.retrieve_batch(["one", "none"])]
+            ['one']
+        """
         checked, visible = [check_key(key) for key in keys], self.names.visible(scope)
         rows = self._rows_of(checked, visible)
         return {entry.key: entry for entry in as_shown(self._reader.entries(rows, visible))}
@@ -385,11 +613,27 @@ class MemoryStore:
     ) -> Page[MemoryEntry]:
         """Return a page of the entries of the entity ``type:id``, by owner and key.
 
-        With ``within``, the page covers all entities of that name at or below it, for example in two projects.
-        ``allowed_ancestors`` limits the entries to those at or below one of these entities. If that leaves nothing of
-        the entity, which is always so for an empty list, the call raises AccessDenied, whether the entity exists or
-        not. ``cursor`` comes from the previous page; unlike that of ``offset``, its cost does not grow with the
-        position.
+        Args:
+            type: its level.
+            id: its id.
+            include_descendants: also return entries of entities below it.
+            limit: maximum number of entries.
+            offset: skip this many entries; its cost grows with the position.
+            within: cover all entities of that name at or below this one, for example in two projects.
+            allowed_ancestors: only entries at or below one of these entities; an empty list allows nothing.
+            cursor: that of the previous page.
+
+        Returns:
+            The entries, their total number, and the cursor of the next page.
+
+        Raises:
+            AccessDenied: if ``allowed_ancestors`` exclude the whole entity, whether it exists or not.
+
+        Examples:
+            >>> store.store("own", 1, "org:paged/project:p")
+            >>> page = store.retrieve_by_entity("org", "paged")
+            >>> [entry.key for entry in page.entries], page.total_count, page.has_more
+            (['own'], 1, False)
         """
         limit, offset = check_count(limit, "limit"), check_count(offset, "offset")
         self.hierarchy.named(type, id)
@@ -422,10 +666,26 @@ class MemoryStore:
         allowed_ancestors: Sequence[EntityName] | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> list[MemoryEntry]:
-        """Return the entries whose key contains every word of ``query`` and whose metadata matches, latest first.
+        """Return entries by the words of their keys and by metadata, latest first. ``search_memory`` searches by
+        meaning.
 
-        All fields of the filter must match; a list matches any of its values; fields that are None are ignored. To
-        search by meaning, use ``search_memory``.
+        Args:
+            query: words, all of which the key must contain.
+            metadata_filter: fields that must all match; a list matches any of its values, None matches everything.
+            scope: the entity at or below which to look; by default the configured root, else everything.
+            allowed_ancestors: only entries at or below one of these entities.
+            limit: maximum number of entries.
+
+        Returns:
+            The entries.
+
+        Raises:
+            AccessDenied: if ``allowed_ancestors`` exclude the whole scope.
+
+        Examples:
+            >>> store.store("red apple", 1, "org:fruit", {"kind": "fruit"})
+            >>> [entry.key for entry in store.search("apple", {"kind": ["fruit", "nut"]}, "org:fruit")]
+            ['red apple']
         """
         visible, fields = self.names.visible(scope, allowed_ancestors), check_fields(metadata_filter)
         limit = check_count(limit, "limit")
@@ -447,14 +707,32 @@ class MemoryStore:
         mode: Mode = "hybrid",
         explain: bool = False,
     ) -> MemoryHits[MemoryEntry]:
-        """Return the ``top_k`` entries that answer ``query`` best, by its words and its meaning, best first.
+        """Return the entries that answer a query best, by its words and its meaning.
 
-        Hits are sorted by score; ``max_distance`` (1 - cosine, 0 to 2) drops farther ones. ``mode`` ranks by the words
-        of key and text and by meaning (``hybrid``), by meaning alone (``vector``: the score is 1 - distance, the cosine
-        of text and query), or by words alone (``text``: the share of the words). ``filter`` has fields of the metadata,
-        as in ``search``, and may have ``entity``: an entity at or below which hits must be, or else the value of a
-        field of that name. The filter applies before the search, and the catalog confirms every hit. With ``explain``,
-        the hits have an ``explanation``. Raises UsageError, also without an embedder.
+        The filter applies before the search, and the catalog confirms every hit.
+
+        Args:
+            query: the query.
+            top_k: maximum number of hits.
+            filter: fields of the metadata, as in ``search``. ``entity`` may name an entity at or below which hits must
+                be, or else is a field like any other.
+            scope: the entity at or below which to look; by default the configured root, else everything.
+            allowed_ancestors: only entries at or below one of these entities.
+            max_distance: drop farther hits (1 - cosine, 0 to 2).
+            mode: rank by the words of key and text and by meaning (``hybrid``), only by meaning (``vector``: the score
+                is the cosine), or only by words (``text``: the share of the words).
+            explain: add an ``explanation`` to the hits.
+
+        Returns:
+            The hits, by descending score.
+
+        Raises:
+            UsageError: for bad arguments, and without an embedder.
+
+        Examples:
+            >>> store.store("pet", "the cat sleeps on the sofa", "org:home")
+            >>> [hit.record.key for hit in store.search_memory("where is the cat", 1, scope="org:home")]
+            ['pet']
         """
         self.catalog.check_open()
         if self._search is None:

@@ -64,16 +64,45 @@ class MemoryExplanation:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def hide_tenant(self) -> None:
-        """Remove the figures of the whole tenant, which a store bound below it must not learn."""
+        """Remove the figures of the whole tenant, which a store bound below it must not learn.
+
+        Examples:
+            >>> figures = driftline.MemoryExplanation("text", entries=9, matches=2)
+            >>> figures.hide_tenant()
+            >>> figures.entries
+            2
+        """
         self.entries, self.unindexed_words = self.matches, 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``memory search --explain --json`` prints."""
+        """Convert the figures to JSON.
+
+        Returns:
+            The object that ``memory search --explain --json`` prints.
+
+        Examples:
+            >>> driftline.MemoryExplanation("text").to_dict()["mode"]
+            'text'
+        """
         return asdict(self)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Add the time of a ``with`` block to ``seconds[phase]``."""
+        """Add the time of a ``with`` block to ``seconds[phase]``.
+
+        Args:
+            phase: the name of the phase.
+
+        Returns:
+            A context manager.
+
+        Examples:
+            >>> figures = driftline.MemoryExplanation("text")
+            >>> with figures.timed("words"):
+            ...     pass
+            >>> [*figures.seconds]
+            ['words']
+        """
         started = time.perf_counter()
         try:
             yield

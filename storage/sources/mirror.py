@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -54,6 +55,8 @@ _SCP = re.compile(r"(?P<user>[A-Za-z0-9._-]+)@(?P<host>[A-Za-z0-9._-]+|\[[0-9a-f
 _CREDENTIAL = re.compile(r"(?:(?P<user>[A-Za-z0-9._~-]+):)?\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 _PORT = re.compile(r"[^:]*:\d+|\[[^]]*\](?::\d+)?|[^:]*")
 _REF = re.compile(r"(?!/|.*(?://|\.\.|@\{|\.lock$|/$|\.$))[^\x00-\x20\x7f~^:?*\[\\]+")
+_BRANCH_IN_HEAD = re.compile(r"ref: (refs/heads/[^\n]+)\n")
+_MAX_REFS_BYTES = 4 * 1024 * 1024
 _ANY_USER = "x-access-token"
 """Hosts accept any user, or this one, with a token as password."""
 _BY_REFERENCE = "Write git+https://${NAME}@host/path, where NAME is a variable that holds the token."
@@ -227,12 +230,42 @@ def _names(ref: str) -> list[str]:
 
 def _resolve_local(remote: Remote) -> str:
     git_dir = _git_dir(remote)
+    if not remote.ref and (known := _head_in_files(git_dir)):
+        return known
     names = [remote.ref] if COMMIT_ID.fullmatch(remote.ref) else [n for n in _names(remote.ref) if not n.endswith("{}")]
     for name in names:
         answer = _ask(git_dir, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
         if answer is not None and COMMIT_ID.fullmatch(answer):
             return answer
     return ""
+
+
+def _head_in_files(git_dir: str) -> str:
+    """Return the commit of the current branch as the files of git spell it, without a process of git.
+
+    Returns "" if only git itself can tell, such as for another format of refs.
+    """
+    match = _BRANCH_IN_HEAD.fullmatch(_text_of(os.path.join(git_dir, "HEAD")))
+    if match is None or not _REF.fullmatch(match[1]):
+        return ""
+    commit = _text_of(os.path.join(git_dir, match[1])).strip()
+    if not commit:
+        packed = _text_of(os.path.join(git_dir, "packed-refs"))
+        named = (line.partition(" ") for line in packed.splitlines())
+        commit = next((each for each, _, name in named if name == match[1]), "")
+    return commit if COMMIT_ID.fullmatch(commit) else ""
+
+
+def _text_of(path: str) -> str:
+    """Return the text of a small regular file; "" if it is anything else."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        is_small = stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_REFS_BYTES
+        return file.read(_MAX_REFS_BYTES).decode("utf-8", "surrogateescape") if is_small else ""
 
 
 def _no_commit(remote: Remote) -> SourceNotFound:
@@ -497,23 +530,28 @@ class Mirror:
     def _borrow(self) -> None:
         """Make the mirror use the objects of a repository on this disk."""
         git_dir = _git_dir(self.remote)
-        objects = os.path.realpath(
-            _ask(git_dir, "rev-parse", "--git-path", "objects") or os.path.join(git_dir, "objects")
-        )
+        objects = os.path.join(git_dir, "objects")
+        if os.path.exists(os.path.join(git_dir, "commondir")):  # of a linked work tree
+            objects = _ask(git_dir, "rev-parse", "--git-path", "objects") or objects
+        objects = os.path.realpath(objects)
         if "\n" in objects or objects.startswith('"'):
             raise SourceNotFound(
                 "Git cannot share objects with a folder of this name", repr(objects), "Rename the folder."
             )
         shallow = os.path.join(git_dir, "shallow")
         with self._locked("fetch"):
-            self._create(_ask(git_dir, "rev-parse", "--show-object-format") or "sha1")
-            _write(Path(self.git_dir, "objects", "info", "alternates"), f"{objects}\n")
+            if not self._exists():
+                self._create(_ask(git_dir, "rev-parse", "--show-object-format") or "sha1")
+            _write_changed(Path(self.git_dir, "objects", "info", "alternates"), f"{objects}\n")
             text = Path(shallow).read_text("ascii") if os.path.isfile(shallow) else ""
-            _write(Path(self.git_dir, "shallow"), text)
+            _write_changed(Path(self.git_dir, "shallow"), text)
+
+    def _exists(self) -> bool:
+        return os.path.exists(os.path.join(self.git_dir, "HEAD"))
 
     def _create(self, object_format: str) -> None:
         """Create an empty repository that names no command, unless it exists."""
-        if os.path.exists(os.path.join(self.git_dir, "HEAD")):
+        if self._exists():
             return
         for part in ("objects/info", "objects/pack", "refs/driftline"):
             os.makedirs(os.path.join(self.git_dir, part), exist_ok=True)
@@ -624,6 +662,14 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
+
+
+def _write_changed(path: Path, text: str) -> None:
+    """Write a file atomically unless it has this text."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if path.read_text() == text:
+            return
+    _write(path, text)
 
 
 def _write(path: Path, text: str) -> None:

@@ -14,6 +14,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import version
 from itertools import islice, takewhile
 from operator import itemgetter
@@ -154,7 +155,7 @@ class WorkTreeAtCommit:
         commit = head(root) if tree is not None else None
         if tree is None or commit is None:
             return None
-        settings = repr((rules, tree.prefix, version("driftline"))).encode() + _read(tree.exclude)
+        settings = repr((rules, tree.prefix, _release())).encode() + _read(tree.exclude)
         settings += b"\0" + _read(tree.excludes)
         return cls(tree, commit, content_hash(settings))
 
@@ -193,7 +194,7 @@ class RepositoryAtCommit:
     @classmethod
     def look(cls, source: RepositorySource, rules: object) -> Self:
         """The commit of ``source``; the ``repr`` of ``rules`` identifies them."""
-        return cls(source, content_hash(repr((rules, version("driftline"))).encode()))
+        return cls(source, content_hash(repr((rules, _release())).encode()))
 
     @property
     def commit_id(self) -> str:
@@ -230,6 +231,12 @@ def _why_void(last: IndexedCommit | None, scanned_with: str, token: int | None) 
     if token is not None and last.token != token - 1:
         return "another run has worked on the source since"
     return "" if last.scanned_with == scanned_with else "the source was indexed with other settings"
+
+
+@cache
+def _release() -> str:
+    """Return the version of Driftline, for which Python reads and parses a file of its packages."""
+    return version("driftline")
 
 
 def _read(path: str) -> bytes:

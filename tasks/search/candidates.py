@@ -274,12 +274,12 @@ def rank(
     of_words, of_own_words, attainable = _text_scores(candidates, blocks, weights)
     attainable += (min(attainable, BEYOND_WORDS) if meaning else 0.0) or 1.0
     allowed = _allowed(candidates, only)
-    chosen = np.flatnonzero((of_words > 0) & allowed)
-    chosen = chosen[np.argsort(-of_words[chosen], kind="stable")][: JUDGED_LINES * max(wanted, MIN_RESULTS)]
+    best = np.flatnonzero((of_words > 0) & allowed)
+    best = best[np.argsort(-of_words[best], kind="stable")][: JUDGED_LINES * max(wanted, MIN_RESULTS)]
     named = _named(candidates) * allowed
-    chosen = np.union1d(chosen, np.flatnonzero(named > 0))
-    if meaning:
-        chosen = np.union1d(chosen, np.flatnonzero(candidates.near & allowed))
+    is_chosen = (named > 0) | (candidates.near & allowed if meaning else False)
+    is_chosen[best] = True
+    chosen = np.flatnonzero(is_chosen)
     relevance, fit = of_words[chosen], of_own_words[chosen]
     if not meaning:
         own_cosines = embedder.embed([texts[number] for number in chosen.tolist()]) @ vector
@@ -386,7 +386,9 @@ def _meaning(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return ``(n,)`` each, for the ``chosen`` rows of candidates: their cosines, and their ``meaning_scores``."""
     farthest = max(near.lines for near in meaning)
-    around = np.unique((chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1))
+    is_around = np.zeros(len(candidates), np.bool_)
+    is_around[(chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1)] = True
+    around = np.flatnonzero(is_around)
     vectors = embedder.embed([candidates.texts[number] for number in around.tolist()])
     at = np.searchsorted(around, chosen)  # the positions of the chosen rows among those around them
     lines = CandidateLines(candidates.lines.document[around], candidates.lines.number[around])

@@ -554,14 +554,17 @@ class _Finder:
         read: list[pa.Table] = []
         with self.explanation.timed("text"):
             for table, by_words, by_name, by_meaning in zip(self.tables, matching, named, near, strict=True):
-                found = chain(by_words.rows.tolist(), by_name.tolist(), by_meaning.rows.tolist())
-                rows = np.array([*dict.fromkeys(found)], np.uint64)
-                bm25 = np.zeros(len(rows), np.float32)
-                bm25[: len(by_words)] = by_words.scores
-                blocks = table.blocks_at(rows).append_column("bm25", pa.array(bm25))
-                read.append(blocks.append_column("near", pa.array(np.isin(rows, by_meaning.rows))))
+                near_rows = {*by_meaning.rows.tolist()}
+                bm25 = dict(zip(by_words.rows.tolist(), by_words.scores.tolist(), strict=True))
+                rows = [*dict.fromkeys(chain(bm25, by_name.tolist(), by_meaning.rows.tolist()))]
+                if not rows and read:
+                    continue
+                blocks = table.blocks_at(rows)
+                blocks = blocks.append_column("bm25", pa.array([bm25.get(row, 0.0) for row in rows], pa.float32()))
+                read.append(blocks.append_column("near", pa.array([row in near_rows for row in rows], pa.bool_())))
         blocks = pa.concat_tables(read)
-        return blocks.take(pa.array(np.argsort(-blocks["bm25"].to_numpy(), kind="stable")))
+        order = np.argsort(-blocks["bm25"].to_numpy(), kind="stable")
+        return blocks.take(pa.array(order.tolist(), pa.int64()))
 
     def _allowed(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the ``rows`` of nearest lines that ``only`` allows, with their definitions if it needs them."""

@@ -60,6 +60,7 @@ _AUXILIARY = re.compile(
     r"(?:^|/)(?:vendor|_?vendored|_vendor|third[_-]?party|node_modules|dist|_esm|_cjs|locales?|i18n|examples?|samples?|demos?"
     r"|docs?_src|compat|_compat|legacy|fixtures?)/"
     r"|(?:^|/)(?:changelog|changes|history|news|releases?)(?:\.\w+)?$"
+    r"|(?:^|/)(?:(?:index|genindex|toc|contents)\.x?html?|summary\.md|_sidebar\.md)$"
     r"|(?:\.lock|-lock\.json|-lock\.yaml|\.lockb|/go\.sum|\.pot?|_pb2(?:_grpc)?\.pyi?|\.pb\.(?:go|cc|h)|\.g\.dart|\.min\.\w+|\.map"
     r"|\.d\.ts|[._-]generated\.\w+|\.snap|\.csv|\.svg)$",
     re.IGNORECASE,
@@ -77,8 +78,12 @@ def is_test(path: str) -> bool:
 
 
 def is_auxiliary(path: str) -> bool:
-    """Return whether a document repeats or lists others: lock files, changelogs, examples, data, and vendored,
-    generated or translated files."""
+    """Return whether a document repeats or lists others: lock files, changelogs, tables of contents, examples, data,
+    and vendored, generated or translated files.
+
+    >>> [is_auxiliary(path) for path in ("vendor/a.c", "html/index.html", "src/index.ts", "summary.md", "guide.md")]
+    [True, True, False, True, False]
+    """
     return _AUXILIARY.search(path) is not None
 
 
@@ -239,7 +244,11 @@ class SearchRequest(SearchFilter):
     query: str = field(kw_only=False)
     top_k: int = option(DEFAULT_TOP_K, "Maximum number of results.", bounds=(0, inf), served=(1, 50), is_setting=True)
     max_distance: float | None = option(None, "Drop results with a cosine distance above this (0 to 2).", bounds=(0, 2))
-    min_relevance: float | None = option(None, "Drop results with a relevance below this (0 to 1).", bounds=(0, 1))
+    min_relevance: float | None = option(
+        None,
+        "Drop results with a relevance below this (0 to 1): the share of random lines that are farther, not the score.",
+        bounds=(0, 1),
+    )
     n_lines: int = option(
         DEFAULT_N_LINES,
         "Lines of context on each side.",

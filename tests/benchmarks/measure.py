@@ -23,10 +23,16 @@ import psutil
 _POLL_SECONDS = 0.02
 RECORDS = "DRIFTLINE_BENCH_RECORDS"
 """The environment variable that names the file in which ``bench.py`` collects records."""
+PROGRAM = "DRIFTLINE_BENCH_PROGRAM"
+"""The environment variable with another program for the command ``driftline``, where figures do not matter."""
 DRIFTLINE = (
-    sys.executable,
-    "-c",
-    "import sys; from driftline.flows.commands.main import command_line; sys.exit(command_line())",
+    (os.environ[PROGRAM],)
+    if PROGRAM in os.environ
+    else (
+        sys.executable,
+        "-c",
+        "import sys; from driftline.flows.commands.main import command_line; sys.exit(command_line())",
+    )
 )
 """The command ``driftline`` as its console script runs it, even if that is not on the PATH."""
 

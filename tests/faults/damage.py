@@ -22,7 +22,7 @@ from driftline.flows.commands.main import main
 from driftline.storage.lance.worker import ProcessDied, survived
 from driftline.tasks.maintenance import compact
 
-DOCUMENTS = 20
+DOCUMENTS = 8
 MEASURED_QUERIES = 3
 """Searches with which a compaction measures itself here: half of its time, if they are as many as usual."""
 WAYS: dict[str, Callable[[bytes], bytes | None]] = {

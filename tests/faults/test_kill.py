@@ -8,9 +8,9 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -26,7 +26,7 @@ from tests.support.oracle import (
     indexed_rows,
     save_tiny_model,
 )
-from tests.support.processes import runs, stands_still
+from tests.support.processes import ForkedProgram, runs, stands_still
 from tests.support.waiting import PATIENCE_SECONDS, ended, until
 
 PROGRAM = Path(__file__).with_name("small_run.py")
@@ -42,9 +42,18 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(tree: Path, workspace: Path, model: Path, *more: str) -> list[str]:
     return [
-        sys.executable, str(PROGRAM), "index", str(tree), "--workspace", str(workspace), "--entity", "source:tree",
-        "--model", str(model), "--indexes", "none", "--json", *more,
+        "index", str(tree), "--workspace", str(workspace), "--entity", "source:tree", "--model", str(model),
+        "--indexes", "none", "--json", *more,
     ]  # fmt: skip
+
+
+def finished(command: list[str]) -> dict[str, Any]:
+    """Run the program to its end, and return what it prints."""
+    process = ForkedProgram(PROGRAM, *command)
+    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, errors
+    answer: dict[str, Any] = json.loads(output)
+    return answer
 
 
 def change_some(tree: Path, chance: random.Random) -> None:
@@ -63,7 +72,7 @@ def run_killed_after(seconds: float, command: list[str], workspace: Path) -> flo
     """Start a run and kill it so long after it took its lease; returns how long it took if it ended before."""
     lease = workspace / lease_path(ENTITY)
     before = lease.read_bytes() if lease.exists() else b""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = ForkedProgram(PROGRAM, *command)
     until(
         lambda: lease.exists() and lease.read_bytes() != before, "the lease", unless=lambda: ended(process), poll=2e-3
     )
@@ -95,12 +104,11 @@ def test_runs_killed_at_random_moments_leave_nothing_that_a_last_run_does_not_me
         seconds, attempts = ended_after or seconds, attempts + 1  # as quick as the machine is now
         kills += ended_after is None
 
-    last = subprocess.run(command(tree, workspace, tiny_model), check=False, capture_output=True, text=True)
-    assert last.returncode == 0, last.stderr
+    finished(command(tree, workspace, tiny_model))
     opened = Workspace.open(str(workspace))
     assert_in_step(opened, ENTITY, files_below(tree))
     assert_nothing_staged(opened)
-    subprocess.run(command(tree, fresh, tiny_model, "--full"), check=True, capture_output=True)
+    finished(command(tree, fresh, tiny_model, "--full"))
     assert indexed_rows(opened, ENTITY) == indexed_rows(Workspace.open(str(fresh)), ENTITY)
 
 
@@ -110,11 +118,8 @@ def test_the_batch_of_a_killed_worker_is_done_again(tmp_path: Path, tiny_model: 
         target = tree / str(number % 7) / f"file{number}.txt"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text("\n".join(WORDS[number : number + 20]))
-    environment = os.environ | {"PAUSE": "after 1", "BATCH_DOCUMENTS": "10"}
-    process = subprocess.Popen(
-        command(tree, workspace, tiny_model, "--executor", "local", "--workers", "2"),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
+    arguments = command(tree, workspace, tiny_model, "--executor", "local", "--workers", "2")
+    process = ForkedProgram(PROGRAM, *arguments, environment={"PAUSE": "after 1", "BATCH_DOCUMENTS": "10"})
     coordinator = psutil.Process(process.pid)
     until(lambda: stands_still(coordinator), "the first commit", unless=lambda: ended(process))
     workers = [child for child in coordinator.children() if runs(child, "spawn_main")]
@@ -140,10 +145,9 @@ def test_an_interrupted_run_says_what_it_keeps_and_the_next_one_continues(
         target.write_text("\n".join(WORDS[number : number + 20]))
         target.with_suffix(".bin").write_bytes(b"\0\1")  # looked at, but no document
     arguments = command(tree, workspace, tiny_model, "--executor", executor, "--workers", "2")
-    process = subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env=os.environ | {"PAUSE": "after 2", "BATCH_DOCUMENTS": "10"},
-    )  # fmt: skip
+    process = ForkedProgram(
+        PROGRAM, *arguments, environment={"PAUSE": "after 2", "BATCH_DOCUMENTS": "10"}, session=True
+    )
     coordinator = psutil.Process(process.pid)
     until(lambda: stands_still(coordinator), "the second commit", unless=lambda: ended(process))
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
@@ -154,9 +158,7 @@ def test_an_interrupted_run_says_what_it_keeps_and_the_next_one_continues(
     kept = re.search(r"has committed (\d+) documents with .* stay: run the same command again", output)
     assert kept is not None, output
 
-    last = subprocess.run(arguments, check=False, capture_output=True, text=True)
-    assert last.returncode == 0, last.stderr
-    (source,) = json.loads(last.stdout)["sources"]
+    (source,) = finished(arguments)["sources"]
     assert source["new"] < 200
     assert source["new"] + source["unchanged"] == 200
     assert source["unchanged"] == int(kept[1])

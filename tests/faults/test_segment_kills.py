@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -18,7 +15,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.lines.indexes import COLUMNS, coverage
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
-from tests.support.processes import runs
+from tests.support.processes import ForkedProgram, runs
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 PROGRAM = Path(__file__).with_name("small_run.py")
@@ -46,20 +43,18 @@ def write(tree: Path, turn: int) -> None:
         (tree / f"{number}.txt").write_text("".join(f"{word}\n" for word in chosen))
 
 
-def started(tree: Path, workspace: Path, model: Path, *more: str) -> subprocess.Popen[str]:
-    command = [
-        *(sys.executable, str(PROGRAM), "index", str(tree), "--workspace", str(workspace), "--entity", "source:tree"),
-        *("--model", str(model), "--json", *more),
-    ]
-    environment = os.environ | {"SEGMENT_ROWS": "150", "BATCH_DOCUMENTS": "6"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+def started(tree: Path, workspace: Path, model: Path, *more: str) -> ForkedProgram:
+    command = ("index", str(tree), "--workspace", str(workspace), "--entity", "source:tree", "--model", str(model))
+    return ForkedProgram(
+        PROGRAM, *command, "--json", *more, environment={"SEGMENT_ROWS": "150", "BATCH_DOCUMENTS": "6"}
+    )
 
 
 def segments(workspace: Path) -> set[str]:
     return {place.name for place in workspace.glob("*/_tables/*.lance/_indices/*")}
 
 
-def wait_for_segments(process: subprocess.Popen[str], workspace: Path, known: set[str], count: int) -> None:
+def wait_for_segments(process: ForkedProgram, workspace: Path, known: set[str], count: int) -> None:
     """Wait until the run has begun to write ``count`` more segments, or has ended."""
     until(lambda: len(segments(workspace) - known) >= count or process.poll() is not None, "segments", poll=0.001)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +14,11 @@ import pytest
 from driftline.storage.entities import Entity
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
-from tests.support.processes import stands_still
+from tests.support.processes import ForkedProgram, stands_still
 from tests.support.waiting import PATIENCE_SECONDS, ended, until
 
 PROGRAM = Path(__file__).with_name("small_run.py")
-LEASE_SECONDS = 3
+LEASE_SECONDS = 1
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,7 @@ class Writers:
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.model = folder, model
         self.workspace = folder / "workspace"
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[ForkedProgram] = []
 
     def tree(self, name: str, files: int) -> Path:
         for number in range(files):
@@ -43,28 +41,26 @@ class Writers:
             target.write_text("\n".join(WORDS[number : number + 3]))
         return self.folder / name
 
-    def start(self, tree: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, tree: Path, *more: str, **environment: str) -> ForkedProgram:
         command = [
-            sys.executable, str(PROGRAM), "index", str(tree), "--workspace", str(self.workspace),
-            "--entity", f"source:{tree.name}", "--model", str(self.model), "--indexes", "none", "--json", *more,
+            "index", str(tree), "--workspace", str(self.workspace), "--entity", f"source:{tree.name}",
+            "--model", str(self.model), "--indexes", "none", "--json", *more,
         ]  # fmt: skip
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
-        )
+        process = ForkedProgram(PROGRAM, *command, environment=environment)
         self.processes.append(process)
         return process
 
-    def finish(self, process: subprocess.Popen[str]) -> dict[str, object]:
+    def finish(self, process: ForkedProgram) -> dict[str, object]:
         """The JSON output, with the exit code as ``exit``."""
         output, errors = process.communicate(timeout=PATIENCE_SECONDS)
         answer: dict[str, object] = json.loads(output) if output else {"errors": errors}
         return answer | {"exit": process.returncode}
 
-    def wait_for_lease(self, tree: Path, holder: subprocess.Popen[str]) -> None:
+    def wait_for_lease(self, tree: Path, holder: ForkedProgram) -> None:
         files = f"_leases/*source:{tree.name}.json"
         until(lambda: list(self.workspace.rglob(files)), "the lease", unless=lambda: ended(holder))
 
-    def wait_for_pause(self, process: subprocess.Popen[str]) -> None:
+    def wait_for_pause(self, process: ForkedProgram) -> None:
         known = psutil.Process(process.pid)
         until(lambda: stands_still(known), "the pause", unless=lambda: ended(process))
 
@@ -109,7 +105,7 @@ def test_a_second_run_of_a_source_says_who_holds_it(writers: Writers) -> None:
 
 def test_a_second_run_of_a_source_waits_if_it_may(writers: Writers) -> None:
     tree = writers.tree("one", 12)
-    first = writers.start(tree, DELAY_SECONDS="0.7")
+    first = writers.start(tree, DELAY_SECONDS="0.7", LEASE_SECONDS=str(PATIENCE_SECONDS))
     writers.wait_for_lease(tree, first)
     (tree / "late.txt").write_text("word99")
     second = writers.finish(writers.start(tree, "--wait", str(PATIENCE_SECONDS)))
@@ -127,7 +123,7 @@ def test_a_holder_that_sleeps_through_its_own_replacement_publishes_nothing(writ
         (tree / f"file{number}.txt").unlink()
     (tree / "file1.txt").write_bytes(b"\0")
     (tree / "file3.txt").write_text("word77\nword78")
-    successor = writers.finish(writers.start(tree, "--wait", str(PATIENCE_SECONDS), LEASE_SECONDS=str(LEASE_SECONDS)))
+    successor = writers.finish(writers.start(tree, "--wait", str(PATIENCE_SECONDS)))
     assert successor["exit"] == 0, successor
     sleeper.send_signal(signal.SIGCONT)
     answer = writers.finish(sleeper)

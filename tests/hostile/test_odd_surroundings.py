@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from driftline.flows.commands.main import COMMANDS, main
+from tests.support.processes import PRELOADED
 from tests.support.waiting import PATIENCE_SECONDS
 
 PROGRAM = str(Path(sys.executable).parent / "driftline")
@@ -85,10 +86,56 @@ def check_end(name: str, ended: subprocess.CompletedProcess[bytes], codes: Seque
     assert ended.returncode in codes, (name, ended.returncode, told)
 
 
-@contextmanager
-def side_by_side() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
+EACH = """
+import importlib, json, os, sys
+from driftline.flows.commands import main
+
+told, names, lines = json.loads(sys.argv[1])
+for name in names:
+    importlib.import_module(name)
+for name, line in lines.items():
+    child = os.fork()
+    if not child:
+        for stream in (1, 2):
+            if stream in told["streams"]:
+                file = os.open(f"{told['folder']}/{name}.{stream}", os.O_WRONLY | os.O_CREAT)
+                if file != stream:
+                    os.dup2(file, stream)
+                    os.close(file)
+        sys.argv = [told["program"], *line]
+        sys.exit(main.command_line())
+    _, status = os.waitpid(child, 0)
+    with open(f"{told['folder']}/{name}.code", "w") as file:
+        file.write(str(os.waitstatus_to_exitcode(status)))
+"""
+"""Runs commands one after the other in the surroundings in which it starts and imports, each in a fork of its own."""
+
+
+def run_each(
+    names: Iterable[str], cwd: Path, results: Path, output: str = "", *, before: str = "", **environment: str
+) -> dict[str, subprocess.CompletedProcess[bytes]]:
+    """As ``run``, for the lines of several commands."""
+    results.mkdir()
+    streams = [2] if output else [1, 2]
+    told = {"folder": str(results), "program": PROGRAM, "streams": [] if "2>" in output else streams}
+    lines = {name: LINES[name] for name in names}
+    script = f'{before}\nexec "$@" {output}'
+    command = ["sh", "-c", script, "sh", sys.executable, "-c", EACH, json.dumps([told, PRELOADED, lines])]
+    whole = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True,
+        timeout=PATIENCE_SECONDS, check=False,
+    )  # fmt: skip
+    assert (whole.returncode, b"Traceback" in whole.stderr) == (0, False), whole
+
+    def printed(name: str) -> bytes:
+        return (results / name).read_bytes() if (results / name).exists() else b""
+
+    return {
+        name: subprocess.CompletedProcess(
+            LINES[name], int(printed(f"{name}.code")), printed(f"{name}.1"), printed(f"{name}.2")
+        )
+        for name in lines
+    }
 
 
 def test_each_command_has_a_line() -> None:
@@ -107,12 +154,19 @@ CONDITIONS: dict[str, dict[str, str]] = {
 }
 
 
+RESTARTED = "an ASCII file system"
+"""Where the command replaces itself by another process."""
+
+
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_every_command_ends_clearly_with(condition: str, place: Path) -> None:
+def test_every_command_ends_clearly_with(condition: str, place: Path, tmp_path: Path) -> None:
     options = CONDITIONS[condition]
     names = [*LINES] if condition in ("full", "closed") else PRINTING
-    with side_by_side() as pool:
-        ended = dict(zip(names, pool.map(lambda name: run(LINES[name], place, **options), names), strict=True))
+    if condition == RESTARTED:
+        with ThreadPoolExecutor(4) as pool:
+            ended = dict(zip(names, pool.map(lambda name: run(LINES[name], place, **options), names), strict=True))
+    else:
+        ended = run_each(names, place, tmp_path / "results", **options)
     for name, each in ended.items():
         check_end(name, each, (0, 1, 2, 3))
         if condition in ("full", "closed") and name not in QUIET:
@@ -121,11 +175,8 @@ def test_every_command_ends_clearly_with(condition: str, place: Path) -> None:
 
 
 def test_every_command_ends_clearly_in_a_directory_that_is_gone(tmp_path: Path) -> None:
-    def in_nothing(name: str) -> subprocess.CompletedProcess[bytes]:
-        return run(LINES[name], tmp_path, before=f"mkdir {name} && cd {name} && rmdir ../{name}")
-
-    with side_by_side() as pool:
-        ended = dict(zip(LINES, pool.map(in_nothing, LINES), strict=True))
+    results, gone = tmp_path / "results", tmp_path / "gone"
+    ended = run_each(LINES, tmp_path, results, before=f"mkdir {gone} && cd {gone} && rmdir {gone}")
     for name, each in ended.items():
         check_end(name, each, (0, 2))
 

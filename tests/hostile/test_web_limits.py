@@ -311,6 +311,7 @@ def test_clients_that_never_read_lose_their_connection(monkeypatch: pytest.Monke
         held = [never_reading(place) for _ in range(3)]
         until(lambda: answered[0] == 3 and not running.server_state.connections)
         assert answered[0] == 3  # not one for each request that they sent
+        monkeypatch.setattr(http_server, "WRITE_SECONDS", PATIENCE_SECONDS)
         assert len(ask(place, "/").body) == answer_bytes
         for each in held:
             each.close()
@@ -479,17 +480,17 @@ def test_no_stream_is_held_open_for_clients_of_mcp(workspace: Workspace) -> None
 def test_a_body_that_is_cut_off_is_no_failure_of_the_server(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 1.0)
     caplog.set_level(logging.INFO, "driftline.access")
     accepts = "Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n"
     with serving(mcp_server(workspace)) as place:
         assert ask(place, "/mcp", method="POST", body="{").status == 400
+        monkeypatch.setattr(http_server, "REQUEST_SECONDS", 3.0)
         for path in ("/mcp", "/sign-in"):
             with connected(place) as connection:
                 head = f"POST {path} HTTP/1.1\r\nHost: {place}\r\n{accepts}"
                 connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
                 assert is_closed(connection)
-        monkeypatch.setattr(http_server, "REQUEST_SECONDS", 60.0)
+        monkeypatch.setattr(http_server, "REQUEST_SECONDS", PATIENCE_SECONDS)
         for path in ("/mcp", "/sign-in"):
             with connected(place) as connection:
                 connection.sendall(f"POST {path} HTTP/1.1\r\nHost: {place}\r\n{accepts}".encode())

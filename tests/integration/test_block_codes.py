@@ -144,3 +144,35 @@ def test_a_query_or_a_table_without_meaning_finds_nothing(table: LineTable) -> N
     committed(table, vectors_of(1, 20, seed=9), ["one.py"])
     assert len(LineQuery(table).near_blocks(np.zeros(DIM, np.float32), 5)) == 0
     assert {path for path, _ in places(LineQuery(table).near_blocks(np.ones(DIM, np.float32), 5))} == {"one.py"}
+
+
+@pytest.mark.parametrize("where", [None, LineFilter(dirs=("3/", "4/"))])
+def test_repeated_searches_read_nothing_until_a_commit(
+    table: LineTable, where: LineFilter | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [f"{at % 10}/{at}.py" for at in range(40)]
+    vectors = vectors_of(40, 20, seed=10)
+    committed(table, vectors, paths)
+    query = vectors[14, 2]
+    first, second = (LineQuery(table, where).near_blocks(query, 5) for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(LineQuery, "_scanned", lambda *_, **__: pytest.fail("what is known is read again"))
+        third = LineQuery(table, where).near_blocks(query, 5)
+    assert first == second == third
+    assert places(first)[0] == ("4/14.py", 0)
+    committed(table, vectors_of(1, 20, seed=11), ["4/14.py"], replaced=["4/14.py"])
+    assert "4/14.py" in {path for path, _ in places(LineQuery(table, where).near_blocks(query, 100))}
+    assert places(LineQuery(table, where).near_blocks(query, 5)) != places(first)
+
+
+@pytest.mark.parametrize("folders", [0, 1, 5])
+def test_words_are_found_alike_before_and_after_a_filter(table: LineTable, folders: int) -> None:
+    paths = [f"{at % 10}/{at}.py" for at in range(60)]
+    committed(table, vectors_of(60, 20, seed=12), paths)
+    where = LineFilter(dirs=tuple(f"{folder}/" for folder in range(folders)) or ("elsewhere/",))
+    before, after = (LineQuery(table, where, strategy).blocks("line", 500) for strategy in ("prefilter", "auto"))
+    assert (
+        sorted(places(before))
+        == sorted(places(after))
+        == sorted((path, first) for path in paths if int(path[0]) < folders for first in (0, 16))
+    )

@@ -15,6 +15,7 @@ import pytest
 
 from tests.servers.prefect_server import PrefectServer
 from tests.support.ci_examples import github_jobs, gitlab_jobs
+from tests.support.processes import forked_command
 
 pytestmark = pytest.mark.xdist_group("prefect")
 Driftline = Callable[..., Any]
@@ -138,7 +139,7 @@ def test_the_example_starts_a_deployment_and_waits(
     assert gitlab_jobs()["driftline-deployment"].script == job.script
     assert "--deployment web " in job.script
     script = job.script.replace("--deployment web ", f"--deployment {web} ")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = os.pathsep.join([str(forked_command().parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     variables = prefect_server.environment | {"CI": "true", "CI_COMMIT_SHA": COMMIT, "PATH": path}
     subprocess.run(["bash", "-eo", "pipefail", "-c", script], cwd=tmp_path, env=variables, check=True)
     (run,) = worker.runs()

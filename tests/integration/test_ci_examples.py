@@ -13,8 +13,7 @@ import pytest
 
 from tests.servers.s3_server import S3Server
 from tests.support.ci_examples import Job, github_jobs, gitlab_jobs
-
-BIN = Path(sys.executable).parent
+from tests.support.processes import forked_command
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -37,13 +36,18 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path / "web"
 
 
+def path() -> str:
+    """Where scripts find the command, and the Python that has Driftline."""
+    return os.pathsep.join([str(forked_command().parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
 def run(job: Job, checkout: Path, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("DRIFTLINE_", "CI_", "GITHUB_", "GITLAB_")) and name != "CI"
     }
-    environment = {**inherited, **job.variables, **variables, "PATH": f"{BIN}{os.pathsep}{inherited['PATH']}"}
+    environment = {**inherited, **job.variables, **variables, "PATH": path()}
     return subprocess.run(
         ["bash", "-eo", "pipefail", "-c", job.script],
         cwd=checkout,
@@ -130,7 +134,7 @@ def test_the_jobs_for_pull_requests_index_and_delete_a_branch(
     assert indexed.returncode == 0, indexed.stderr
     assert "as the branch topic of the index" in indexed.stdout
     found = subprocess.run(
-        [BIN / "driftline", "search", "zebra", "--branch", "topic"],
+        [forked_command(), "search", "zebra", "--branch", "topic"],
         env=os.environ | runner,
         cwd=tmp_path,
         capture_output=True,

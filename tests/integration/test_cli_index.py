@@ -18,6 +18,7 @@ import driftline as dl
 from driftline.flows.output.progress import NullProgress
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.errors import BadEntity, UsageError
+from tests.support.processes import forked_command
 
 Driftline = Callable[..., Any]
 _AFTERWARDS = {"phases", "worker_phases", "documents_total", "lines_total", "revision", "deltas"}
@@ -542,10 +543,13 @@ def test_a_run_under_any_locale_keeps_every_document(
     environment = dict(os.environ) | {"LC_ALL": locale}
     if not coerced:
         environment |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-m", "driftline", "index", str(tree), "--workspace", str(tmp_path / "ws")]
+    command = ["index", str(tree), "--workspace", str(tmp_path / "ws")]
     found = []
-    for variables in (dict(os.environ), environment):
-        arguments = [*command, "--model", str(tiny_model), "--indexes", "none", "--json"]
+    for program, variables in (
+        ([str(forked_command())], dict(os.environ)),
+        ([sys.executable, "-m", "driftline"], environment),
+    ):
+        arguments = [*program, *command, "--model", str(tiny_model), "--indexes", "none", "--json"]
         run = subprocess.run(arguments, env=variables, capture_output=True, check=True)
         (source,) = json.loads(run.stdout)["sources"]
         found.append((source["new"], source["unchanged"] + source["touched"], source["deleted"]))

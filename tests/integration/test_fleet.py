@@ -150,7 +150,7 @@ def test_suspiciously_many_retirements_need_a_confirmation(
     for _ in range(3):
         fleet.now += timedelta(days=8)
         report = fleet.sync()
-    assert "5 of 8 repositories are gone" in report["fleets"][0]["problems"][0]
+    assert "5 of 8 repositories are missing" in report["fleets"][0]["problems"][0]
     assert len(fleet.documents()) == 8
     fleet.sync(max_delete_fraction=1.0)
     assert len(fleet.documents()) == 3

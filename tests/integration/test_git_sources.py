@@ -471,3 +471,25 @@ def test_a_worker_reads_by_the_ids_that_it_is_sent_from_a_mirror_of_its_own(
         "src/a.py": b"def alpha():\n    return 1\n",
     }
     assert received == source
+
+
+def test_the_commit_of_a_bare_clone_is_read_from_its_files(project: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = parse_remote(f"git+file://{project.remote}")
+    assert remote is not None
+    loose, head = git(project.remote, "rev-parse", "HEAD"), project.remote / "HEAD"
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror, "ask", pytest.fail)
+        assert mirror.current_commit(remote) == loose
+        git(project.remote, "pack-refs", "--all")
+        assert mirror.current_commit(remote) == loose
+        newer = project.push()
+        assert mirror.current_commit(remote) == newer, "a loose ref is newer than a packed one"
+    (project.remote / "refs/heads/main").unlink()
+    (project.remote / "refs/heads/main").symlink_to("other")
+    head.write_text("ref: refs/heads/../../secret\n")
+    (project.remote / "secret").write_text(f"{newer}\n")
+    assert mirror.current_commit(remote) == ""
+    head.write_text(f"{loose}\n")
+    assert mirror.current_commit(remote) == loose, "a detached head is left to git"
+    head.write_text("ref: refs/heads/none\n")
+    assert mirror.current_commit(remote) == ""

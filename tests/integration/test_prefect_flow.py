@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.git_server import Checkout, git
 from tests.servers.prefect_server import PrefectServer
 from tests.servers.s3_server import S3Server
 from tests.support.waiting import until
@@ -67,6 +68,15 @@ tagged.__exit__(None, None, None)
 module.index_sources = index_sources
 told["plain"] = [index([tree], "@notes", model=model)["workspace"]]
 told["plain"] += [flow("@notes").get("workspace") for flow in (compact, verify)] + [cleanup("@notes")["scanned_count"]]
+from driftline.flows.prefect_flows import fleet
+
+tables = [{"provider": "folder", "url": sys.argv[5], "name": "mirrors", "grace_days": 0}]
+there["workspace"] += "/fleet"
+with tags("fleet"):
+    told["fleet"] = [fleet(fleets=tables, model=model, **there) for _ in range(2)]
+    gone = [{"provider": "list", "repositories": ["git+file:///nowhere.git"]}]
+    failure = fleet(fleets=gone, model=model, return_state=True, **there).result(False)
+    told["failing fleet"] = [type(failure).__name__, str(failure)]
 print("TOLD" + json.dumps(told))
 """
 
@@ -88,7 +98,14 @@ def told(
     tree.mkdir()
     (tree / "parser.py").write_text("import argparse\nparser = argparse.ArgumentParser()\n")
     (tree / ".env").write_text("TOKEN=1\n")
-    arguments = [str(tree), f"s3://{s3_server.bucket}/{uuid.uuid4().hex}", str(tiny_model), json.dumps(OPTIONS)]
+    (place / "mirrors").mkdir()
+    remote = place / "mirrors" / "app.git"
+    git(place, "init", "--quiet", "--bare", "--initial-branch=main", str(remote))
+    project = Checkout.of(remote, place / "app")
+    project.write("a.md", "alpha\n")
+    project.push()
+    workspace = f"s3://{s3_server.bucket}/{uuid.uuid4().hex}"
+    arguments = [str(tree), workspace, str(tiny_model), json.dumps(OPTIONS), str(place / "mirrors")]
     variables = {name: value for name, value in prefect_server.environment.items() if not name.startswith("AWS_")}
     variables |= {
         "TEAM_STORE": s3_server.endpoint,
@@ -174,6 +191,23 @@ def test_a_run_that_changes_nothing_publishes_nothing(
     assert told["again"]["sources"][0]["skipped"] == [{"path": ".env", "reason": "secret"}]
     again = {"artifacts": {"flow_run_id": {"any_": [runs[1]["id"]]}}}
     assert prefect_server.post("artifacts/filter", again) == []
+
+
+def test_a_sync_of_fleets_is_one_run_that_shows_only_what_has_changed(
+    prefect_server: PrefectServer, told: dict[str, Any]
+) -> None:
+    first, second = told["fleet"]
+    assert (len(first["to_index"]), second["to_index"], second["run_id"]) == (1, [], None)
+    assert told["failing fleet"][0] == "StorageError"
+    assert "nowhere.git" in told["failing fleet"][1]
+    mine = {"sort": "START_TIME_ASC", "flow_runs": {"tags": {"all_": ["fleet"]}}}
+    found = prefect_server.post("flow_runs/filter", mine)
+    assert [run["state_type"] for run in found] == ["COMPLETED", "COMPLETED", "FAILED"]
+    keys = []
+    for run in found:
+        artifacts = prefect_server.post("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
+        keys.append({artifact["key"] for artifact in artifacts if artifact["key"]})  # a result has none
+    assert keys == [{"driftline-progress", "driftline-fleet"}, set(), {"driftline-fleet"}]
 
 
 def test_the_log_of_a_run_shows_its_phases(prefect_server: PrefectServer, runs: list[dict[str, Any]]) -> None:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+import importlib
+import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import IO, Any
 
 import psutil
+
+from driftline.flows.commands.main import COMMANDS
 
 
 def runs(process: psutil.Process, words: str) -> bool:
@@ -49,3 +66,176 @@ def forked_dask_workers() -> Iterator[ForkServerContext]:
         )
         context.set_forkserver_preload(list(names))
         yield context
+
+
+PRELOADED = (
+    *(f"driftline.flows.commands.{name}" for name in sorted({*COMMANDS.values()} - {"serve", "mcp", "web"})),
+    *("driftline.flows.runs.index", "driftline.flows.runs.compact", "driftline.flows.runs.cleanup", "model2vec"),
+    *("dateutil.relativedelta", "lance.dataset", "pyarrow.dataset", "rich.console", "rich.table", "safetensors.numpy"),
+)
+"""What commands import, for most of a second."""
+
+
+class ForkedProgram:
+    """A Python program in a process of its own, forked from one that has imported Driftline: much cheaper than a start.
+
+    Its arguments, environment, folder, signals and end are those of any process; files hold its output. How the
+    interpreter starts and what a program imports need a real start. It is used like ``subprocess.Popen``.
+    """
+
+    def __init__(
+        self, program: Path, *arguments: str, environment: Mapping[str, str] | None = None, session: bool = False
+    ) -> None:
+        self.args = [str(program), *arguments]
+        self.returncode: int | None = None
+        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        request = {"argv": self.args, "cwd": str(Path.cwd()), "environment": os.environ | dict(environment or {})}
+        with Path(os.devnull).open() as nothing:
+            self._connection = _request(_forking(), request | {"session": session}, [nothing, self._out, self._err])
+        self.pid = _number(self._connection)
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.returncode = _number(self._connection)
+            self._connection.close()
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for the end, and return the output and the errors."""
+        self.wait(timeout)
+        for file in (self._out, self._err):
+            file.seek(0)
+        return self._out.read().decode(), self._err.read().decode()
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@cache
+def _forking() -> Path:
+    """Start the process that forks, which ends with this one, and return the path of its socket."""
+    folder = Path(tempfile.mkdtemp(prefix="driftline-tests-"))
+    path = folder / "socket"
+    command = [sys.executable, "-W", "ignore:lance is not fork-safe", __file__, str(path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+
+    def end() -> None:
+        process.communicate()
+        shutil.rmtree(folder)
+
+    atexit.register(end)
+    return path
+
+
+_CLIENT = """#!{python} -IS
+import json, os, socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect({path!r})
+request = {{"argv": [{program!r}, *sys.argv[1:]], "cwd": os.getcwd(), "environment": dict(os.environ)}}
+data = json.dumps(request).encode() + b"\\n"
+connection.sendall(data[socket.send_fds(connection, [data], [0, 1, 2]) :])
+with connection.makefile() as answer:
+    _, code = answer.readline(), int(answer.readline())
+sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+@cache
+def forked_command() -> Path:
+    """Return a program that is used like the command ``driftline``, for scripts: it runs in a forked process.
+
+    A signal ends the program only, not the command.
+    """
+    path, python = _forking(), Path(sys.executable)
+    program = path.with_name("driftline")
+    text = _CLIENT.format(python=python, path=str(path), program=str(python.with_name("driftline")))
+    program.write_text(text)
+    program.chmod(0o755)
+    return program
+
+
+def _request(path: Path, request: dict[str, object], streams: Sequence[IO[Any]]) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(path))
+    data = json.dumps(request).encode() + b"\n"
+    sent = socket.send_fds(connection, [data], [stream.fileno() for stream in streams])
+    connection.sendall(data[sent:])
+    return connection
+
+
+def _number(connection: socket.socket) -> int:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = connection.recv(1)
+        assert byte, "the process that forks has ended"
+        line += byte
+    return int(line)
+
+
+def _serve(path: str) -> Callable[[], object]:
+    """Fork a process for each request, and one that waits for it; returns, in the former, what it shall run."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        os.write(1, b"ready\n")
+        while True:
+            if sys.stdin.fileno() in select.select([sys.stdin.fileno(), listener], [], [])[0]:
+                sys.exit()
+            connection, _ = listener.accept()
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            with connection:
+                if os.fork() == 0:
+                    listener.close()
+                    return _forked(connection)
+
+
+def _forked(connection: socket.socket) -> Callable[[], object]:
+    data, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    while not data.endswith(b"\n"):
+        data += connection.recv(1 << 20)
+    if child := os.fork():
+        for stream in streams:
+            os.close(stream)
+        connection.sendall(b"%d\n" % child)
+        _, status = os.waitpid(child, 0)
+        with suppress(OSError):  # nobody waits any more
+            connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+        os._exit(0)
+    request = json.loads(data)
+    if request.get("session"):
+        os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    tempfile.tempdir = None  # depends on the environment
+    sys.argv = request["argv"]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return partial(runpy.run_path, sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    run = _serve(sys.argv[1])
+    run()

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.processes import ForkedProgram
+
 PATIENCE_SECONDS = 900.0
 """How long a test waits for what takes seconds: less than pytest's own limit, so that the test says what is missing."""
 
@@ -23,7 +25,7 @@ def until(
         time.sleep(poll)
 
 
-def ended(process: subprocess.Popen[bytes] | subprocess.Popen[str], log: Path | None = None) -> str:
+def ended(process: subprocess.Popen[bytes] | subprocess.Popen[str] | ForkedProgram, log: Path | None = None) -> str:
     """Return how a process ended and the end of its log, or nothing while it runs."""
     if process.poll() is None:
         return ""

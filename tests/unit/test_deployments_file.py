@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from driftline.flows.config.toml_file import Configuration, load_config
+from driftline.flows.config.schema import FleetTable
+from driftline.flows.config.toml_file import Configuration, fleets_of, load_config
 from driftline.flows.scheduling.deployments import deployment_name, deployments_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
@@ -41,6 +43,26 @@ def test_each_source_has_a_deployment_with_its_own_schedule(tmp_path: Path) -> N
     assert web["parameters"]["include"] == ["*.py"]
     assert docs["parameters"]["entity"] == "org:acme/project:a/source:docs"
     assert {spec["parameters"]["workspace"] for spec in found.values()} == {str(tmp_path / ".driftline")}
+
+
+def test_each_fleet_has_one_deployment_whatever_it_has(tmp_path: Path) -> None:
+    found = by_name(
+        tmp_path,
+        'redact = "strict"\n'
+        '[[fleet]]\nprovider = "github"\norg = "acme"\ntoken = "${TOKEN}"\nschedule = 300\nforks = false\n'
+        '[[fleet]]\nprovider = "folder"\nurl = "mirrors"\nname = "here"\ngrace_days = 1\n',
+        prefix="team:",
+    )
+    assert list(found)[:3] == ["team:github.com:acme", "team:here", "team:compact"]
+    hosted, here = found["team:github.com:acme"], found["team:here"]
+    assert hosted["schedules"][0]["interval"] == 300
+    assert here["schedules"][0]["cron"] == "*/15 * * * *"
+    assert hosted["parameters"]["redact"] == "strict"
+    for spec, fleet in zip((hosted, here), load_config(tmp_path / "driftline.toml").fleets, strict=True):
+        (table,) = spec["parameters"]["fleets"]
+        (elsewhere,) = fleets_of([FleetTable.model_validate(table)])
+        assert replace(elsewhere, schedule=fleet.schedule) == fleet, "a worker without the file syncs the same fleet"
+    assert hosted["parameters"]["fleets"][0]["token"] == "${TOKEN}"
 
 
 def test_no_placeholder_remains(tmp_path: Path) -> None:

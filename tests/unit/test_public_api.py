@@ -7,17 +7,22 @@ import doctest
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import driftline
 from driftline.flows.runs.plan import IndexRequest
+from driftline.flows.web.requests import Reader
+from driftline.flows.web.serving import web_server
 from driftline.storage import errors
 from driftline.tasks.search.request import SearchRequest
+from tests.support.web import serving
 
 
 def error_classes() -> list[type[errors.DriftlineError]]:
@@ -78,10 +83,8 @@ def test_keywords_have_the_defaults_of_the_functions_behind_them() -> None:
     assert keyword_defaults(driftline.grep, "model", "ignore_case").items() <= of_search.items()
 
 
-MEMORY = {"HierarchicalLTMBackend", "Hierarchy", "MemoryExplanation", "MemoryStore", "create_ltm_backend"}
-"""Names whose docstrings say in sentences what others say in sections."""
 PROTOCOLS_AND_SERVERS = {"Client", "Embedder"}
-"""Names whose examples would need a server or an implementation."""
+"""Names whose one example, in the docstring of the class, needs a server or an implementation."""
 
 
 def public_functions() -> dict[str, Callable[..., Any]]:
@@ -98,30 +101,45 @@ def public_functions() -> dict[str, Callable[..., Any]]:
     return found
 
 
+def raised_in(function: Callable[..., Any]) -> set[str]:
+    """The errors of the tree that the body of a function raises itself."""
+    names = {found.__name__ for found in error_classes()}
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    raised = (node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise))
+    return names & {call.func.id for call in raised if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}
+
+
 def missing_sections(name: str, function: Callable[..., Any]) -> set[str]:
     """The sections that the docstring of a function lacks."""
     text, signature = function.__doc__ or "", inspect.signature(function)
     needed = {"Args:"} if signature.parameters.keys() - {"self", "cls"} else set()
     needed |= {"Returns:"} if signature.return_annotation not in (None, "None") else set()
     needed |= {">>>"} if name.partition(".")[0] not in PROTOCOLS_AND_SERVERS else set()
+    needed |= {"Raises:"} if raised_in(function) else set()
     return {section for section in needed if section not in text and section.replace("Returns", "Yields") not in text}
 
 
-def test_public_functions_document_arguments_and_results_and_give_an_example() -> None:
+def test_public_functions_document_arguments_results_and_errors_and_give_an_example() -> None:
     missing = {name: missing_sections(name, function) for name, function in public_functions().items()}
     lacking = {name: sections for name, sections in missing.items() if sections}
-    assert {name for name in lacking if name.partition(".")[0] not in MEMORY} == set(), lacking
+    assert lacking == {}
 
 
 EXAMPLES = (
     "CatalogError",
+    "Client",
     "DriftlineError",
+    "Embedder",
     "Entity",
     "Explanation",
+    "HierarchicalLTMBackend",
+    "Hierarchy",
     "Hit",
     "IndexReport",
     "LineFilter",
     "LineStore",
+    "MemoryExplanation",
+    "MemoryStore",
     "SearchReport",
     "SearchRequest",
     "SourceRecord",
@@ -130,6 +148,7 @@ EXAMPLES = (
     "WorkspaceStats",
     "analyze_document_states",
     "connect",
+    "create_ltm_backend",
     "grep",
     "index",
     "open",
@@ -139,15 +158,19 @@ EXAMPLES = (
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The names that examples use: a workspace over one document, and where both lie."""
+def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The names that examples use: a workspace over one document, a server of it, and a memory."""
     folder = tmp_path_factory.mktemp("examples")
     (folder / "tree").mkdir()
     (folder / "tree" / "notes.md").write_text("the holder renews the lease\n")
     place, tree = str(folder / "ws"), str(folder / "tree")
     driftline.index(tree, workspace=place)
-    given = {"driftline": driftline, "place": place, "tree": tree, "ws": driftline.open(place)}
-    return given | {name: getattr(driftline, name) for name in EXAMPLES}
+    ws = driftline.open(place)
+    given = {"driftline": driftline, "np": np, "place": place, "tree": tree, "ws": ws}
+    given |= {name: getattr(driftline, name) for name in EXAMPLES}
+    memory = driftline.create_ltm_backend(storage_uri=str(folder / "memory"))
+    with memory, serving(web_server(Reader(ws.storage.reread), "127.0.0.1", 0)) as address:
+        yield given | {"memory": memory, "store": memory.core, "url": f"http://{address}"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
