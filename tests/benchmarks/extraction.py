@@ -60,7 +60,11 @@ _MAIN = '//*[@role="main"] | //body[not(.//*[@role="main"])]'
 _AROUND = "//*[self::nav or self::footer or self::script or self::style or contains(@class, 'headerlink')]"
 _AROUND += " | //*[contains(@class, 'navheader') or contains(@class, 'navfooter')]"
 _WITHOUT = (
-    "import driftline.tasks.extraction.extractor as e; e._is_installed = lambda module: False; " + measure.DRIFTLINE[2]
+    sys.executable,
+    "-c",
+    "import sys; import driftline.tasks.extraction.extractor as extractor; "
+    "extractor._is_installed = lambda module: False; "
+    "from driftline.flows.commands.main import command_line; sys.exit(command_line())",
 )
 """The command on a host without the extra."""
 
@@ -245,9 +249,8 @@ def runs(found: Sequence[Document], root: Path, verdict: measure.Verdict) -> Non
     verdict.at_most("first run over HTML, of one without the extra", extracted.cpu_seconds / plain.cpu_seconds, 1.15)
 
 
-def _indexed(tree: Path, workspace: Path, program: str = measure.DRIFTLINE[2]) -> measure.Measured:
-    command = [sys.executable, "-c", program, "index", str(tree), "--workspace", str(workspace), "--json"]
-    return measure.run(command, {"PYTHONPATH": ""})
+def _indexed(tree: Path, workspace: Path, program: Sequence[str] = measure.DRIFTLINE) -> measure.Measured:
+    return measure.run([*program, "index", str(tree), "--workspace", str(workspace), "--json"])
 
 
 if __name__ == "__main__":
