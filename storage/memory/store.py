@@ -31,12 +31,7 @@ from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog
 from driftline.storage.memory.catalog.entities import EntityRecord
 from driftline.storage.memory.catalog.queries import EntryRow, Everywhere, Scope
-from driftline.storage.memory.catalog.values import (
-    DEFAULT_CACHE_SECONDS,
-    Blobs,
-    check_fields,
-    check_key,
-)
+from driftline.storage.memory.catalog.values import DEFAULT_CACHE_SECONDS, Blobs, check_fields, check_key
 from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, as_shown
 from driftline.storage.memory.flush import Flusher
 from driftline.storage.memory.index import DeltaWatch
