@@ -234,7 +234,7 @@ ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def failure(error: DriftlineError) -> Result:
-    """Return ``{success, error, error_type}``, with ``blob_path`` and ``blob_paths`` of blobs written in vain."""
+    """Return ``{success, error, error_type}``, with ``blob_path`` and ``blob_paths`` of blobs without entries."""
     blobs = {name: value for name, value in error.to_dict().items() if name in ("blob_path", "blob_paths")}
     return {"success": False, "error": str(error), "error_type": error.kind, **blobs}
 

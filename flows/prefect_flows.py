@@ -27,7 +27,6 @@ from driftline.flows.scheduling.artifacts import (
 )
 from driftline.flows.scheduling.events import ask_for_source
 from driftline.flows.scheduling.flow_runs import (
-    PrefectProgress,
     attempt,
     catalog_of,
     flow_progress,
@@ -76,6 +75,7 @@ def index(
     storage_options: dict[str, str] | None = None,
     branch: str | None = None,
     redact: Redaction | None = None,
+    link: str | None = None,
 ) -> dict[str, Any]:
     """Update the index of the sources: embed new and changed documents, delete vanished ones.
 
@@ -101,19 +101,18 @@ def index(
         redact: Which credentials inside text are replaced; default: as before, else known.
         storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
         branch: Index this branch of the sources; the main index does not change.
+        link: The kind of the sources' host, or a template of links to it; default: as before, else by its name.
 
     Returns:
         The report of the run, as ``driftline index --json`` prints it.
     """
     how: dict[str, Any] = {"redact": redact, "rebind": rebind, "reembed": reembed, "full": full, "dry_run": dry_run}
     request = IndexRequest(tuple(sources), workspace_named(workspace), entity, model=model, branch=branch, **how)
-    request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()))
+    request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()), link=link)
     request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
     request = replace(request, max_file_bytes=max_file_bytes, max_document_bytes=max_document_bytes)
     request = replace(request, max_delete_fraction=max_delete_fraction, storage_options=options_of(storage_options))
-    with flow_progress() as progress:
-        result = attempt.with_options(name="index")(lambda: index_sources(request, progress).to_dict())
-        return _finish(result, request, workspace, max_deltas, progress)
+    return _run(request, workspace, max_deltas)
 
 
 @flow(
@@ -163,7 +162,7 @@ def fleet(
     configuration = Configuration(Path("fleets"), place, model, fleets=found, redact=redact)
     how = {"executor": executor, "workers": workers, "indexes": indexes}
     request = FleetRequest(configuration, place, how, max_delete_fraction, wait_seconds, retry)
-    request = replace(request, storage_options=options_of(storage_options))
+    request = replace(request, storage_options=options_of(storage_options), has_all_fleets=False)
     with flow_progress(quiet=True) as progress:
         result = attempt.with_options(name="sync")(lambda: sync_fleets(request, progress))
         show_fleets(result)
@@ -182,17 +181,17 @@ def _failed(fleet: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in fleet["repositories"] if row["has_failed"]]
 
 
-def _finish(
-    result: dict[str, Any], request: IndexRequest, workspace: str, max_deltas: int, progress: PrefectProgress
-) -> dict[str, Any]:
-    """Ask for compactions, show the report, and return it."""
-    for source in result["sources"]:
-        if source["deltas"] > max_deltas and not request.dry_run:
-            ask_for_source(workspace, source["entity"], source["deltas"])
-    has_changed = show_index(result, request)
-    lines = sum(source["lines_embedded"] for source in result["sources"])
-    progress.finish(f"{lines:,} lines embedded", has_changed=has_changed)
-    return result
+def _run(request: IndexRequest, workspace: str, max_deltas: int) -> dict[str, Any]:
+    """Index, ask for compactions, show the report, and return it."""
+    with flow_progress() as progress:
+        result = attempt.with_options(name="index")(lambda: index_sources(request, progress).to_dict())
+        for source in result["sources"]:
+            if source["deltas"] > max_deltas and not request.dry_run:
+                ask_for_source(workspace, source["entity"], source["deltas"])
+        has_changed = show_index(result, request)
+        lines = sum(source["lines_embedded"] for source in result["sources"])
+        progress.finish(f"{lines:,} lines embedded", has_changed=has_changed)
+        return result
 
 
 @flow(

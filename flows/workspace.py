@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 class Workspace:
-    """An index that is open: search it, bring it in step, and look into it.
+    """An open index: search, update and inspect it.
 
-    ``driftline.open`` makes one. A client of a server, which ``driftline.connect`` makes, has the same methods, but for
-    the ones that write. ``uri`` is the location of the workspace; ``storage`` is internal.
+    ``driftline.open`` makes one. A client from ``driftline.connect`` has the same methods, but writes nothing.
+    ``uri`` is the location of the workspace; ``storage`` is internal.
 
     Examples:
         >>> ws = driftline.open(place)

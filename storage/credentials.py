@@ -188,7 +188,7 @@ class Rule:
 
     @property
     def expression(self) -> str:
-        """The group of the rule; what stays is in ``kept_`` and its name."""
+        """The group of the rule; the text to keep is in ``kept_`` and its name."""
         kept = f"(?P<kept_{self.group}>{self.before})" if self.before else ""
         return f"(?P<{self.group}>{kept}{self.pattern})"
 

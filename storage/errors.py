@@ -26,7 +26,7 @@
     ├── CatalogError              exit 3: the memory catalog failed; may name a blob that was already written
     │   └── CatalogConnectionError    the catalog is not reachable; also a built-in ConnectionError
     ├── LeaseHeld                 exit 3: another run holds the lease
-    ├── LeaseLost                 exit 3: another run has taken the lease over
+    ├── LeaseLost                 exit 3: another run has taken over the lease
     ├── DeletionRefused           exit 3: a run would delete suspiciously many documents
     ├── ExecutorError             exit 3: the workers failed, or cannot reach the data
     ├── DeploymentFailed          exit 3: a run of a deployment failed or timed out

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-CURRENT_EMBEDDING_VERSION = 5
+CURRENT_EMBEDDING_VERSION = 6
 """Part of every fingerprint.
 
 Increment it when text preparation changes the vectors of unchanged text, or when the columns of the table of lines

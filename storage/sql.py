@@ -18,11 +18,13 @@ that a workspace in a bucket needs no client of DuckDB's. Memory and time of a q
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -173,9 +175,47 @@ class Result:
                     return
             yield batch.rename_columns(names)
 
+    def rows(self) -> Iterator[tuple[object, ...]]:
+        """Yield the rows as values of Python."""
+        for batch in self:
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+    @property
+    def numbers(self) -> list[bool]:
+        """Which columns contain numbers."""
+        return [
+            pa.types.is_integer(each) or pa.types.is_floating(each) or pa.types.is_decimal(each)
+            for each in self.schema.types
+        ]
+
     def table(self) -> pa.Table:
         """Return all rows. Raises the errors of ``query``."""
         return pa.Table.from_batches(list(self), self.schema)
+
+
+def as_text(value: object) -> str:
+    """Return a value for a cell: nothing for null, a list or an object as JSON.
+
+    Examples:
+        >>> as_text(None), as_text(1 / 3), as_text(["a"])
+        ('', '0.333333', '["a"]')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value, default=as_json) if isinstance(value, list | dict) else str(value)
+
+
+def as_json(value: Any) -> object:
+    """Return a value that JSON does not know as one that it does."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def _connect(max_bytes: int) -> DuckDBPyConnection:

@@ -15,10 +15,11 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any, Literal
 
 from cachetools import FIFOCache
@@ -27,6 +28,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from driftline.flows.ci.build import Build
 from driftline.flows.config.toml_file import Configuration, HookSettings
 from driftline.flows.runs.branches import delete_branch
+from driftline.flows.runs.fleet import sources_of_fleets
 from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest, SourceRequest, requests_of
 from driftline.storage.entities import Entity
@@ -311,13 +313,25 @@ class Runs:
         """Carry out ``work``. Raises DriftlineError."""
         if work.is_gone:
             self._delete(work)
-        elif self.by_prefect:
-            from driftline.flows.ci.run import start_index_run  # loads Prefect
-
-            source = replace(work.source, uri=work.uri)
-            start_index_run(source, resolve(_remote(work.uri)), work.branch)
+        elif self.by_prefect and (work.branch is None or not self._fleet_of(work.source)):
+            self._start(work)
         else:
             index_sources(self._request(work))
+
+    def _start(self, work: Work) -> None:
+        from driftline.flows.ci.run import start_fleet_run, start_index_run  # loads Prefect
+        from driftline.flows.scheduling.deployments import fleet_deployments
+
+        commit, fleet = resolve(_remote(work.uri)), self._fleet_of(work.source)
+        if fleet:
+            start_fleet_run(fleet_deployments(self.configuration)[fleet], commit)
+        else:
+            start_index_run(replace(work.source, uri=work.uri), commit, work.branch)
+
+    def _fleet_of(self, source: SourceRequest) -> str:
+        """Return the name of the fleet of a source; "" if it has a table of its own."""
+        fleets = sources_of_fleets(self.configuration) if self.configuration.fleets else {}
+        return next((name for name, sources in fleets.items() if source in sources), "")
 
     def _request(self, work: Work) -> IndexRequest:
         return IndexRequest(
@@ -368,7 +382,7 @@ class _Waiting:
 class Hooks:
     """Answers deliveries, and executes their runs one after the other.
 
-    ``secrets`` are those of the kinds of hosts that may deliver.
+    ``secrets`` are those of the kinds of hosts that may deliver. ``of_fleets`` tells the repositories of fleets.
     """
 
     settings: HookSettings
@@ -378,6 +392,7 @@ class Hooks:
     debounce_seconds: float = DEBOUNCE_SECONDS
     retry_seconds: float = RETRY_SECONDS
     clock: Callable[[], float] = time.monotonic
+    of_fleets: Callable[[], Iterable[SourceRequest]] = tuple
     _seen: FIFOCache[str, bool] = field(default_factory=lambda: FIFOCache(KNOWN_DELIVERIES), init=False, repr=False)
     _waiting: OrderedDict[tuple[str, str], _Waiting] = field(default_factory=OrderedDict, init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
@@ -421,7 +436,12 @@ class Hooks:
                 return REPLAYED, "this delivery has been received before"
             self._seen.update(dict.fromkeys(ids, True))
         named = {address.key for text in _remotes(payload) if text and (address := address_of(text)) is not None}
-        sources = [source for source in self.sources if _key(source) in named]
+        try:
+            sources = [source for source in chain(self.sources, self.of_fleets()) if _key(source) in named]
+        except DriftlineError as error:
+            log.warning("The state of the fleets cannot be read for a webhook: %s", error)
+            self._forget(ids)
+            return BUSY, "the state of the fleets cannot be read"
         if not sources:
             return IGNORED, "no source is this repository"
         works, reason = list[Work](), "nothing to index"
@@ -440,8 +460,7 @@ class Hooks:
         with self._changed:
             new = {work.key for work in works} - self._waiting.keys()
             if len(self._waiting) + len(new) > MAX_WAITING:
-                for each in ids:  # the host may deliver it again
-                    self._seen.pop(each, None)
+                self._forget(ids)
                 return BUSY, "too many runs are waiting"
             for work in works:
                 known = self._waiting.get(work.key)
@@ -449,6 +468,12 @@ class Hooks:
                 self._waiting[work.key] = _Waiting(work, since, now + self.debounce_seconds)
             self._changed.notify()
         return ACCEPTED, "a run has been requested"
+
+    def _forget(self, ids: Iterable[str]) -> None:
+        """Let the host deliver it again."""
+        with self._changed:
+            for each in ids:
+                self._seen.pop(each, None)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -522,7 +547,10 @@ def hooks_of(configuration: Configuration) -> Hooks | None:
     if settings is None:
         return None
     sources = tuple(source for source in requests_of(configuration.sources) if _key(source) is not None)
-    if not sources:
-        fix = "Name one as git+https://host/path.git."
+    if not sources and not configuration.fleets:
+        fix = "Name one as git+https://host/path.git, or a fleet."
         raise UsageError("Webhooks need a source that is a repository by its URL", str(configuration.path), fix)
-    return Hooks(settings, configuration.hook_secrets(), sources, Runs(configuration, settings.prefect))
+    hooks = Hooks(settings, configuration.hook_secrets(), sources, Runs(configuration, settings.prefect))
+    if configuration.fleets:
+        hooks.of_fleets = lambda: chain.from_iterable(sources_of_fleets(configuration).values())
+    return hooks

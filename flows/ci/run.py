@@ -37,6 +37,7 @@ from driftline.tasks.git.commits import commit_time, is_ancestor
 from driftline.tasks.git.work_tree import find_work_tree, git_origin
 
 INDEX_FLOW = "driftline-index"
+FLEET_FLOW = "driftline-fleet"
 POLL_SECONDS = 1.0
 MAX_ATTEMPTS = 20
 """Maximum number of runs of one commit: another build of the commit restarts a failed run."""
@@ -73,9 +74,17 @@ def start_index_run(source: SourceRequest, commit: str, branch: str | None = Non
 
     Does not wait for the run. Raises UsageError without a server or deployment, DeploymentFailed, StorageError.
     """
-    server_url()
     name = _full_name(deployment_name(Entity.parse(str(source.entity))))
-    parameters = {"sources": [source.uri], "branch": branch} if branch is not None else None
+    _start_run(name, commit, {"sources": [source.uri], "branch": branch} if branch is not None else None)
+
+
+def start_fleet_run(deployment: str, commit: str) -> None:
+    """Start the deployment of a fleet because of a commit of one of its repositories, as ``start_index_run``."""
+    _start_run(f"{FLEET_FLOW}/{deployment}", commit, None)
+
+
+def _start_run(name: str, commit: str, parameters: dict[str, Any] | None) -> None:
+    server_url()
     try:
         with connected() as client:
             _start(client, name, _deployment_id(client, name), commit, parameters)
@@ -441,7 +450,7 @@ def _headline(report: CiReport, error: DriftlineError | None) -> str:
         return f"partly in step with {commit}{on}"
     if report.index_branch:
         on = f" on {report.build.branch}, as the branch {report.index_branch} of the index"
-    return f"{_DONE.get(report.action, 'up to date with')} {commit}{on}"
+    return f"{_DONE.get(report.action, 'in step with')} {commit}{on}"
 
 
 def _location(duplicate: dict[str, Any]) -> str:

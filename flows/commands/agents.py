@@ -54,7 +54,7 @@ def uninstall(
 
 @agents.command("list")
 def list_agents(as_json: JsonOption = False) -> int:
-    """List the agents, and where each of them has Driftline."""
+    """List the agents, and where Driftline is installed in each."""
     from driftline.flows.config.agents import AGENTS
 
     here, home = Path.cwd(), Path.home()
@@ -72,7 +72,7 @@ def list_agents(as_json: JsonOption = False) -> int:
 
 
 def _state(name: str, scope: Scope, place: Path) -> bool | None:
-    """Return whether an agent has Driftline; None, with a warning, if its configuration cannot be read."""
+    """Return whether Driftline is installed in an agent; None, with a warning, if its configuration cannot be read."""
     from driftline.flows.config.agents import is_installed
 
     try:

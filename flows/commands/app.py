@@ -198,6 +198,9 @@ def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
     return [_parameter(row) for row in options.values()]
 
 
+_METAVARS: Mapping[Any, str] = {int: "N", float: "X"}
+
+
 def _parameter(row: Option) -> inspect.Parameter:
     kind: Any = row.type
     if row.is_list:
@@ -211,7 +214,7 @@ def _parameter(row: Option) -> inspect.Parameter:
     declared = typer.Option(
         row.flag,
         *(alias for alias in row.aliases if alias.startswith("-")),
-        metavar=row.metavar,
+        metavar=row.metavar or _METAVARS.get(kind),
         min=low,
         max=None if high == math.inf else high,
         help=row.help,

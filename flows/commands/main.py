@@ -299,6 +299,10 @@ def _say_causes(error: BaseException) -> None:
 
 
 def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fix: str = "") -> int:
+    if "`" in message:
+        from driftline.tasks.search.request import in_flags
+
+        message, fix = in_flags(message), in_flags(fix)
     if writes_json():
         fields = {"error": kind, "where": where, "fix": fix}
         logging.getLogger("driftline").error("%s", message, extra={"fields": fields}, exc_info=kind == "unexpected")

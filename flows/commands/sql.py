@@ -7,10 +7,8 @@ import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import date, datetime, timedelta
-from decimal import Decimal
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -66,10 +64,11 @@ def sql(
 
 def _print_table(result: Result) -> int:
     from driftline.flows.output.terminal import print_rows
+    from driftline.storage.sql import as_text
 
-    found = list(islice(_rows(result), MAX_TABLE_ROWS + 1))
+    found = list(islice(result.rows(), MAX_TABLE_ROWS + 1))
     print_rows(
-        result.schema.names, [[_text(value) for value in row] for row in found[:MAX_TABLE_ROWS]], _numbers(result)
+        result.schema.names, [[as_text(value) for value in row] for row in found[:MAX_TABLE_ROWS]], result.numbers
     )
     if len(found) > MAX_TABLE_ROWS:
         warn(f"Only the first {MAX_TABLE_ROWS:,} rows are shown: --format csv, json or parquet has all of them.")
@@ -77,21 +76,25 @@ def _print_table(result: Result) -> int:
 
 
 def _print_csv(result: Result) -> int:
+    from driftline.storage.sql import as_text
+
     count, to_terminal = 0, sys.stdout.isatty()
-    rows: Iterator[Sequence[object]] = chain([result.schema.names], _rows(result))
+    rows: Iterator[Sequence[object]] = chain([result.schema.names], result.rows())
     while piece := list(islice(rows, _PIECES)):
         count += len(piece)
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([_text(value) for value in row] for row in piece)
+        csv.writer(text, lineterminator="\n").writerows([as_text(value) for value in row] for row in piece)
         emit("\n".join(map(printable, text.getvalue().split("\n"))) if to_terminal else text.getvalue())
     return count - 1
 
 
 def _print_json(result: Result) -> int:
-    names, rows, count = result.schema.names, _rows(result), 0
+    from driftline.storage.sql import as_json
+
+    names, rows, count = result.schema.names, result.rows(), 0
     emit(f'{{"columns": {json.dumps(names)}, "rows": [')
     while piece := list(islice(rows, _PIECES)):
-        objects = (json.dumps(dict(zip(names, row, strict=True)), default=_as_json) for row in piece)
+        objects = (json.dumps(dict(zip(names, row, strict=True)), default=as_json) for row in piece)
         emit((", " if count else "") + ", ".join(objects))
         count += len(piece)
     emit("]}\n")
@@ -110,37 +113,3 @@ def _print_parquet(result: Result) -> int:
 
 
 _PRINTERS = {"table": _print_table, "csv": _print_csv, "json": _print_json, "parquet": _print_parquet}
-
-
-def _rows(result: Result) -> Iterator[tuple[object, ...]]:
-    for batch in result:
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-def _numbers(result: Result) -> list[bool]:
-    """Return which columns contain numbers, which are right-aligned."""
-    import pyarrow as pa
-
-    return [
-        pa.types.is_integer(each) or pa.types.is_floating(each) or pa.types.is_decimal(each)
-        for each in result.schema.types
-    ]
-
-
-def _text(value: object) -> str:
-    """Return a value for a cell: nothing for null, a list or an object as JSON."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return json.dumps(value, default=_as_json) if isinstance(value, list | dict) else str(value)
-
-
-def _as_json(value: Any) -> object:
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return value.hex() if isinstance(value, bytes) else str(value)

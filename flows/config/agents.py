@@ -200,7 +200,7 @@ def is_installed(name: str, scope: Scope, folder: Path) -> bool:
 
 
 def _has_other_users(file: str, scope: Scope, folder: Path, names: Sequence[str]) -> bool:
-    """Return whether an agent that is not in ``names`` reads the instructions in ``file`` and has Driftline."""
+    """Return whether an agent outside ``names`` reads the instructions in ``file`` and has Driftline installed."""
     others = [name for name, agent in AGENTS.items() if name not in names and file in agent.files(scope)[1:]]
     return any(is_installed(name, scope, folder) for name in others)
 

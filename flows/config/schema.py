@@ -221,7 +221,7 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
             "A token must be a reference", where, "Write ${NAME}, where NAME is a variable that holds it."
         )
     text = message.removeprefix("Value error, ")
-    return UsageError(f"Invalid value of {key!r}", where, f"{text[0].upper()}{text[1:]}.")
+    return UsageError(f"{key!r} cannot be used", where, f"{text[0].upper()}{text[1:]}.")
 
 
 def _table_of(location: tuple[int | str, ...]) -> tuple[type[Table], str]:

@@ -138,7 +138,7 @@ class LineTools:
         request = SearchRequest.of(query, without_empty(given))
         return answers.search_answer(find(self.newest(), request, within=self.boundary(), run=self.run), max_tokens)
 
-    @spread("given", exact_parameters("whole_words", "ignore_case"))
+    @spread("given", exact_parameters("whole_words", "ignore_case", "multiline"))
     def grep_lines(
         self,
         pattern: Annotated[
@@ -146,7 +146,7 @@ class LineTools:
             Field(
                 min_length=1,
                 max_length=MAX_PATTERN_CHARACTERS,
-                description="A regular expression in RE2's syntax, matched within one line.",
+                description="A regular expression in RE2's syntax.",
             ),
         ],
         literal: Annotated[bool, Field(description="Match the pattern as literal text.")] = False,

@@ -59,6 +59,32 @@ def line_plot(title: str, series: Sequence[Series], *, unit: str = "", steps: bo
     return "".join([*parts, "</svg>"])
 
 
+_BAR_HEIGHT, _NAME_WIDTH, _NAME_CHARACTERS = 20, 170, 24
+
+
+def bar_plot(title: str, values: Sequence[tuple[str, float]]) -> str:
+    """Draw an ``<svg>`` with a horizontal bar for each name and value; "" if none is above 0."""
+    most = max((value for _, value in values), default=0.0)
+    if most <= 0:
+        return ""
+    height, room = _TOP + len(values) * _BAR_HEIGHT, WIDTH - _NAME_WIDTH - _LEFT
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'aria-label="{_text(title)}" font-family="system-ui, sans-serif" font-size="12" fill="currentColor">',
+        f'<text x="0" y="17" font-size="15" font-weight="600">{_text(title)}</text>',
+    ]
+    for position, (name, value) in enumerate(values):
+        y, width = _TOP + position * _BAR_HEIGHT, max(0.0, value) / most * room
+        short = name if len(name) <= _NAME_CHARACTERS else "…" + name[1 - _NAME_CHARACTERS :]
+        parts.append(f'<text x="{_NAME_WIDTH - 8}" y="{y + 11}" text-anchor="end">{_text(short)}</text>')
+        parts.append(
+            f'<rect x="{_NAME_WIDTH}" y="{y}" width="{width:.1f}" height="14" rx="2" fill="{_COLOURS[0]}">'
+            f"<title>{_text(name)}: {number(value)}</title></rect>"
+        )
+        parts.append(f'<text x="{_NAME_WIDTH + width + 6:.1f}" y="{y + 11}" opacity="0.7">{number(value)}</text>')
+    return "".join([*parts, "</svg>"])
+
+
 def number(value: float) -> str:
     """Return a number in short form: 1,234 or 12.5M or 0.034."""
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):

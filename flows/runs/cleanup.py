@@ -28,6 +28,7 @@ from driftline.storage.errors import (
 )
 from driftline.storage.garbage.orphans import RUN_RETENTION, Orphan, Reason, References, Verdict, find_orphans
 from driftline.storage.garbage.survey import Survey, survey
+from driftline.storage.lance.table import remove_old_versions
 from driftline.storage.layout import Kind, parse_name
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.queries import blob_references
@@ -63,7 +64,11 @@ class CleanupRequest:
 
 @dataclass(slots=True)
 class CleanupReport:
-    """The report of a cleanup. ``published`` counts the commits of killed runs that it completed."""
+    """The report of a cleanup.
+
+    ``published`` counts the commits of killed runs that it completed, ``versions_removed`` the versions of tables that
+    only deleted branches needed.
+    """
 
     run_id: str
     workspace: str
@@ -74,6 +79,7 @@ class CleanupReport:
     foreign: tuple[str, ...] = ()
     skipped: list[str] = field(default_factory=list)
     published: int = 0
+    versions_removed: int = 0
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,6 +96,7 @@ class CleanupReport:
             "foreign": list(self.foreign),
             "skipped": self.skipped,
             "published": self.published,
+            "versions_removed": self.versions_removed,
             "seconds": round(self.seconds, 3),
         }
 
@@ -155,6 +162,7 @@ class _Cleanup:
             self._report.orphans = orphans
             if not self._request.dry_run:
                 self._delete(deletion)
+                self._remove_versions_of_branches(fence)
         self._report.seconds = time.monotonic() - self._clock
         return self._report
 
@@ -223,6 +231,21 @@ class _Cleanup:
             self._report.deleted = deletion.deleted
             self._report.seconds = time.monotonic() - self._clock
             self._record(outcome, tenants)
+
+    def _remove_versions_of_branches(self, fence: Fence) -> None:
+        """Remove the old versions of main that only deleted branches needed, with their files.
+
+        If this fails or is interrupted, the next compaction removes them.
+        """
+        gone = {each.path.partition("/")[0] for each in self._report.deleted if each.reason is Reason.NO_BRANCH}
+        for tenant in sorted(_entities(gone & fence.tenants)):
+            self._progress.phase(f"removing old versions of {tenant}")
+            for table in self._workspace.line_tables(tenant):
+                try:
+                    fence.check()
+                    self._report.versions_removed += remove_old_versions(table, self._max_age) if table.exists() else 0
+                except StorageError as error:
+                    self._skip(f"Old versions of {tenant} are kept until its next compaction: {error}")
 
     def _record(self, outcome: str, tenants: Sequence[Entity]) -> None:
         """Record the run in each tenant, with the deletions of that tenant only."""

@@ -1,4 +1,4 @@
-"""Keep the index in step with fleets: discover their repositories, index changed ones in one run, retire missing ones.
+"""Update the index from fleets: discover their repositories, index changed ones in one run, retire missing ones.
 
 A repository that fails is tried again later, and stops no other. An unchanged one costs a line of the host's listing,
 or one request of git, and no run.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from driftline.flows.config.toml_file import Configuration, ConfiguredFleet
@@ -63,7 +64,7 @@ class FleetRequest:
     """The inputs of a sync. ``how`` has the fields of the index run, except for its sources and its workspace.
 
     ``retry`` tries failing repositories without waiting for their backoff. ``storage_options`` precede those of the
-    configuration.
+    configuration. Without ``has_all_fleets``, the workspace may have fleets that the configuration lacks.
     """
 
     configuration: Configuration
@@ -74,6 +75,7 @@ class FleetRequest:
     retry: bool = False
     dry_run: bool = False
     storage_options: Mapping[str, str] | None = None
+    has_all_fleets: bool = True
 
     @property
     def options(self) -> Mapping[str, str]:
@@ -114,12 +116,9 @@ class FleetPart:
         return identifier in self.listing.repositories
 
     def source(self, repository: KnownRepository) -> SourceRequest:
-        """Return the repository as a source of an index run."""
-        uri = self.fleet.host.uri(repository.listed)
-        may_move = bool(repository.uris)
-        files, host = (self.fleet.include, self.fleet.exclude), self.fleet.host
-        link = host.provider if host.provider in ("github", "gitlab", "gitea") else None
-        return SourceRequest(uri, repository.entity, *files, link=link, commit=repository.commit, rebind=may_move)
+        """Return the repository as a source of an index run at its commit."""
+        found = _source(self.fleet, repository)
+        return replace(found, commit=repository.commit, rebind=bool(repository.uris))
 
     def source_uri(self, repository: KnownRepository) -> str:
         """Return the URI that the source has in the workspace, without credentials."""
@@ -155,6 +154,30 @@ class FleetPart:
             "asked": self.asked,
             "repositories": rows,
         }
+
+
+def _source(fleet: ConfiguredFleet, repository: KnownRepository) -> SourceRequest:
+    provider = fleet.host.provider
+    link = provider if provider in ("github", "gitlab", "gitea") else None
+    uri = fleet.host.uri(repository.listed)
+    return SourceRequest(uri, repository.entity, fleet.include, fleet.exclude, link=link)
+
+
+def sources_of_fleets(configuration: Configuration) -> dict[str, tuple[SourceRequest, ...]]:
+    """Return the repositories that each fleet had at the last sync, as sources, by the name of the fleet.
+
+    Raises CorruptFile, StorageError.
+    """
+    try:
+        known = read_fleets(Workspace.open(configuration.workspace, configuration.options()).objects)
+    except WorkspaceNotFound:
+        return {}
+    found = {}
+    for fleet in configuration.fleets:
+        there = known.get(fleet.name, FleetRecord()).repositories.values()
+        present = (each for each in there if each.entity and not each.excluded and each.missed_since is None)
+        found[fleet.name] = tuple(_source(fleet, each) for each in present)
+    return found
 
 
 def list_fleets(request: FleetRequest, progress: Progress | None = None) -> dict[str, Any]:
@@ -208,10 +231,13 @@ def sync_fleets(
             lease = stack.enter_context(fleet_lease(workspace.objects, new_ulid(), wait_seconds=request.wait_seconds))
         known, entities = _known(request)
         parts = [_discover(fleet, known, request, progress, now()) for fleet in request.fleets]
+        if request.has_all_fleets:
+            _adopt(parts, known)
+        others = {name: each for name, each in known.items() if name not in {part.fleet.name for part in parts}}
         _name(parts, known, now())
         _ask(parts, request, progress, now())
         changed = [(part, each) for part in parts for each in _due(part, entities)]
-        run_id = _bring_in_step(changed, parts, request, lease, progress, now) if lease is not None else None
+        run_id = _bring_in_step(changed, parts, others, request, lease, progress, now) if lease is not None else None
     report = {"workspace": request.workspace, "dry_run": request.dry_run, "run_id": run_id}
     report["to_index"] = [each.entity for _, each in changed]
     return report | {"fleets": [part.to_dict(now()) for part in parts]}
@@ -220,6 +246,7 @@ def sync_fleets(
 def _bring_in_step(
     changed: list[tuple[FleetPart, KnownRepository]],
     parts: list[FleetPart],
+    others: Mapping[str, FleetRecord],
     request: FleetRequest,
     lease: Lease,
     progress: Progress,
@@ -229,11 +256,20 @@ def _bring_in_step(
     run_id, failure = None, None
     try:
         if changed:
-            run_id = _index(changed, parts, request, progress, now, lambda: _save(request, parts, lease, now()))
+            save = partial(_save, request, parts, others, lease, now())
+            run_id = _index(
+                changed,
+                _owners(parts, () if request.has_all_fleets else others.values()),
+                parts,
+                request,
+                progress,
+                now,
+                save,
+            )
         _retire(parts, request, progress, now())
     except DriftlineError as error:
         failure = error
-    _save(request, parts, lease, now())
+    _save(request, parts, others, lease, now())
     if failure is not None:
         raise failure
     return run_id
@@ -303,9 +339,15 @@ def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
     return fleets, {str(entity) for entity in entities}
 
 
-def _save(request: FleetRequest, parts: Iterable[FleetPart], lease: Lease, now: datetime) -> None:
+def _save(
+    request: FleetRequest,
+    parts: Iterable[FleetPart],
+    others: Mapping[str, FleetRecord],
+    lease: Lease,
+    now: datetime,
+) -> None:
     workspace = Workspace.open(request.workspace, request.options)
-    write_fleets(workspace.objects, {part.fleet.name: part.record(now) for part in parts}, lease)
+    write_fleets(workspace.objects, {**others, **{part.fleet.name: part.record(now) for part in parts}}, lease)
 
 
 # -- discover -----------------------------------------------------------------------------------
@@ -323,6 +365,19 @@ def _discover(
         listing.problems.append("the host lists no repository any more; --max-delete-fraction 1 confirms that")
     after = reconcile(before.repositories, listing, fleet.selection.reasons(), now)
     return FleetPart(fleet, before, listing, after)
+
+
+def _adopt(parts: Sequence[FleetPart], known: dict[str, FleetRecord]) -> None:
+    """Take over what fleets that are no longer configured know of repositories that are new here."""
+    for name in known.keys() - {part.fleet.name for part in parts}:
+        former = dict(known[name].repositories)
+        of_uri = {each.uri: identifier for identifier, each in former.items() if each.uri and each.entity}
+        for part in parts if of_uri else ():
+            for identifier, each in part.repositories.items():
+                uri = part.source_uri(each) if not each.entity and part.is_present(identifier) else ""
+                if uri in of_uri:
+                    part.repositories[identifier] = former.pop(of_uri.pop(uri)).adopted_as(each)
+        known[name] = known[name].model_copy(update={"repositories": former}) if former else FleetRecord()
 
 
 def _name(parts: Iterable[FleetPart], known: Mapping[str, FleetRecord], now: datetime) -> None:
@@ -381,9 +436,10 @@ def _due(part: FleetPart, entities: set[str]) -> list[KnownRepository]:
     return found
 
 
-def _owners(parts: Iterable[FleetPart]) -> dict[str, str]:
+def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[str, str]:
     """Return the entity of the repository at each URI; the one that is indexed from there, if two fleets list it."""
-    found: dict[str, KnownRepository] = {}
+    elsewhere = (each for other in others for each in other.repositories.values())
+    found = {each.uri: each for each in elsewhere if each.uri and each.missed_since is None and not each.excluded}
     for part in parts:
         for identifier, each in part.repositories.items():
             if part.is_present(identifier) and not each.excluded and each.entity:
@@ -395,6 +451,7 @@ def _owners(parts: Iterable[FleetPart]) -> dict[str, str]:
 
 def _index(
     changed: list[tuple[FleetPart, KnownRepository]],
+    owners: Mapping[str, str],
     parts: list[FleetPart],
     request: FleetRequest,
     progress: Progress,
@@ -406,7 +463,7 @@ def _index(
     ``save`` keeps the state before anything is written, so that a killed run leaves no source that no fleet knows.
     """
     workspace = Workspace.open(request.workspace, request.options)
-    owners, planned = _owners(parts), dict[str, tuple[FleetPart, KnownRepository]]()
+    planned: dict[str, tuple[FleetPart, KnownRepository]] = {}
     for part, each in changed:
         uri = part.source_uri(each)
         error = _conflict(workspace, each, uri, owners)

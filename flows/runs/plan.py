@@ -77,7 +77,7 @@ class IndexRequest:
     With ``branch``, the run updates this branch of each source; ``build`` is the number of its CI build. ``deep``
     embeds definitions by a transformer: True uses that of the workspace or the default one, and a name that one. None
     keeps the transformer of the workspace, if any, and False removes it. ``redact`` says which credentials inside text
-    are replaced; None keeps the mode of the source, by default ``known``.
+    are replaced; None keeps the mode of the source, by default ``known``. ``link`` is as in ``SourceRequest``.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -105,6 +105,7 @@ class IndexRequest:
     build: int | None = None
     deep: bool | str | None = None
     redact: Redaction | None = None
+    link: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,7 @@ def plan_source(
     if isinstance(given, SourceRequest):
         named, keeps_filters = given, False
     else:
-        named = SourceRequest(given, request.entity, request.include, request.exclude)
+        named = SourceRequest(given, request.entity, request.include, request.exclude, request.link)
         keeps_filters = not request.include and not request.exclude
     remote = parse_remote(named.uri) if named.commit else None
     if remote is not None:

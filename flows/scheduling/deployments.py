@@ -96,6 +96,15 @@ def deployment_name(entity: Entity) -> str:
     return ":".join(encode_id(name) for _, name in parts)
 
 
+def fleet_deployments(configuration: Configuration) -> dict[str, str]:
+    """Return the name of the deployment of each fleet, such as ``github.com:acme``, by the name of the fleet."""
+    found: dict[str, str] = {}
+    for fleet in configuration.fleets:
+        name = ":".join(encode_id(part) for part in fleet.name.split("/") if part)
+        found[fleet.name] = name if name not in found.values() else f"{name}-{len(found)}"
+    return found
+
+
 def _of_sources(template: dict[str, Any], configuration: Configuration) -> Iterator[dict[str, Any]]:
     for source in configuration.sources:
         deployment = deepcopy(template)
@@ -105,12 +114,10 @@ def _of_sources(template: dict[str, Any], configuration: Configuration) -> Itera
 
 
 def _of_fleets(template: dict[str, Any], configuration: Configuration) -> Iterator[dict[str, Any]]:
-    taken = set[str]()
+    names = fleet_deployments(configuration)
     for fleet in configuration.fleets:
         deployment = deepcopy(template)
-        name = ":".join(encode_id(part) for part in fleet.name.split("/") if part)
-        deployment["name"] = name if name not in taken else f"{name}-{len(taken)}"
-        taken.add(deployment["name"])
+        deployment["name"] = names[fleet.name]
         given = {"fleets": [dict(fleet.table)], "model": configuration.model, "redact": configuration.redact}
         deployment["parameters"] |= {key: value for key, value in given.items() if value}
         yield _scheduled(deployment, fleet.schedule)
@@ -133,6 +140,7 @@ def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[
         "exclude": list(source.exclude),
         "model": configuration.model,
         "redact": configuration.redact,
+        "link": source.link,
     }
     return {name: value for name, value in given.items() if value}
 

@@ -72,7 +72,7 @@ _AROUND = 4
 """Lines of context on each side of a hit."""
 _SIMILAR = 5
 """Lines similar to the one at which a document is opened."""
-_OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("top_k", "n_lines", "facets")}
+_OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("n_lines", "facets")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class Pages:
     reader: Reader
 
     @spread("given", parameters(_OF_PAGE))
-    def search(self, request: Request, q: str = "", *, given: dict[str, Any]) -> Response:
-        """Show the search box and the content of the index or, with a query, the results."""
+    def search(self, request: Request, q: str = "", jump: bool = False, *, given: dict[str, Any]) -> Response:
+        """Show the search box and the index or, with a query, the results; with ``jump``, open the only one."""
         search = SearchRequest("")
         try:
             search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND, facets=True)
@@ -96,6 +96,9 @@ class Pages:
             failed = problem_of(error, to_owner=request.app.state.tells_owner)
             request.state.error = failed.kind
             return HTMLResponse(pages.search_page(search, error=failed.detail), failed.status_code)
+        if jump and len(report.results) == 1:
+            (hit,) = report.results
+            return RedirectResponse(pages.document_link(hit.source, hit.path, hit.line, search.branch), 303)
         return HTMLResponse(pages.search_page(search, report, branches=branches, folders=folders))
 
     def document(self, request: Request, line: Line | None = None, branch: BranchName = None) -> Response:
@@ -116,7 +119,17 @@ class Pages:
 
     def index(self) -> Response:
         """Show the content of the index, its growth, and skipped files."""
-        return HTMLResponse(pages.index_page(self.reader.index()))
+        return HTMLResponse(pages.index_page(self.reader.index(), datetime.now(UTC)))
+
+    def sql(self, request: Request, q: str = "") -> Response:
+        """Show the rows of a query and a plot of them, or examples."""
+        query = q[:MAX_QUERY_CHARACTERS].strip()
+        try:
+            return HTMLResponse(pages.sql_page(query, self.reader.sql(query) if query else None))
+        except DriftlineError as error:
+            failed = problem_of(error, to_owner=request.app.state.tells_owner)
+            request.state.error = failed.kind
+            return HTMLResponse(pages.sql_page(query, error=failed.detail), failed.status_code)
 
     def _similar(self, excerpt: dict[str, object], line: int, branch: str | None) -> list[Hit]:
         lines, first = excerpt["lines"], excerpt["start_line"]
@@ -242,8 +255,8 @@ def make_app(
     api.get("/readyz", **hidden)(in_thread(programs.ready))
     metrics = Metrics.create()
     api.get("/metrics", **hidden)(in_thread(_metrics(metrics, IndexMetrics(reader.newest))))
-    api.get("/", **hidden)(in_thread(people.search, searches=True))
-    api.get(_DOCUMENT, **hidden)(in_thread(people.document, searches=True))
+    for target, page in (("/", people.search), (_DOCUMENT, people.document), ("/sql", people.sql)):
+        api.get(target, **hidden)(in_thread(page, searches=True))
     _allow_newlines(api)
     api.get("/index", **hidden)(in_thread(people.index))
     for name in pages.STATIC:

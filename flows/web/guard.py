@@ -204,7 +204,7 @@ class Guard:
 
 def is_page(path: str) -> bool:
     """Return whether ``path`` is a page for people."""
-    return path in ("/", "/index") or path.startswith("/d/")
+    return path in ("/", "/index", "/sql") or path.startswith("/d/")
 
 
 def _announced_bytes(headers: Headers) -> int:
@@ -263,7 +263,9 @@ def _unauthorized(scope: Scope) -> Response:
 
 def _without_scope(allowed: Access, path: str) -> Response | None:
     needed: TokenScope = "search"
-    if path == "/metrics":
+    if path == "/sql" and needed in allowed.scopes:  # its views are of both
+        needed = "memory"
+    elif path == "/metrics":
         needed = "metrics"
     elif path.startswith("/api/v1/memory/") or (path == MCP and "search" not in allowed.scopes):
         needed = "memory"

@@ -117,10 +117,39 @@ function copyLinks() {
   });
 }
 
+/** Offers the definitions and the uses of a name that is selected in code. */
+function jumpFromNames() {
+  const bar = document.createElement("nav");
+  bar.id = "jump";
+  bar.ariaLabel = "The selected name";
+  const link = (field, text) => {
+    const made = document.createElement("a");
+    made.textContent = text;
+    made.dataset.field = field;
+    return made;
+  };
+  bar.append(link("def", "Definition"), link("uses", "Uses"));
+  document.addEventListener("selectionchange", () => {
+    const selection = document.getSelection();
+    const name = selection.toString().trim();
+    const isIn = selection.anchorNode?.parentElement?.closest(".lines code");
+    if (!isIn || !/^[\p{L}_$][\p{L}\p{N}_$]*$/u.test(name)) return void bar.remove();
+    const branch = new URLSearchParams(location.search).get("branch");
+    for (const each of bar.children) {
+      const target = new URLSearchParams({ q: `${each.dataset.field}:${name}` });
+      if (branch) target.set("branch", branch);
+      if (each.dataset.field === "def") target.set("jump", "true");
+      each.href = `/?${target}`;
+    }
+    if (!bar.isConnected) document.body.append(bar);
+  });
+}
+
 const box = document.getElementById("q");
 if (box) {
-  searchAsYouType(box.form, box);
+  if (box.form.id === "search") searchAsYouType(box.form, box);
   moveAmongResults(box);
 }
+jumpFromNames();
 if (document.querySelector("a.number")) followLines(document.querySelector(".code"));
 if (navigator.clipboard) copyLinks(); // only on https and this machine

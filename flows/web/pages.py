@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from driftline.flows.output.html_report import plots_of, run_row
-from driftline.flows.web.requests import HomeView, IndexView
+from driftline.flows.output.svg_plots import Series, bar_plot, line_plot
+from driftline.flows.web.requests import HomeView, IndexView, SqlView
 from driftline.storage.errors import NotIndexed
+from driftline.storage.lines.outline import OF_TEXT
 from driftline.storage.options import Option
+from driftline.storage.workspace.records import RunRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.facets import Facets, chosen
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.language import Question, asked_by
+from driftline.tasks.search.language import Question, asked_by, field_term
 from driftline.tasks.search.query import SearchReport
 from driftline.tasks.search.request import OPTIONS, SearchRequest
 
@@ -35,7 +38,9 @@ MAX_FACETS = 12
 MAX_PAGE_LINES = 2_500
 """Lines of a document on each side of the requested one."""
 _FOLDER = "driftline.flows.web"
-_OF_EVERY_PAGE = ("top_k", "n_lines", "facets")
+_OF_EVERY_PAGE = ("n_lines", "facets")
+_MOST = int((OPTIONS["top_k"].served or (0, 0))[1])
+"""Results of a page that shows more."""
 _TITLES = {"sources": "Source", "languages": "Language", "kinds": "Kind", "dirs": "Directory", "tests": "Tests"}
 
 
@@ -65,13 +70,24 @@ EXAMPLES = (
     ("def:main lang:python", "where a name is defined, in one language"),
 )
 """Queries for the home page, each with its kind of result."""
+LANGUAGE = (
+    ("words that mean something", "best lines first, in other words too"),
+    ('"exact text"', "every line with this text"),
+    ("/lease_[a-z]+\\(/", "every line that matches an expression (RE2)"),
+    ("def:Name", "where a name is defined"),
+    ("uses:Name", "where it is used, nearest first"),
+    ("sym:Name", "lines inside its definition"),
+    ("lang:go  file:src/**  repo:web", "only these; -file:test leaves out"),
+    ("case:yes", "exact terms distinguish case"),
+)
+"""What a query can say, for the home page."""
 
 
 def home_page(request: SearchRequest, view: HomeView, now: datetime) -> bytes:
     """Return the page with the search box, the content of the index, and examples."""
     age = _ago(now - view.indexed) if view.indexed is not None else ""
     examples = [(query, search_link(replace(request, query=query)), about) for query, about in EXAMPLES]
-    return _searching(request, home=view, age=age, examples=examples)
+    return _searching(request, home=view, age=age, examples=examples, language=LANGUAGE)
 
 
 def search_page(
@@ -99,6 +115,7 @@ def search_page(
         branches=others[:MAX_FACETS],
         complete=report is None or report.facets is None or report.facets.complete,
         facets=facets,
+        more=search_link(replace(request, top_k=_MOST)) if request.top_k <= len(hits) < _MOST else None,
         error=error,
     )
 
@@ -109,12 +126,20 @@ def _searching(request: SearchRequest, **content: Any) -> bytes:
     filters, removable = [], []
     for name, each in request.given().items():
         row = OPTIONS[name]
-        if name not in ("mode", *_OF_EVERY_PAGE):
+        if name not in ("mode", "top_k", *_OF_EVERY_PAGE):
             for value in each if row.is_list else (each,):
                 if row.parameter not in as_facets:
                     filters.append((row.parameter, _shown(value)))
                 removable.append((row.parameter, _shown(value), search_link(_without(request, row, value))))
-    absent: dict[str, Any] = {"home": None, "report": None, "files": (), "facets": (), "branches": (), "error": ""}
+    absent: dict[str, Any] = {
+        "more": None,
+        "home": None,
+        "report": None,
+        "files": (),
+        "facets": (),
+        "branches": (),
+        "error": "",
+    }
     return _rendered("search.html.j2", request=request, filters=filters, removable=removable, **{**absent, **content})
 
 
@@ -128,8 +153,28 @@ def _by_file(
         path = f"{folders.get(hit.source, '')}/{hit.path}".removeprefix("/")
         file = found.setdefault((hit.source, hit.path), {"source": hit.source, "path": path, "link": link, "hits": []})
         lines = _numbered(hit.path, hit.start_line, hit.context, question.words, question.terms.spans(hit.context))
-        file["hits"].append({"link": link, "hit": hit, "lines": lines})
+        first, last = _snippet(hit.context, hit.line - hit.start_line)
+        file["hits"].append({"link": link, "hit": hit, "lines": lines[first:last]})
     return list(found.values())
+
+
+_BEFORE, _AFTER = 4, 8
+"""Lines of a snippet around the best one."""
+
+
+def _snippet(lines: Sequence[str], best: int) -> tuple[int, int]:
+    """Return the bounds of the lines to show around the ``best`` one, 0-based: they begin where something begins.
+
+    Examples:
+        >>> _snippet(["    return 1", "", "def f():", "    x = 2", ""], 3)
+        (2, 4)
+    """
+    first, last = max(0, best - _BEFORE), min(len(lines), best + _AFTER + 1)
+    blank = [at for at in range(first, best) if not lines[at].strip()]
+    first = blank[-1] + 1 if blank else first
+    while last > best + 1 and not lines[last - 1].strip():
+        last -= 1
+    return first, last
 
 
 def _short_names(sources: Collection[str]) -> dict[str, str]:
@@ -171,20 +216,89 @@ def document_page(view: DocumentView) -> bytes:
         branch=branch,
         earlier=earlier,
         later=later,
-        outline=view.outline,
+        source=_short_names([source])[source],
+        outline=[(*each, _uses(each[1], each[2], branch)) for each in view.outline],
         similar=[(document_link(hit.source, hit.path, hit.line, branch), hit) for hit in view.similar],
     )
 
 
-def index_page(view: IndexView) -> bytes:
+def _uses(kind: str, name: str, branch: str | None) -> str | None:
+    """Return the link to the uses of a definition, if it is one of code."""
+    if kind in (*OF_TEXT, "place"):
+        return None
+    return search_link(SearchRequest(field_term("uses", name), branch=branch))
+
+
+def index_page(view: IndexView, now: datetime) -> bytes:
     """Return the page of the index."""
+    stats, indexed = view.stats, _last_indexed(view.runs)
+    counts = {
+        "documents": f"{stats.total_documents:,}",
+        "lines": f"{stats.total_lines:,}",
+        "sources": f"{len(stats.sources):,}",
+        "last run": _ago(now - max(indexed.values())) if indexed else "never",
+        "vector index": str(stats.index_type or "none"),
+        "model": str(stats.model),
+    }
+    ages = {entity: _ago(now - moment) for entity, moment in indexed.items()}
     return _rendered(
         "index.html.j2",
-        stats=view.stats,
+        tiles=counts.items(),
+        sources=[(source, ages.get(source["entity"], "")) for source in stats.sources],
         skipped=view.skipped,
         plots=plots_of(view.runs),
         runs=[run_row(run) for run in view.runs],
     )
+
+
+SQL_EXAMPLES = (
+    ("SELECT ext, sum(lines) AS lines FROM documents GROUP BY ext ORDER BY lines DESC LIMIT 20", "Lines by file type"),
+    (
+        "SELECT reason, count(*) AS files FROM skipped GROUP BY reason ORDER BY files DESC",
+        "What is not indexed, and why",
+    ),
+    (
+        "SELECT name || ' ' || path AS name, last_line - line + 1 AS length FROM definitions "
+        "WHERE kind IN ('function', 'method') ORDER BY length DESC LIMIT 20",
+        "The longest functions",
+    ),
+    ("SELECT started, sum(lines_total) AS lines FROM run_sources GROUP BY started ORDER BY started", "Growth"),
+)
+"""Queries of the page of SQL, and what each answers."""
+MAX_BARS = 25
+
+
+def sql_page(query: str, view: SqlView | None = None, *, error: str = "") -> bytes:
+    """Return the page of SQL: a query, its rows and a plot of them, or examples."""
+    rows: list[list[str]] = []
+    if view is not None:
+        from driftline.storage.sql import as_text
+
+        rows = [[as_text(value) for value in row] for row in view.rows]
+    examples = [(text, f"/sql?{_encoded({'q': text})}", about) for text, about in SQL_EXAMPLES]
+    plot = _plot(view) if view is not None else ""
+    return _rendered("sql.html.j2", query=query, view=view, rows=rows, plot=plot, examples=examples, error=error)
+
+
+def _plot(view: SqlView) -> str:
+    """Return a plot of the first column of numbers over the first column: a line over times, else bars."""
+    at = next((at for at, is_number in enumerate(view.numbers) if is_number and at > 0), None)
+    if at is None or len(view.rows) < 2:
+        return ""
+    points = [(row[0], float(str(row[at]))) for row in view.rows if row[0] is not None and row[at] is not None]
+    moments = [(each, value) for each, value in points if isinstance(each, datetime)]
+    if moments and len(moments) == len(points):
+        return line_plot(view.columns[at], [Series(view.columns[at], sorted(moments))])
+    return bar_plot(view.columns[at], [(str(name), value) for name, value in points[:MAX_BARS]])
+
+
+def _last_indexed(runs: Sequence[RunRecord]) -> dict[str, datetime]:
+    """Return the start of the last complete index run of each source; ``runs`` are newest first."""
+    found: dict[str, datetime] = {}
+    for run in runs:
+        for source in run.report.get("sources", ()) if (run.kind, run.outcome) == ("index", "done") else ():
+            found.setdefault(source["entity"], datetime.fromisoformat(run.started))
+    return found
 
 
 def document_link(source: str, path: str, line: int, branch: str | None = None) -> str:
@@ -205,7 +319,7 @@ def sign_in_page(next: str, error: str = "") -> bytes:
 
 def prepare() -> None:
     """Load the libraries that pages need, and programs do not."""
-    for name in ("search", "document", "index"):
+    for name in ("search", "document", "index", "sql"):
         _templates().get_template(f"{name}.html.j2")
     for name in STATIC:
         version_of(name)

@@ -13,6 +13,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from operator import call
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -97,6 +98,32 @@ def home_view(workspace: Workspace, within: Entity | None = None) -> HomeView:
     last = next((run for run in runs if within is None or any(_within((run,), within))), None)
     indexed = datetime.fromisoformat(last.started).astimezone(UTC) if last is not None else None
     return HomeView(stats.total_documents, stats.total_lines, len(stats.sources), indexed)
+
+
+MAX_SQL_ROWS = 1_000
+SQL_SECONDS = 10.0
+SQL_BYTES = 2**28
+"""The memory that the query of a page may use."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqlView:
+    """The first rows of a query; ``numbers`` are the columns that contain numbers, ``has_more`` that there are more."""
+
+    columns: tuple[str, ...]
+    numbers: tuple[bool, ...]
+    rows: tuple[tuple[object, ...], ...]
+    has_more: bool
+
+
+def sql_view(workspace: Workspace, text: str, within: Entity | None = None) -> SqlView:
+    """Run one SELECT at or below ``within``. Raises the errors of ``storage.sql.query``."""
+    from driftline.storage.sql import query  # loads DuckDB
+
+    with query(workspace, text, within=within, max_seconds=SQL_SECONDS, max_bytes=SQL_BYTES) as result:
+        rows = tuple(islice(result.rows(), MAX_SQL_ROWS + 1))
+        shown = rows[:MAX_SQL_ROWS]
+        return SqlView(tuple(result.schema.names), tuple(result.numbers), shown, len(rows) > MAX_SQL_ROWS)
 
 
 def _skipped(workspace: Workspace, within: Entity | None) -> list[Skipped]:
@@ -345,6 +372,13 @@ class Reader:
         """Return the figures, runs and skipped documents of the index."""
         within = granted("search").within
         view: IndexView = self.run(index_view, self.newest(), within)
+        return view
+
+    def sql(self, text: str) -> SqlView:
+        """Return the rows of one SELECT, which may read the memory, too."""
+        within = granted("search").within
+        granted("memory")
+        view: SqlView = self.run(sql_view, self.newest(), text, within)
         return view
 
     def search_memory(self, query: str, entity: str | None, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ maintenance lease. Only rewriting is distributed over workers.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -114,6 +114,10 @@ class LanceTable:
                 self.REBUILD,
             )
         return dataset
+
+    def read_ahead(self, files: Iterable[str]) -> None:
+        """Begin to read small files of a table in a bucket, for which Lance would ask one after another."""
+        self._objects.read_ahead([f"{self.path}/{file}" for file in files])
 
     def _create(self, first: pa.Table) -> None:
         """Create the table with the rows of ``first``, unless it exists or another process creates it first."""

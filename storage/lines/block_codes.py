@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
@@ -119,18 +119,34 @@ class BlockCodes:
         at = np.arange(len(self))
         if selected < len(self):
             at = np.sort(np.argpartition(-_sign_products(self.signs, vector), selected)[:selected])
-        values = np.where(_unpacked(self.large[:, at], len(vector)), np.float32(1), np.float32(SMALL_VALUE))
-        norms = np.linalg.norm(values, axis=1) * np.linalg.norm(vector)
-        values *= np.where(_unpacked(self.signs[:, at], len(vector)), np.float32(1), np.float32(-1))
-        cosines = (values @ vector / norms).astype(np.float32)
+        signs, large = (np.ascontiguousarray(words[:, at].T).view(np.uint8) for words in (self.signs, self.large))
+        total = _Sums.of(vector, signs.shape[1])
+        of_large = total(signs & large) - total(large & ~signs)
+        products = SMALL_VALUE * (2 * total(signs) - vector.sum()) + (1 - SMALL_VALUE) * of_large
+        counts = np.bitwise_count(large).sum(axis=1, dtype=np.int64)
+        norms = np.sqrt(counts + (len(vector) - counts) * SMALL_VALUE**2) * np.linalg.norm(vector)
+        cosines = (products / norms).astype(np.float32)
         best = np.argsort(-cosines, kind="stable")[:limit]
         return self.rows[at[best]], cosines[best]
 
 
-def _unpacked(words: NDArray[np.uint64], dim: int) -> NDArray[np.bool_]:
-    """Return ``(n, dim)``: the bits of ``words``, ``(w, n)``."""
-    packed = np.ascontiguousarray(words.T).view(np.uint8)
-    return np.unpackbits(packed, axis=1, count=dim).astype(np.bool_)
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Sums of a vector over sets of dimensions: ``of_bytes`` has that of each byte at each place, 256 a place."""
+
+    of_bytes: NDArray[np.float32]
+    places: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, vector: NDArray[np.float32], width: int) -> Self:
+        """Return those for sets of ``width`` bytes."""
+        bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32)
+        dimensions = np.pad(vector, (0, 8 * width - len(vector))).reshape(width, 8)
+        return cls((dimensions @ bits.T).ravel(), np.arange(0, 256 * width, 256))
+
+    def __call__(self, sets: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return ``(n,)``: the sum over each of ``sets``, ``(n, width)``."""
+        return np.asarray(self.of_bytes[sets + self.places].sum(axis=1), np.float32)
 
 
 def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -19,6 +19,7 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from driftline.storage.lance.errors import with_indexes
+from driftline.storage.lance.table import is_one_of
 from driftline.storage.lines.patterns import GRAM_BYTES, Clause, folded
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.lines.table import GRAMS_COLUMN, PACK_COLUMN, PACK_LINE_COLUMN
@@ -147,6 +148,13 @@ class Packs:
             possible[positions] = left
         return possible
 
+    def documents_that_may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
+        """Return ``(n,)``: whether for each clause some pack of the same document may hold a literal of it."""
+        possible = np.ones(len(self.rows), np.bool_)
+        for clause in required:
+            possible &= (np.bincount(self.documents, self.may_hold([clause])) > 0)[self.documents]
+        return possible
+
 
 def _hold(filters: NDArray[np.uint8], size: int, literal: bytes) -> NDArray[np.bool_]:
     hashes = np.unique(_hashes(literal)) & np.uint32(size - 1)
@@ -202,6 +210,19 @@ def texts(query: LineQuery, rows: Sequence[int]) -> pa.StringArray:
     ids = pa.array(rows, pa.uint64())
     found = _scan(query, [PACK_COLUMN], f"_rowid IN ({', '.join(map(str, rows))})").combine_chunks()
     return found[PACK_COLUMN].combine_chunks().take(pc.index_in(ids, value_set=found["_rowid"].combine_chunks()))
+
+
+def lines_of_document(query: LineQuery, entity: str, path: str, first: int, last: int) -> list[str]:
+    """Return lines ``first`` to ``last`` of a document, 0-based, as they were indexed; none without packs of them."""
+    columns = ["entity", PACK_LINE_COLUMN, PACK_COLUMN]
+    where = f"{is_one_of('path', [path])} AND {PACK_LINE_COLUMN} <= {last}"
+    found: list[str] = []
+    begin = 0
+    for row in _scan(query, columns, where).sort_by(PACK_LINE_COLUMN).to_pylist():
+        if row["entity"] == entity:
+            begin = begin if found else row[PACK_LINE_COLUMN]
+            found += row[PACK_COLUMN].removesuffix("\n").split("\n")
+    return found[first - begin : last + 1 - begin] if found and begin <= first else []
 
 
 def _scan(query: LineQuery, columns: Sequence[str], where: str) -> pa.Table:

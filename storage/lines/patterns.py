@@ -1,12 +1,14 @@
 """Patterns of an exact search: regular expressions in RE2's syntax, evaluated in linear time by Arrow (decision 19).
 
-A pattern matches within one line. Whole packs of lines are tested first, which is ten times as fast as line by line; a
-pack is not even read if its grams lack those of the literals that every match holds (exact.py).
+A pattern matches within one line, unless it is ``multiline``. Whole packs of lines are tested first, which is ten times
+as fast as line by line; a pack is not even read if its grams lack those of the literals that every match holds
+(exact.py).
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +21,7 @@ import pyarrow.compute as pc
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import is_unicode
 
+ONE_LINE = "A pattern matches within one line, unless `multiline` is set."
 MAX_PATTERN_CHARACTERS = 4_000
 MAX_PATTERN_SIZE = 8_000
 """The approximate number of states. The time of RE2 grows with text times states once its cache is full."""
@@ -55,9 +58,19 @@ class Pattern:
     required: tuple[Clause, ...] = field(default=(), compare=False)
     in_lines_only: bool = field(default=False, compare=False)
     """Whether it distinguishes the start of a line from the start of a text, so that packs cannot be tested whole."""
+    multiline: bool = False
+    """Whether a match may hold line breaks; as in a line, ``.`` matches none."""
 
     @classmethod
-    def of(cls, text: str, *, literal: bool = False, ignore_case: bool | None = None, words: bool = False) -> Self:
+    def of(
+        cls,
+        text: str,
+        *,
+        literal: bool = False,
+        ignore_case: bool | None = None,
+        words: bool = False,
+        multiline: bool = False,
+    ) -> Self:
         """Return the pattern of a regular expression, or of ``literal`` text.
 
         Without ``ignore_case``, case counts if ``text`` has a capital.
@@ -77,23 +90,22 @@ class Pattern:
         if len(text) > MAX_PATTERN_CHARACTERS:
             what = f"The pattern has {len(text):,} characters, and may have {MAX_PATTERN_CHARACTERS:,}"
             raise UsageError(what, f"{text[:40]}…", "Search for a shorter one, or for its parts.")
-        if "\n" in text or "\r" in text:
-            raise UsageError(
-                "The pattern has a line break",
-                repr(text)[:100],
-                "Patterns match within one line; search for one part of it.",
-            )
+        if "\r" in text or ("\n" in text and not multiline):
+            raise UsageError("The pattern has a line break", repr(text)[:100], ONE_LINE)
+        if multiline and words:
+            fix = "Write \\b in the expression, around what is a word."
+            raise UsageError("A pattern over several lines knows no whole words", text[:100], fix)
         if not literal:
             _check(text)
         expression = quoted(text) if literal else _QUOTE.sub(_unquoted, text)
-        read = _Reader(expression, text).read()
+        read = _Reader(expression, text, multiline=multiline).read()
         for at in reversed(read.unnamed):  # the places of matches are reported for named groups alone
             expression = f"{expression[: at + 1]}?:{expression[at + 1 :]}"
         if ignore_case is None:
             ignore_case = not read.has_capital
         if ignore_case and not read.ignores_case:
-            read = _Reader(expression, text, ignores_case=True).read()
-        return cls(text, expression, ignore_case, words, tuple(read.clauses), read.in_lines_only)
+            read = _Reader(expression, text, ignores_case=True, multiline=multiline).read()
+        return cls(text, expression, ignore_case, words, tuple(read.clauses), read.in_lines_only, multiline)
 
     @cached_property
     def _of_line(self) -> str:
@@ -105,15 +117,22 @@ class Pattern:
         """Return ``(n,)``: whether each line matches, or each text of several lines may hold a line that does."""
         return pc.match_substring_regex(texts, self._of_line)
 
+    def lines_in(self, text: str) -> list[int]:
+        """Return the lines that the matches in a text of several lines touch, from 0, in order."""
+        ends = list(accumulate(len(line) + 1 for line in text.split("\n")))
+        (spans,) = self._spans(pa.array([text], pa.string()), most=len(text))
+        touched = (range(bisect_right(ends, start), bisect_right(ends, end - 1) + 1) for start, end in spans)
+        return sorted({line for lines in touched for line in lines})
+
     def spans(self, lines: pa.StringArray) -> list[list[tuple[int, int]]]:
         """Return the non-empty matches of each of ``lines`` from left to right, ``(start, end)`` in characters."""
         return self._spans_of_words(lines) if self.words else self._spans(lines)
 
-    def _spans(self, lines: pa.StringArray) -> list[list[tuple[int, int]]]:
+    def _spans(self, lines: pa.StringArray, most: int = MAX_SPANS) -> list[list[tuple[int, int]]]:
         texts = lines.to_pylist()
         marks = next((pair for pair in _MARKS if not any(pair[0] in each or pair[1] in each for each in texts)), None)
         if marks is None:  # each line has some, but hardly all of them
-            return [self._spans(pa.array([text.translate(_UNMARKED)]))[0] for text in texts]
+            return [self._spans(pa.array([text.translate(_UNMARKED)]), most)[0] for text in texts]
         begin, end = marks[0], marks[1]
         found: list[list[tuple[int, int]]] = []
         for marked in pc.replace_substring_regex(lines, self._of_line, f"{begin}\\0{end}").to_pylist():
@@ -122,7 +141,7 @@ class Pattern:
             at = len(before)
             for each in others:
                 match, _, rest = each.partition(end)
-                if match and len(of_line) < MAX_SPANS:
+                if match and len(of_line) < most:
                     of_line.append((at, at + len(match)))
                 at += len(match) + len(rest)
             found.append(of_line)
@@ -207,7 +226,7 @@ def _check(text: str) -> None:
 def wrong(why: str, text: str, at: int) -> UsageError:
     """Return the error about the character ``at`` (0-based) of a pattern."""
     shown = text if len(text) <= 80 else f"…{text[max(0, at - 30) : at + 30]}…"
-    fix = "The syntax is RE2's; -F searches for literal text."
+    fix = "The syntax is RE2's; `fixed` searches for literal text."
     return UsageError(f"Invalid pattern at character {at + 1} ({why})", shown, fix)
 
 
@@ -291,6 +310,7 @@ class _Reader:
     expression: str
     text: str
     ignores_case: bool = False
+    multiline: bool = False
     at: int = 0
     groups: list[_Group] = field(default_factory=lambda: [_Group()])
     clauses: list[Clause] = field(default_factory=list)
@@ -370,19 +390,15 @@ class _Reader:
         self.groups[-1].size += size * most
 
     def _literal(self, character: str) -> None:
-        if character in "\r\n":
-            raise UsageError(
-                "The pattern has a line break",
-                self.text[:100],
-                "Patterns match within one line; search for one part of it.",
-            )
+        if character == "\r" or (character == "\n" and not self.multiline):
+            raise UsageError("The pattern has a line break", self.text[:100], ONE_LINE)
         self.has_capital |= character.isupper()
         group = self.groups[-1]
         repeated = self.at < len(self.expression) and self.expression[self.at] in "*+?{"
         least, most = self._repeat() if repeated else (1, 1)
         group.size += most
-        if not least or (self.ignores_case and not character.isascii()):
-            group.flush()
+        if not least or (self.ignores_case and not character.isascii()) or character == "\n":
+            group.flush()  # a line break may be between two packs
             return
         group.run += character.encode()
         if (least, most) != (1, 1):

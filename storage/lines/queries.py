@@ -40,13 +40,16 @@ if TYPE_CHECKING:
 MAX_TEXT_BYTES = 64 * 2**20
 """Above this size of the text index, only the postings of the words of a query are read."""
 
+PARTS = {TEXT: ("metadata.lance", "part_0_tokens.lance", "part_0_docs.lance", "part_0_invert.lance")}
+"""The files of a segment of the text index, which Lance opens one after another."""
+
 _done: set[tuple[str, str]] = set()
 """Index segments that this process has loaded, by the URI of their table; they are immutable."""
 _lock = threading.Lock()
 _MAX_DONE = 10_000
 
 
-def read_ahead(dataset: LanceDataset, names: Iterable[str], title: str) -> None:
+def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) -> None:
     """Load the indexes ``names`` of ``dataset`` into its session, in parallel.
 
     A damaged index is left to the search, which works without it.
@@ -62,12 +65,16 @@ def read_ahead(dataset: LanceDataset, names: Iterable[str], title: str) -> None:
     if not missing:
         return
 
+    table.read_ahead(
+        f"_indices/{uuid}/{part}" for name, segments in missing for _, uuid in segments for part in PARTS.get(name, ())
+    )
+
     def read(name: str) -> None:
         def attempt(indexed: bool) -> None:
             if indexed:
                 dataset.prewarm_index(name)
 
-        with_indexes(dataset, title, attempt)
+        with_indexes(dataset, table.TITLE, attempt)
 
     with ThreadPoolExecutor(len(missing)) as pool:
         list(pool.map(read, [name for name, _ in missing]))
@@ -197,10 +204,10 @@ class LineQuery:
         dataset = self.dataset
         if self.table.is_local:
             return
-        with ThreadPoolExecutor(3) as pool:
-            reads: list[Future[Any]] = [pool.submit(lambda: self._sources)]
+        with ThreadPoolExecutor(2) as pool:
+            reads: list[Future[Any]] = []
             if words:
-                reads.append(pool.submit(read_ahead, dataset, (TEXT,), self.table.TITLE))
+                reads.append(pool.submit(read_ahead, self.table, dataset, (TEXT,)))
             if lines:
                 reads.append(pool.submit(self._read_vectors_ahead))
             if blocks:
@@ -210,7 +217,7 @@ class LineQuery:
 
     def _read_vectors_ahead(self) -> None:
         if self.index is not None:
-            read_ahead(self.dataset, (VECTOR,), self.table.TITLE)
+            read_ahead(self.table, self.dataset, (VECTOR,))
 
     @cached_property
     def sql(self) -> str | None:
@@ -325,8 +332,11 @@ class LineQuery:
         return hits.set_column(len(columns), "distance", halved)
 
     def _read(self, columns: Sequence[str], *, where: str | None, **search: Any) -> pa.Table:
-        """Return the rows of a search. With one source its entity is known, which saves reading the slowest column."""
-        known = "entity" in columns and len(self._sources) == 1
+        """Return the rows of a search. With one source its entity is known, which saves reading the slowest column.
+
+        In a bucket, finding the sources takes longer than reading the column, which is at the end of each file.
+        """
+        known = "entity" in columns and self.table.is_local and len(self._sources) == 1
         read = [name for name in columns if not (known and name == "entity") and name != "_rowid"]
         rows = self._scanned(read, filter=where, **search)
         if known:

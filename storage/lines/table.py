@@ -56,7 +56,8 @@ up. A block has at most as many rows."""
 CODE_COLUMN = "block_code"
 PACK_COLUMN, PACK_LINE_COLUMN, GRAMS_COLUMN = "pack", "pack_line", "grams"
 SPELLED, CONTINUED = "\x1f", "\r"
-_COMPRESSED = {"lance-encoding:compression": "zstd"}
+_COMPRESSED = {"lance-encoding:compression": "zstd", "lance-encoding:structural-encoding": "miniblock"}
+"""Neighbouring values are compressed together, in half the bytes, and a value is read without looking up its place."""
 
 
 def schema(dim: int) -> pa.Schema:
@@ -73,25 +74,28 @@ def schema(dim: int) -> pa.Schema:
 
     Some rows have a ``pack``: the text of their document from line ``pack_line`` to the next pack, exactly as it was
     decoded, with ``grams``, the filter of its trigrams (exact.py).
+
+    Files hold the columns in this order. What every search reads comes last, next to the metadata of the file, so that
+    one read of the end of a file has it (block_cache.py).
     """
     return pa.schema(
         [
             pa.field("id", pa.int64()),
-            pa.field("entity", pa.string()),
-            pa.field("path", pa.string()),
-            pa.field("line_number", pa.int32()),
-            pa.field("column_number", pa.int32()),
             pa.field("text", pa.string()),
             pa.field("vector", pa.list_(VECTOR_TYPE, dim)),
             pa.field("parent_dirs", pa.list_(pa.string())),
             pa.field("ext", pa.string()),
-            pa.field("hash", pa.string()),
-            pa.field(TEXT_COLUMN, pa.string(), metadata=_COMPRESSED),
-            pa.field(OUTLINE_COLUMN, pa.string(), metadata=_COMPRESSED),
-            pa.field(CODE_COLUMN, pa.binary()),
             pa.field(PACK_COLUMN, pa.string(), metadata=_COMPRESSED),
             pa.field(PACK_LINE_COLUMN, pa.int32()),
             pa.field(GRAMS_COLUMN, pa.binary(), metadata=_COMPRESSED),
+            pa.field(TEXT_COLUMN, pa.string(), metadata=_COMPRESSED),
+            pa.field("entity", pa.string()),
+            pa.field("path", pa.string()),
+            pa.field("line_number", pa.int32()),
+            pa.field("column_number", pa.int32()),
+            pa.field("hash", pa.string()),
+            pa.field(OUTLINE_COLUMN, pa.string(), metadata=_COMPRESSED),
+            pa.field(CODE_COLUMN, pa.binary(), metadata=_COMPRESSED),
         ]
     )
 

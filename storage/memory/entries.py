@@ -163,8 +163,8 @@ class EntryWriter:
     def write(self, items: Iterable[MemoryItem]) -> int:
         """Store ``items`` in one transaction, and return the number of entries. For each key, the last item wins.
 
-        Raises BadEntity, BadEntry, CatalogMismatch, StorageError, and CatalogError with the paths of the blobs that
-        were written in vain.
+        Raises BadEntity, BadEntry, CatalogMismatch, StorageError, and CatalogError with the paths of blobs that were
+        written without entries.
         """
         self._catalog.check_open()
         by_tenant = self._drafted(items)

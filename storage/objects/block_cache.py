@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import secrets
+import sys
 import threading
 import time
 import zlib
@@ -48,12 +49,14 @@ STALE_SECONDS = 3600
 
 LINGER_SECONDS = 0.002
 """How long a read waits for others of the same file, which are merged with it."""
-MERGED_GAP_BYTES = 128 * 2**10
+MERGED_GAP_BYTES = 256 * 2**10
 """Ranges of a file that are nearer than this are read with one request."""
 TAIL_BYTES = 2**16
 """What Lance reads of a file first: its end."""
 WHOLE_FILE_BYTES = 8 * 2**20
 """An index file up to this size is read whole."""
+DATA_END_BYTES, DATA_END_SHARE = 2**20, 0.018
+"""Of a data file, this is read at once: metadata and the columns that every search needs (``lines.table.schema``)."""
 REQUESTS_AT_ONCE = 128
 FILES_REMEMBERED = 10_000
 CLIENTS_REMEMBERED = 16
@@ -288,14 +291,35 @@ class _Files:
     async def read(self, key: str, start: int, end: int | None) -> tuple[bytes, int]:
         """Return the bytes from ``start`` to ``end`` (exclusive), or to the end of the file, and its size."""
         file = self._file(key)
+        if end is None and file.coming:
+            await self._arrival(file, [file.coming[0][0]])
         if end is None and (end := file.size) is None:
-            return await self._fetched(file, start, None)
+            return await self._whole(file, start)
         for _ in range(ATTEMPTS):
             missing = file.missing(start, end)
             if not missing and (found := self._assembled(file, start, end)) is not None:
                 return found, file.size or 0
             await self._arrival(file, [self._widened(file, *each) for each in missing])
         return await self._fetched(file, start, end)  # it fits neither into memory nor on the disk
+
+    async def read_ahead(self, key: str) -> None:
+        """Read a whole file, unless some of it is known, or the beginning of a file that is too large."""
+        file = self._file(key)
+        if not file.blocks and not file.coming:
+            with contextlib.suppress(DriftlineError):  # what needs it will see the error
+                await self._whole(file, 0, WHOLE_FILE_BYTES)
+
+    async def _whole(self, file: _CachedFile, start: int, end: int | None = None) -> tuple[bytes, int]:
+        """Read a file of unknown size, for which all other reads wait."""
+        future = asyncio.get_running_loop().create_future()
+        coming = ((start, sys.maxsize), future)
+        file.coming.append(coming)
+        try:
+            data, size = await self._fetched(file, start, end)
+        finally:
+            file.coming.remove(coming)
+            future.set_result(None)
+        return data, size
 
     def _file(self, key: str) -> _CachedFile:
         file = self._files.get(key)
@@ -305,9 +329,12 @@ class _Files:
         return file
 
     def _widened(self, file: _CachedFile, start: int, end: int) -> _Range:
-        """Return the range to read instead: all of a small index file, whose end is read first."""
-        is_end = not file.blocks and end - start == TAIL_BYTES
-        return (0, end) if is_end and end <= WHOLE_FILE_BYTES and "/_indices/" in file.key else (start, end)
+        """Return the range to read instead of the end of a file, which is read first: more of it, or all."""
+        if file.blocks or end - start != TAIL_BYTES:
+            return start, end
+        if "/_indices/" in file.key:
+            return (0, end) if end <= WHOLE_FILE_BYTES else (start, end)
+        return max(0, end - max(DATA_END_BYTES, int(end * DATA_END_SHARE))), end
 
     def _assembled(self, file: _CachedFile, start: int, end: int) -> bytes | None:
         """Return bytes that the blocks have; None if one of them was lost, which is then forgotten."""
@@ -486,6 +513,13 @@ class ReadServer:
             "client_max_retries": "0",  # the client of the bucket has retried
         }
 
+    def read_ahead(self, bucket: RemoteFiles, keys: Sequence[str]) -> None:
+        """Begin to read small immutable files."""
+        files = self._files[self.options(bucket)["aws_access_key_id"]]
+        for key in keys:
+            if _IMMUTABLE.search(key):
+                asyncio.run_coroutine_threadsafe(files.read_ahead(key), self._loop)
+
     async def answer(self, method: str, target: str, head: bytes) -> _Answer:
         """Answer one request; ``head`` ends with a line end."""
         match = _CREDENTIAL.search(head)
@@ -558,6 +592,12 @@ def cached_reads(bucket: RemoteFiles) -> dict[str, str] | None:
                 log.debug("Lance reads %s without a cache: %s", bucket.identity, error)
                 return None
         return _servers[folder].options(bucket)
+
+
+def read_ahead(bucket: RemoteFiles, keys: Sequence[str]) -> None:
+    """Begin to read small immutable files of ``bucket``, if its reads are cached."""
+    if cached_reads(bucket) and (server := _servers.get(cache_folder() or Path())):
+        server.read_ahead(bucket, keys)
 
 
 def _is_proxied(environ: Mapping[str, str]) -> bool:

@@ -39,7 +39,7 @@ from driftline.storage.errors import (
     UsageError,
 )
 from driftline.storage.objects.backend import ObjectInfo, delays, is_exhausted, with_retries
-from driftline.storage.objects.block_cache import cached_reads
+from driftline.storage.objects.block_cache import cached_reads, read_ahead
 from driftline.storage.objects.bucket_options import BucketOptions
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX
 from driftline.storage.objects.request_counts import count
@@ -272,6 +272,9 @@ class Bucket:
         options = cached_reads(self)
         # The server of the cache speaks S3, whatever the bucket does.
         return (f"s3://{self._uri.partition('://')[2]}/{quote(self._key(path))}", options) if options else None
+
+    def read_ahead(self, paths: Sequence[str]) -> None:
+        read_ahead(self, [self._key(path) for path in paths])
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
         """Return bytes of the object at a full ``key``, to its end without ``end``, and its size and etag."""

@@ -67,6 +67,9 @@ class LocalDisk:
     def lance_uri(self, path: str) -> str:
         return self._absolute(path)
 
+    def read_ahead(self, paths: Sequence[str]) -> None:
+        """Do nothing: a local file is near."""
+
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:
         return None
 

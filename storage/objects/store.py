@@ -157,6 +157,10 @@ class ObjectStore:
         """
         return self._backend.cached_lance(_checked(path))
 
+    def read_ahead(self, paths: Sequence[str]) -> None:
+        """Begin to read small immutable objects of a bucket into the cache of blocks, if there is one."""
+        self._backend.read_ahead([_checked(path) for path in paths])
+
     def get(self, path: str) -> bytes:
         """Return the bytes of an object. Raises ObjectNotFound."""
         return self.get_versioned(path)[0]

@@ -68,7 +68,7 @@ _PLACEHOLDERS = frozenset({"org", "group", "name", "path", "id"})
 class Repository:
     """A repository as its host lists it. ``id`` stays the same if it is renamed; ``path`` has its groups and its name.
 
-    ``changed`` is the time of the last push in the host's spelling, "" where the host does not tell; sizes of 0 are
+    ``changed`` is the time of the last push in the host's spelling, "" if the host does not report it; sizes of 0 are
     unknown.
     """
 

@@ -279,7 +279,7 @@ class Source:
     def is_file(self) -> bool:
         """Return whether the URI of a remote source names an object instead of a folder.
 
-        Returns False if the store does not tell.
+        Returns False if the store does not say.
         """
         return bool(self._fs.isfile(self._root)) if self._root else False
 

@@ -125,6 +125,11 @@ class KnownRepository(BaseModel):
         """Return it before a run that may give its source one of ``uris``."""
         return self.model_copy(update={"other_uris": tuple(sorted({*self.uris, *uris} - {self.uri}))})
 
+    def adopted_as(self, new: KnownRepository) -> KnownRepository:
+        """Return it as the repository ``new`` of another fleet, so that a renamed fleet keeps its index."""
+        present = {"listed": new.listed, "excluded": new.excluded, "missed_since": None, "misses": 0}
+        return self.model_copy(update=present)
+
     def indexed_at_commit(self, uri: str, now: datetime, settings: str) -> KnownRepository:
         """Return it after a run has indexed its commit from ``uri``."""
         done = {"indexed": self.commit, "indexed_at": now, "settings": settings, "uri": uri, "other_uris": ()}
@@ -170,7 +175,10 @@ def write_fleets(objects: ObjectStore, fleets: Mapping[str, FleetRecord], lease:
         objects.create(FLEET, FleetFile(fleets=dict(fleets)).model_dump_json().encode())
         return
     known = parse_record(objects, FLEET, data, FleetFile)
-    changed = known.model_copy(update={"fleets": known.fleets | dict(fleets)})
+    merged = known.fleets | dict(fleets)
+    changed = known.model_copy(
+        update={"fleets": {name: each for name, each in merged.items() if each != FleetRecord()}}
+    )
     if changed != known:
         objects.replace(FLEET, changed.model_dump_json().encode(), version)
 

@@ -151,10 +151,10 @@ class Cuts:
 class WordPlan:
     """How to cut lines for a tokenizer, and the tokenizer of the words.
 
-    ``tokenizer`` treats a word as the model's own does within a line, and does not truncate. ``prefix`` is put before
-    each line that is not empty. ``special`` is a regular expression for chunks whose lines must be tokenized whole,
-    because they may contain a special token. The cuts are tables over ``256 * byte + next byte``; ``word_cuts`` is None
-    if chunks are the words.
+    ``tokenizer`` splits a word as the model's own tokenizer does within a line, without truncation. ``prefix`` is put
+    before each line that is not empty. ``special`` is a regular expression for chunks whose lines must be tokenized
+    whole, because they may contain a special token. The cuts are tables over ``256 * byte + next byte``; ``word_cuts``
+    is None if chunks are the words.
     """
 
     tokenizer: Tokenizer

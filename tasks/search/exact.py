@@ -148,6 +148,9 @@ class ExactFinder:
 
     def lines(self) -> Iterator[Matches]:
         """Yield each document that matches every pattern, with its lines that match any of them."""
+        if any(pattern.multiline for pattern in self.patterns):
+            yield from self._in_whole_documents()
+            return
         for place, parts in groupby(self._parts(), key=lambda part: part[0]):
             found = [*parts]
             matched = np.concatenate([of_lines for *_, of_lines in found], axis=1)
@@ -167,6 +170,27 @@ class ExactFinder:
             self.read += len(batch)
             yield from self._matching(batch)
 
+    def _in_whole_documents(self) -> Iterator[Matches]:
+        """Like ``lines``, with all packs of a document together."""
+        for place, packs in groupby(self._wanted(), key=lambda pack: pack[0]):
+            if self.late() or (self.max_packs is not None and self.read >= self.max_packs):
+                self.cut = True
+                return
+            whole = [*packs]
+            self.read += len(whole)
+            read = texts(self.tables[place.table], [row for _, row, _ in whole]).to_pylist()
+            text = "\n".join([*(each.removesuffix("\n") for each in read[:-1]), read[-1]])
+            lines = text.removesuffix("\n").split("\n")
+            matched = np.zeros((len(self.patterns), len(lines)), np.bool_)
+            for at, pattern in enumerate(self.patterns):
+                if pattern.multiline:
+                    matched[at, [line for line in pattern.lines_in(text) if line < len(lines)]] = True
+                else:
+                    matched[at] = pattern.matches(pa.array(lines, pa.string())).to_numpy(zero_copy_only=False)
+            numbers = np.flatnonzero(matched.any(axis=0))
+            if matched.any(axis=1).all():
+                yield place, np.asarray(whole[0][2] + numbers, np.int64), np.asarray(matched[:, numbers])
+
     def _wanted(self) -> list[_Wanted]:
         """Return the packs that may match, in the order of the results."""
         found: list[_Wanted] = []
@@ -184,8 +208,12 @@ class ExactFinder:
 
     def _may_match(self, query: LineQuery, packs: Packs) -> NDArray[np.bool_]:
         """Return which packs may match a pattern, of documents that may match all patterns."""
-        of_patterns = [packs.may_hold(pattern.required) for pattern in self.patterns]
-        left = np.asarray(np.stack(of_patterns).any(axis=0))
+        if any(pattern.multiline for pattern in self.patterns):
+            of_patterns = [packs.documents_that_may_hold(pattern.required) for pattern in self.patterns]
+            left = np.asarray(np.stack(of_patterns).all(axis=0))
+        else:
+            of_patterns = [packs.may_hold(pattern.required) for pattern in self.patterns]
+            left = np.asarray(np.stack(of_patterns).any(axis=0))
         if left.any():
             left &= allowed(query, packs)
         if self.documents is not None:

@@ -332,7 +332,7 @@ class _Held:
             self.filters.append(where)
 
     def find(self, files: Mapping[str, str]) -> list[str]:
-        """Return those of ``files``, real paths and their names, that the workspace holds unchanged."""
+        """Return the ``files``, real paths and their names, that are indexed and unchanged."""
         found: list[str] = []
         rest = dict(files)
         for entity, record in self.workspace.readable_sources():

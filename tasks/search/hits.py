@@ -31,6 +31,7 @@ from driftline.storage.defaults import (
 from driftline.storage.entities import Entity, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
 from driftline.storage.lance.errors import without_panic
+from driftline.storage.lines.exact import lines_of_document
 from driftline.storage.lines.outline import Definition, anchor_at, anchors_in, fragment_of, innermost
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
@@ -51,6 +52,8 @@ MAX_WINDOW_LINES = 32
 """Maximum number of lines of a window without its context."""
 GROWTH = 0.7
 """The share of a window's relevance that a hit needs to extend it: others cost a reader more than they tell."""
+GROWTH_ACROSS = 0.9
+"""The same for a hit in another definition, unless the query is a sentence, whose place may be in either."""
 MAX_HEAD_LINES = 8
 """Maximum number of lines that a window grows by so as to begin with its definition."""
 JUDGED_WINDOWS = 60
@@ -110,12 +113,20 @@ class Window:
         """Return whether it may grow to a line: any line, unless the query names its definition."""
         return not self.named or self.definition is None or self.definition.first <= line <= self.definition.last
 
-    def gains_by(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a later hit is inside, or relevant enough to extend it."""
+    def gains_by(self, row: Mapping[str, Any], across: float) -> bool:
+        """Return whether a later hit is inside, or relevant enough to extend it, ``across`` definitions, too."""
         if self.first <= row["line_number"] <= self.last or not self.attainable or self.score <= 0:
             return True
-        worth: bool = row["relevance"] >= GROWTH * self.score
+        share = across if self.is_apart_from(row.get("definition")) else GROWTH
+        worth: bool = row["relevance"] >= share * self.score
         return worth
+
+    def is_apart_from(self, definition: Definition | None) -> bool:
+        """Return whether its definition and ``definition`` are code, and neither is part of the other."""
+        own = self.definition
+        if own is None or definition is None or not (own.is_code and definition.is_code):
+            return False
+        return own.last < definition.first or definition.last < own.first
 
     def take_in(self, other: Window) -> None:
         """Merge ``other`` into this window; the better fit provides the best line."""
@@ -125,13 +136,14 @@ class Window:
         self.first, self.last = min(self.first, other.first), max(self.last, other.last)
 
 
-def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int) -> list[Window]:
+def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int, across: float = GROWTH) -> list[Window]:
     """Merge hits, best first, into at most ``limit`` windows, in the order of their first hits.
 
     ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` unless
     nearer is simply better. Hits up to ``max_gap`` lines apart become one window; if that would be too long, or the
-    later hit is much less relevant, it is dropped. Hits are read until there are enough windows, so that no window
-    grows by hits that are worse than all of them. A window that begins shortly after its definition begins with it.
+    later hit has less than GROWTH of its relevance (``across`` definitions: this share), it is dropped. Hits are read
+    until there are enough windows, so that no window grows by hits that are worse than all of them. A window that
+    begins shortly after its definition begins with it.
     """
     windows: list[Window] = []
     of_document: dict[tuple[str, str], list[Window]] = {}
@@ -144,7 +156,7 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int) -
             if last - first >= MAX_WINDOW_LINES or not all(window.may_take_in(line) for window in near):
                 continue
             kept, *others = near
-            if not others and not kept.gains_by(row):
+            if not others and not kept.gains_by(row, across):
                 continue  # one between two windows joins them all the same
             for other in others:
                 kept.take_in(other)
@@ -312,9 +324,9 @@ _WORD = re.compile(r"\w+")
 class Excerpt:
     """Lines of a document from ``start_line`` (1-based) on, as they were indexed.
 
-    ``current`` is False if the document cannot be read or has changed. The lines then come from the index, which has no
-    lines without a letter or digit: those are empty. ``url`` is the permanent link of the requested line, as of a hit.
-    ``anchors`` are the places of a document with the first of these lines that each has, in order.
+    ``current`` is False if the document cannot be read or has changed. The lines then come from the index. ``url`` is
+    the permanent link of the requested line, as of a hit. ``anchors`` are the places of a document with the first of
+    these lines that each has, in order.
     """
 
     source: str
@@ -407,7 +419,10 @@ def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, 
 
 
 def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, last: int) -> list[str]:
-    rows = LineQuery(workspace.lines(entity)).passages([Passage(str(entity), path, first, last)])
+    query = LineQuery(workspace.lines(entity))
+    if lines := lines_of_document(query, str(entity), path, first, last):
+        return lines
+    rows = query.passages([Passage(str(entity), path, first, last)])
     known: dict[int, str] = {}
     for row in rows.sort_by("column_number").to_pylist():
         known[row["line_number"]] = known.get(row["line_number"], "") + row["text"]

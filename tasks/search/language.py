@@ -72,7 +72,7 @@ class Question:
         return self == Question(self.text, self.words)
 
     def conditions(self, workspace: Workspace, within: Entity | None = None) -> Iterator[LineFilter]:
-        """Yield where in ``workspace`` to look. Raises UsageError for a repository that is not there, or not seen."""
+        """Yield where in ``workspace`` to look. Raises UsageError for a repository that is unknown or not visible."""
         if self.files:
             yield LineFilter(any_of=tuple(map(_files, self.files)))
         if self.languages:
@@ -92,7 +92,7 @@ class Question:
 def asked_by(request: SearchRequest) -> Question:
     """Read the query of a request, with the exact terms of its options. Raises UsageError, which names the place."""
     exact: dict[str, Any] = {"fixed": request.fixed or (), "regex": request.regex or ()}
-    exact |= {"ignore_case": request.ignore_case, "whole_words": request.whole_words}
+    exact |= {"ignore_case": request.ignore_case, "whole_words": request.whole_words, "multiline": request.multiline}
     return parse(request.query, **exact)
 
 
@@ -133,11 +133,12 @@ def parse(
     regex: Sequence[str] = (),
     ignore_case: bool | None = None,
     whole_words: bool = False,
+    multiline: bool = False,
 ) -> Question:
     """Read a query, and add ``fixed`` texts and the expressions ``regex`` to its terms.
 
-    ``ignore_case`` holds where the query does not say ``case:``; ``whole_words`` for all patterns. Raises UsageError,
-    which names the place.
+    ``ignore_case`` holds where the query does not say ``case:``; ``whole_words`` and ``multiline`` for all patterns.
+    Raises UsageError, which names the place.
 
     Examples:
         >>> parse('retry "max_attempts" lang:go').words
@@ -147,10 +148,10 @@ def parse(
     """
     if not is_unicode(text):
         raise UsageError("The query is not UTF-8", repr(text)[:100], "Check the encoding of the terminal.")
-    parser = _Parser(text, ignore_case=ignore_case, whole_words=whole_words)
+    parser = _Parser(text, ignore_case=ignore_case, whole_words=whole_words, multiline=multiline)
     question = parser.parse()
     given = [(each, True) for each in fixed] + [(each, False) for each in regex]
-    options: dict[str, Any] = {"ignore_case": parser.ignore_case, "words": whole_words}
+    options: dict[str, Any] = {"ignore_case": parser.ignore_case, "words": whole_words, "multiline": multiline}
     more = tuple(Pattern.of(each, literal=literal, **options) for each, literal in given)
     return replace(question, terms=replace(question.terms, patterns=(*question.terms.patterns, *more)))
 
@@ -167,10 +168,10 @@ def field_term(name: str, value: str) -> str:
 
 
 class _Parser:
-    def __init__(self, text: str, *, ignore_case: bool | None, whole_words: bool) -> None:
+    def __init__(self, text: str, *, ignore_case: bool | None, whole_words: bool, multiline: bool) -> None:
         self.text = text
         self.ignore_case = ignore_case
-        self.whole_words = whole_words
+        self.options = {"words": whole_words, "multiline": multiline}
         self.at = 0
         self.words: list[str] = []
         self.patterns: list[tuple[int, str, bool]] = []
@@ -259,7 +260,7 @@ class _Parser:
 
     def _pattern(self, start: int, text: str, literal: bool) -> Pattern:
         try:
-            return Pattern.of(text, literal=literal, ignore_case=self.ignore_case, words=self.whole_words)
+            return Pattern.of(text, literal=literal, ignore_case=self.ignore_case, **self.options)
         except UsageError as error:
             self._fail(start, error.what, error.fix)
 

@@ -25,7 +25,7 @@ from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.queries import NOTHING, LineQuery, Scored
-from driftline.storage.lines.words import keywords, names_in, query_for_index, query_form
+from driftline.storage.lines.words import QueryForm, keywords, names_in, query_for_index, query_form
 from driftline.storage.model import Embedder, html_table
 from driftline.storage.options import from_keywords
 from driftline.storage.workspace.workspace import Workspace
@@ -45,6 +45,8 @@ from driftline.tasks.search.deep import (
 from driftline.tasks.search.facets import Facets, Match, counted
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
+    GROWTH,
+    GROWTH_ACROSS,
     HIT_TYPES,
     JUDGED_WINDOWS,
     Hit,
@@ -64,11 +66,11 @@ _Found = TypeVar("_Found")
 FETCH_FACTOR = 3
 """Lines to fetch per result, because neighbouring ones merge; more are fetched if that is not enough."""
 CANDIDATE_BLOCKS = 100
-CANDIDATE_NEAR_BLOCKS = 50
+CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {"phrase": 100, "question": 100, "sentence": 50}
 CANDIDATE_LINES = 30
 """Candidates of a hybrid search: blocks by words, and blocks by meaning, or nearest lines if a distance limits it.
 
-More if results are missing."""
+More if results are missing. A sentence describes one place, which more blocks by meaning rather hide."""
 CANDIDATE_DEFINITIONS = 20
 """Definitions to look up for each name in a query."""
 MAX_TENANTS_AT_ONCE = 8
@@ -209,6 +211,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
         return replace(nothing, notes=_trivially(workspace, request))
     with explanation.timed("open"):
         queries, embedder = _open(workspace, model, mode, where, (request.strategy, request.fallback_threshold))
+    counting = [_threads().submit(lambda each: each.lines, table) for table in queries] if request.explain else []
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
         return replace(nothing, notes=(UNKNOWN_WORDS if queries else nothing_indexed(workspace),))
@@ -228,6 +231,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
     with explanation.timed("context"):
         found = tuple(hits(workspace, queries, windows[:top_k], query, n_lines, records, calibration, mode != "vector"))
     if request.explain:
+        wait(counting)
         _count(explanation, queries)
     if request.facets:
         nothing = replace(nothing, facets=counted(finder.matches(), request))
@@ -275,7 +279,7 @@ def nothing_indexed(workspace: Workspace) -> str:
     listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
     left_out = f"all files of its sources are left out ({listed})" if reasons else "its sources have no files"
     if any(record.include or record.exclude for record in records):
-        left_out += " that match their filters (--include, --exclude)"
+        left_out += " that match their filters (`include`, `exclude`)"
     return f"The index in {workspace.objects.uri} holds no lines: {left_out}."
 
 
@@ -492,7 +496,9 @@ class _Finder:
         """
         max_gap = 2 * max(n_lines, DEFAULT_N_LINES) + 1  # ranking already uses the neighbours
         by_distance = meaning and self.max_distance is not None
-        n_blocks, n_near = CANDIDATE_BLOCKS, CANDIDATE_LINES if by_distance else CANDIDATE_NEAR_BLOCKS if meaning else 0
+        form = query_form(self.query)
+        n_blocks, n_near = CANDIDATE_BLOCKS, CANDIDATE_NEAR_BLOCKS[form] if meaning else 0
+        n_near = CANDIDATE_LINES if by_distance else n_near
         while True:
             blocks, found_near, lines = self._candidates(n_blocks, n_near)
             with self.explanation.timed("rank"):
@@ -500,8 +506,9 @@ class _Finder:
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 farthest = np.inf if self.max_distance is None else self.max_distance
                 near = self._kept(row for row in rows if row["distance"] <= farthest)
-                merged = merge_windows(near, max_gap, max(wanted, JUDGED_WINDOWS))
-                windows = arranged(merged, lines.words, query_form(self.query))[:wanted]
+                across = GROWTH if form == "sentence" else GROWTH_ACROSS
+                merged = merge_windows(near, max_gap, max(wanted, JUDGED_WINDOWS), across)
+                windows = arranged(merged, lines.words, form)[:wanted]
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count

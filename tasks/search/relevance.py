@@ -173,8 +173,8 @@ LIKELIHOOD = (-2.4, 2.6)
 
 Fitted on the tuning halves of the benchmarks."""
 STRONG, WEAK = 0.45, 0.15
-"""The likelihood from which a hit is strong, and below which it is weak: of first hits, two in three strong ones are
-right; of all hits, one in seven weak ones.
+"""The likelihood from which a hit is strong, and below which it is weak: of first hits, three in four strong ones
+are right; of all hits, one in twenty weak ones.
 """
 
 

@@ -182,7 +182,7 @@ class SearchFilter:
     )
     workspace_name: str | None = option(
         None,
-        "Only in this named workspace of driftline.toml.",
+        "Only in this view of driftline.toml, [workspaces.NAME].",
         flag="--in",
         metavar="NAME",
         only_in=_TOLD | {"mcp"},
@@ -300,6 +300,7 @@ class SearchRequest(SearchFilter):
         "Whether exact terms ignore case; default: those without a capital do.",
         flag="--ignore-case/--case-sensitive",
     )
+    multiline: bool = option(False, "Exact terms may match over several lines.", aliases=("-U",))
     count: bool = option(False, "Count the lines that match exact terms, and show none.")
     files: bool = option(False, "Show only the first matching line of each file.")
     facets: bool = option(
@@ -363,6 +364,8 @@ def options_in(interface: str, *names: str) -> dict[str, Option]:
 
 
 _NAMED = re.compile(r"`(\w+)`")
+_FLAGS = {name: row.flag.partition("/")[0] for name, row in OPTIONS.items()}
+_FLAGS |= {"include": "--include", "exclude": "--exclude"}  # of an index run
 
 
 def in_flags(note: str) -> str:
@@ -374,7 +377,7 @@ def in_flags(note: str) -> str:
         >>> in_flags("a larger `top_k` shows more")
         'a larger --top-k shows more'
     """
-    return _NAMED.sub(lambda found: OPTIONS[found[1]].flag if found[1] in OPTIONS else found[0], note)
+    return _NAMED.sub(lambda found: _FLAGS.get(found[1], found[0]), note)
 
 
 MEMORY_OPTIONS: Mapping[str, Option] = MappingProxyType(

@@ -43,6 +43,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "deepening": (),
     "dask_scale": (),
     "many_sources": (),
+    "fleet": (),
     "store_requests": (),
     "public_repositories": (),
     "quality": (),

@@ -31,6 +31,8 @@ from tests.servers.s3_server import running_s3
 
 CHANGED_FILES = 20
 BRANCHES = 100
+SOURCES = 10
+"""Sources of which one search shows the branches."""
 ROUNDS = 3
 TURNS = 4
 
@@ -66,13 +68,16 @@ def main() -> int:
         print(f"  search: {of_branch * 1e3:.1f} ms on the branch, {of_main * 1e3:.1f} ms on main")
         verdict.at_most("search of a branch, p50, of one of main", of_branch / of_main, 1.2)
         _hundred(folder, source, place, branches, verdict, turns)
+        _several(folder, tree.path, verdict, turns)
         _requests(folder, source, verdict)
     return verdict.exit_code
 
 
-def _index(source: Path, workspace: Path | str, branch: str | None = None, **storage: str) -> int:
+def _index(
+    source: Path, workspace: Path | str, branch: str | None = None, entity: str = "source:web", **storage: str
+) -> int:
     """Index ``source``; returns the number of lines embedded."""
-    request = IndexRequest((str(source),), str(workspace), "source:web", branch=branch, storage_options=storage or None)
+    request = IndexRequest((str(source),), str(workspace), entity, branch=branch, storage_options=storage or None)
     return index_sources(request).sources[0].lines_embedded
 
 
@@ -124,6 +129,24 @@ def _searches(*workspaces: Workspace, turns: int) -> list[float]:
                 if turn:  # the first turn warms up
                     found.append(seconds)
     return [median(found) for found in times]
+
+
+def _several(folder: Path, tree: Path, verdict: measure.Verdict, turns: int) -> None:
+    """What a search costs of which ten sources are on branches, and one is not, compared with one of main."""
+    place, files = folder / "several", sorted(path for path in tree.rglob("*.py") if path.is_file())
+    sources = [folder / "sources" / f"part{number}" for number in range(min(SOURCES + 1, len(files)))]
+    for number, path in enumerate(files):
+        sources[number % len(sources)].mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, sources[number % len(sources)] / f"{number}.py")
+    for source in sources:
+        _index(source, place, entity=f"source:{source.name}")
+    for source in sources[1:]:
+        _change(source, "on a branch")
+        _index(source, place, "topic", entity=f"source:{source.name}")
+    workspace = Workspace.open(str(place))
+    several, main = _searches(on_branch(workspace, "topic"), workspace, turns=turns + 1)
+    print(f"  search: {several * 1e3:.1f} ms over {len(sources) - 1} branches and main, {main * 1e3:.1f} ms over main")
+    verdict.at_most(f"search over main and {len(sources) - 1} branches, p50, of one of main", several / main, 1.2)
 
 
 def _hundred(folder: Path, source: Path, place: Path, branches: int, verdict: measure.Verdict, turns: int) -> None:

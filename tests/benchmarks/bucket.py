@@ -9,9 +9,11 @@ which each began after the one before it had ended: what a faster connection doe
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,9 +48,8 @@ QUERIES = (
     "compress a stream of bytes",
 )
 WARM_UP = 2
-FORMAT = (
-    "Lance's files: an index opens in up to 12 dependent reads, and the vectors of 180 candidates lie in as many places"
-)
+BLOCK_CACHE = "DRIFTLINE_BLOCK_CACHE"
+CANDIDATES = "the candidates are in many places of each of ten files, and Lance opens a table step by step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ def main() -> int:
     tree = corpus.packages(5_000 if options.small else options.lines)
     print(tree)
     with measure.scratch() as folder, running_s3(folder) as server, delaying(server.endpoint, DELAY_SECONDS) as proxy:
+        os.environ[BLOCK_CACHE] = str(folder / "blocks")  # not the user's
         source = folder / "tree"
         shutil.copytree(tree.path, source)
         local = _index(source, str(folder / "local")).seconds
@@ -87,7 +89,10 @@ def main() -> int:
         _change(source, 1)
         costs["one file changed"] = _cost(proxy, "one file changed", lambda: _index(source, uri, env))
         cold = _cold(proxy, uri, env, 1 if options.small else 3)
-        costs |= {"cold search": cold, "warm search": _warm(proxy, uri, env)}
+        costs["cold search"] = cold
+        _search(uri, QUERIES[0], env)
+        again = [_cost(proxy, "a new process", partial(_search, uri, QUERIES[0], env)) for _ in range(3)]
+        costs |= {"new process": sorted(again, key=lambda cost: cost.seconds)[1], "warm search": _warm(proxy, uri, env)}
         copy = folder / "copy"
         costs["first pull"] = _cost(proxy, "first pull", lambda: _pull(uri, copy, env))
         _change(source, CHANGED_FILES)
@@ -103,9 +108,12 @@ def main() -> int:
     measure.bars(
         "Rounds of requests", "", {name: float(cost.rounds) for name, cost in costs.items() if name != "first pull"}
     )
-    verdict.at_most("cold search, requests", cold.requests, 60, "", FORMAT)
-    verdict.at_most("cold search, rounds", cold.rounds, 12, "", FORMAT)
-    verdict.at_most("cold search", cold.seconds, 1.6, "s")
+    verdict.at_most("cold search, requests", cold.requests, 40, "", CANDIDATES)
+    verdict.at_most("cold search, rounds", cold.rounds, 6, "", CANDIDATES)
+    verdict.at_most("cold search, read", cold.read_bytes / 1e6, 12, "MB", CANDIDATES)
+    verdict.at_most("cold search", cold.seconds, 0.9, "s")
+    verdict.at_most("search in a new process, of blocks on the disk", costs["new process"].seconds, 0.6, "s")
+    verdict.at_most("search in a new process, requests", costs["new process"].requests, 6, "")
     verdict.at_most("warm search, p50", costs["warm search"].seconds * 1e3, 200, "ms")
     verdict.at_most("cold search of a pulled copy", of_copy, 0.7, "s")
     verdict.at_most("pull of 20 changed files, requests", pulled.requests, 40, "")
@@ -145,8 +153,12 @@ def _search(workspace: str, query: str, env: Mapping[str, str]) -> measure.Measu
 
 
 def _cold(proxy: DelayingProxy, uri: str, env: Mapping[str, str], count: int) -> Cost:
-    """The median run of a command."""
-    costs = [_cost(proxy, "cold search", partial(_search, uri, query, env)) for query in QUERIES[:count]]
+    """The median run of a command, without blocks on the disk."""
+    costs: list[Cost] = []
+    for query in QUERIES[:count]:
+        with tempfile.TemporaryDirectory() as empty:
+            search = partial(_search, uri, query, {**env, BLOCK_CACHE: empty})
+            costs.append(_cost(proxy, "cold search", search))
     return sorted(costs, key=lambda cost: cost.seconds)[count // 2]
 
 

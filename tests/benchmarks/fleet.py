@@ -1,7 +1,7 @@
 """A sync of a fleet: many small repositories at first, unchanged, and after one push; and the same files as one source.
 
 .venv/bin/python tests/benchmarks/fleet.py
-.venv/bin/python tests/benchmarks/fleet.py --repositories 200     # the CPU for each must not grow with them
+.venv/bin/python tests/benchmarks/fleet.py --repositories 2000    # the CPU for each must not grow with them
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILES = 20
 
 
 def main() -> int:
-    options = measure.begin(__doc__, repositories=2000)
+    options = measure.begin(__doc__, repositories=400)
     count = 3 if options.small else options.repositories
     with measure.scratch() as folder:
         for number in range(count):

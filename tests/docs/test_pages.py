@@ -29,7 +29,7 @@ _FENCE = re.compile(
 _LANGUAGES = {"sh", "python", "text", "console", "toml", "yaml", "json"}
 _SNIPPET = "--8<--"
 _PROGRAM = re.compile(r"`(?:tests/benchmarks/)?([a-z_]+)\.py(?: [^`]*)?`")
-_FIGURE = re.compile(r"(\d[\d,]*(?:\.\d+)?) ?(ms|s|x|B|bytes|KB|MB|GB|GiB|%)(?![\w/])")
+_FIGURE = re.compile(r"(\d[\d,]*(?:\.\d+)?(?:e-\d+)?) ?(ms|s|x|B|bytes|KB|MB|GB|GiB|%)(?![\w/])")
 _FILE = re.compile(r"`((?:storage|tasks|flows|tests|deployments|docs)/[\w./-]+)(?:::\w+)?`")
 _SECTION = re.compile(r"\(DESIGN, \"([^\"]+)\"")
 _LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -110,8 +110,8 @@ def unrecorded(line: str) -> list[str]:
     known = [number for name in _PROGRAM.findall(line) for number in figures_of(name)]
     found = []
     for text, unit in _FIGURE.findall(line):
-        digits = len(text.partition(".")[2])
-        if not any(f"{number:.{digits}f}" == text.replace(",", "") for number in known):
+        spelling = ".3g" if "e" in text else f".{len(text.partition('.')[2])}f"
+        if not any(f"{number:{spelling}}" == text.replace(",", "") for number in known):
             found.append(f"{text} {unit}")
     return found
 

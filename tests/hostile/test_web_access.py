@@ -42,7 +42,7 @@ ABSENT = {"secretb": "absentb", "secretx": "absentx"}
 """Names as long as the secret ones that nothing has."""
 ACCEPT = "application/json, text/event-stream"
 PROTECTED = (
-    *("/", "/?q=x", "/d/source:a/b", "/index", "/metrics", "/nothing", "/api/v1/openapi.json"),
+    *("/", "/?q=x", "/d/source:a/b", "/index", "/sql", "/metrics", "/nothing", "/api/v1/openapi.json"),
     *(f"/api/v1/{name}" for name in ("search?q=x", "excerpt", "documents", "status", "sources", "branches")),
     "/api/v1/memory/search?q=x",
 )
@@ -115,7 +115,7 @@ def test_nobody_gets_in_without_a_valid_token(site: Site) -> None:
     for target in PROTECTED:
         for token in ("", "x", "driftline_" + "x" * 43, expired, "x" * 10_000):
             answer = site.ask(target, token=token)
-            if target in ("/", "/?q=x", "/d/source:a/b", "/index"):
+            if target in ("/", "/?q=x", "/d/source:a/b", "/index", "/sql"):
                 assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, "/sign-in")
             else:
                 assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), target
@@ -134,6 +134,26 @@ def test_facets_count_nothing_beyond_the_boundary(site: Site, bound: str, query:
     page = site.ask(f"/?{urlencode({'q': query})}", token=bound).body
     assert "source:own" in page
     assert "secret" not in page
+
+
+def test_sql_sees_nothing_beyond_the_boundary_and_needs_the_scope_of_memory(site: Site, bound: str) -> None:
+    for view in (
+        "documents",
+        "lines",
+        "definitions",
+        "skipped",
+        "sources",
+        "branches",
+        "runs",
+        "run_sources",
+        "memory",
+    ):
+        answer = site.ask(f"/sql?{urlencode({'q': f'SELECT * FROM {view}'})}", token=bound)
+        assert answer.status == 200, view
+        assert "secret" not in answer.body.replace("SELECT", ""), view
+    query = urlencode({"q": "SELECT path FROM documents"})
+    assert site.ask(f"/sql?{query}", token=site.token("search")).status == 403
+    assert site.ask(f"/sql?{urlencode({'q': 'SELECT * FROM read_csv(1)'})}", token=bound).status == 400
 
 
 def test_a_scope_opens_its_routes_only(site: Site) -> None:

@@ -34,6 +34,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "dask_scale",
         "store_requests",
         "many_sources",
+        "fleet",
         "branches",
         "deepening",
     ],

@@ -333,6 +333,35 @@ def test_main_is_folded_compacted_and_cleaned_under_branches(
     holds(workspace, None, files(repository))
 
 
+def test_a_deleted_branch_frees_its_bytes_with_the_next_cleanup(
+    repository: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    workspace = str(tmp_path / "index")
+    driftline.index(str(repository), workspace=workspace, model=str(tiny_model))
+    driftline.index(str(repository), workspace=workspace, branch="topic")
+    for path in repository.glob("src/*.py"):
+        path.write_text(f"# {path.name}, written anew\nword7\n")
+    driftline.index(str(repository), workspace=workspace)
+    compact(workspace)
+    table = Workspace.open(workspace).lines(Entity.parse("org:default"))
+    folder = Path(table.uri)
+
+    def data_files() -> set[str]:
+        return {path.name for path in (folder / "data").glob("*.lance")}
+
+    def newest() -> set[str]:
+        return {file.path for fragment in table.open().get_fragments() for file in fragment.data_files()}
+
+    assert data_files() > newest()  # the branch needs what main has replaced
+    delete_named(Workspace.open(workspace), "topic", None)
+    report = clean_workspace(CleanupRequest(workspace, 0.0, dry_run=False))
+    assert report.versions_removed
+    assert data_files() == newest()
+    assert not [path for path in (folder / "tree").rglob("*") if path.is_file()]
+    holds(workspace, None, files(repository))
+    assert not clean_workspace(CleanupRequest(workspace, 0.0)).orphans
+
+
 def files(repository: Path) -> dict[str, bytes]:
     return {path: data for path, data in files_below(repository).items() if not path.startswith(".git/")}
 

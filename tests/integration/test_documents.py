@@ -87,7 +87,7 @@ def test_outputs_and_markup_of_a_notebook_are_not_indexed(workspace: Path) -> No
 def test_the_lines_around_a_hit_are_those_of_the_extracted_text(workspace: Path) -> None:
     opened = Workspace.open(str(workspace))
     excerpt = read_excerpt(opened, "nb.ipynb", 5, n_lines=2)
-    assert excerpt.lines == ("Where they nest.", "", "def count_herons(pond):", "    return 1")
+    assert excerpt.lines == ("Where they nest.", "", "def count_herons(pond):", "    return 1", "")
     assert excerpt.current
     (hit,) = search(opened, "tern migrates", mode="text", top_k=1).results
     assert (hit.path, hit.line, hit.anchor, hit.context) == (

@@ -20,7 +20,7 @@ from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.patterns import MAX_PATTERN_CHARACTERS, Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import ExactFinder, ExactSearch, ExactTerms, open_tables, search_exactly
-from driftline.tasks.search.query import SearchReport
+from driftline.tasks.search.query import ExactCounts, SearchReport
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.text import decode, split_lines
 
@@ -253,6 +253,20 @@ def test_words_rank_what_exact_terms_find(workspace: Workspace) -> None:
     found = places(find(workspace, '"csrf_token" assert'))
     assert found[0][0] == "tests/test_app.py"
     assert len(found) == 5
+
+
+def test_a_pattern_may_match_over_several_lines(workspace: Workspace) -> None:
+    for first in (1_999, 2_500):  # of one pack or of two
+        expression = rf"line {first} of words \d+\n\}}\nline {first + 1} of"
+        report = find(workspace, regex=[expression], multiline=True)
+        lines = [2 * first + 1, 2 * first + 2, 2 * first + 3]
+        assert [(hit.path, hit.line) for hit in report.results] == [("big.txt", line) for line in lines]
+    assert find(workspace, fixed=["}\n---\n\tTabbed"], multiline=True).exact == ExactCounts(3, 1)
+    assert not find(workspace, regex=[r"---\n---"], multiline=True).results
+    wrong: dict[str, Any]
+    for wrong in ({"whole_words": True, "multiline": True}, {"multiline": False}):
+        with pytest.raises(UsageError, match=r"several lines|line break"):
+            find(workspace, "", fixed=["first(\n"], **wrong)
 
 
 def facets(workspace: Workspace, query: str, **options: Any) -> dict[str, Any]:

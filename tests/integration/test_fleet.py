@@ -13,6 +13,7 @@ import pytest
 
 from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs.fleet import has_failed
+from driftline.storage.workspace.fleet import read_fleets
 from tests.servers.git_server import Checkout, GitServer, git
 from tests.support.fleets import Fleet, rows, states
 
@@ -207,6 +208,27 @@ def test_a_source_that_was_removed_by_hand_is_indexed_again(
     assert len(fleet.documents()) == 3
 
 
+def test_a_fleet_that_is_renamed_keeps_its_index(projects: dict[str, Checkout], fleet: Fleet) -> None:
+    before = rows(fleet.sync())
+    fleet.tables = fleet.tables.replace('"here"', '"there"')
+    report = fleet.sync()
+    assert (report["to_index"], report["fleets"][0]["name"]) == ([], "there")
+    assert {path: row["entity"] for path, row in rows(report).items()} == {p: r["entity"] for p, r in before.items()}
+    assert list(read_fleets(fleet.workspace.objects)) == ["there"]
+
+
+def test_two_fleets_with_one_repository_index_it_once(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet
+) -> None:
+    fleet.sync()
+    files = fleet.documents()
+    uri = f"git+file://{projects['a'].remote}"
+    fleet.tables = f'[[fleet]]\nprovider = "list"\nname = "other"\nrepositories = ["{uri}"]\n'
+    report = fleet.sync(has_all_fleets=False)  # as a deployment does, which has the table of its own fleet only
+    assert states(report) == {str(projects["a"].remote)[1:].removesuffix(".git"): "failing"}
+    assert fleet.documents() == files
+
+
 def test_other_file_globs_index_the_fleet_again(projects: dict[str, Checkout], fleet: Fleet) -> None:
     projects["a"].write("code.py", "x = 1\n")
     projects["a"].push()
@@ -220,7 +242,8 @@ def test_other_file_globs_index_the_fleet_again(projects: dict[str, Checkout], f
 def test_an_entity_of_another_source_is_not_taken(
     git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, driftline: Driftline
 ) -> None:
-    driftline("index", projects["a"].folder, "--workspace", fleet.folder / "index", "--model", fleet.model)
+    indexed = driftline("index", projects["a"].folder, "--workspace", fleet.folder / "index", "--model", fleet.model)
+    assert indexed.code == 0, indexed.err
     fleet.tables = listed(git_server, "a", "b")
     report = fleet.sync()
     assert states(report) == {"team/a": "failing", "team/b": "indexed"}, rows(report)

@@ -25,6 +25,7 @@ from driftline.flows.web.serving import web_server
 from driftline.storage.errors import StorageError, UsageError
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.git_server import Checkout, GitServer, git
+from tests.support.fleets import Fleet, rows
 from tests.support.hooks import SECRET, deliver, push, request
 from tests.support.waiting import until
 from tests.support.web import ask, serving
@@ -272,6 +273,36 @@ def test_webhooks_are_off_unless_the_configuration_names_a_secret(
     withheld = locate_config(None)
     assert withheld is not None
     assert withheld.hooks is None  # nobody has trusted the file
+
+
+def test_a_push_to_a_repository_of_a_fleet_is_found(
+    project: Checkout, git_server: GitServer, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK_SECRET", SECRET)
+    url = git_server.url("team/app.git")
+    text = f'[[fleet]]\nprovider = "list"\nname = "team"\nrepositories = ["{url}"]\n'
+    fleet = Fleet(tmp_path, tiny_model, text + '[web.hooks]\ngithub = "${HOOK_SECRET}"\n')
+    fleet.sync()
+    configuration = load_config(fleet.config)
+    hooks = hooks_of(configuration)
+    assert hooks is not None
+    hooks.debounce_seconds = 0.05
+    project.write("a.py", "gamma = 3\n")
+    commit = project.push()
+    with taking(configuration.workspace, hooks) as place:
+        site = Site(place, url.removeprefix("git+"), configuration.workspace)
+        assert site.send("github", push("github", site.url)) == 202
+        assert site.send("github", push("github", site.url.replace("app", "other"))) == 200
+        until(lambda: site.finds("gamma"))
+    assert rows(fleet.sync())["team/app"]["indexed"] == commit, "the next sync finds it done"
+    started: list[tuple[str, str]] = []
+    monkeypatch.setattr(ci, "start_fleet_run", lambda name, of: started.append((name, of)))
+    (source,) = hooks.of_fleets()
+    Runs(configuration, by_prefect=True)(Work(source))
+    assert started == [("team", commit)]
+    (tmp_path / "index" / "_fleet.json").write_text("{")
+    with taking(configuration.workspace, hooks) as place:
+        assert deliver(place, "github", *push("github", site.url)).status == 503
 
 
 def test_the_command_takes_the_webhooks_of_the_configuration_that_names_its_workspace(

@@ -263,7 +263,7 @@ def test_files_that_are_not_indexed_are_never_read(place: Path, tmp_path: Path, 
     server = make_server(dl.open(str(tmp_path / "ws")).storage)
     for path in ("plain.txt", "inner/deep.txt"):
         (outcome,) = ask(server, ("read_context", {"path": path, "line": 2}))
-        assert outcome.structured_content["lines"] == ["parser", "", "namespace"]  # from the index
+        assert outcome.structured_content["lines"] == ["parser", "---", "namespace"]  # from the index
         assert outcome.structured_content["current"] is False
 
 

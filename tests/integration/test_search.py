@@ -19,7 +19,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.queries import LineFilter, nearest_lines
 from driftline.tasks.search import query as searching
-from driftline.tasks.search.hits import MAX_WINDOW_LINES, Hit, merge_windows
+from driftline.tasks.search.hits import GROWTH_ACROSS, MAX_WINDOW_LINES, Hit, merge_windows
 from driftline.tasks.search.query import search, search_workspace
 
 Driftline = Callable[..., Any]
@@ -191,6 +191,14 @@ def test_windows_grow_only_by_hits_that_are_nearly_as_relevant() -> None:
     assert [(w.first, w.last, w.best) for w in windows] == [(10, 12, 10), (30, 30, 30)]
     between = merge_windows([first, scored(24, 9.0), scored(17, 1.0)], max_gap=7, limit=10)
     assert [(w.first, w.last) for w in between] == [(10, 24)], "a hit between two windows joins them"
+
+
+def test_a_window_grows_into_another_definition_only_by_a_hit_that_is_almost_as_relevant() -> None:
+    own, next_one = (Definition("function", name, at, at, at + 4) for name, at in (("renew", 10), ("release", 15)))
+    whole = Definition("class", "Lease", 8, 8, 40)
+    for definition, relevance, last in ((next_one, 8.9, 10), (next_one, 9.1, 15), (own, 7.1, 15), (whole, 7.1, 15)):
+        windows = merge_windows([scored(10, 10.0, own), scored(15, relevance, definition)], 7, 10, GROWTH_ACROSS)
+        assert [(w.first, w.last) for w in windows] == [(10, last)], (definition, relevance)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +224,6 @@ def test_a_document_shows_its_lines_outline_neighbours_and_remote(site: Site) ->
     page.get_by_role("button", name="Copy link").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == remote
-    page.get_by_text("Outline").click()
     page.get_by_role("link", name="Lease.release", exact=True).click()
     page.wait_for_url("**#L11")
     (site.tree / "src/lease.py").write_text(LEASE.replace("class Lease", "class Secret"))
@@ -232,6 +231,61 @@ def test_a_document_shows_its_lines_outline_neighbours_and_remote(site: Site) ->
     expect(page.locator("#remote")).to_have_attribute("href", remote)  # the text that the page shows
     assert page.locator("#L4").inner_text().endswith("class Lease:")
     assert "Secret" not in page.content()
+
+
+def select(page: Page, line: str, name: str) -> None:
+    """Select a name in a line, as a double click does."""
+    page.evaluate(
+        """([line, name]) => {
+            const texts = document.createTreeWalker(document.querySelector(`${line} code`), NodeFilter.SHOW_TEXT);
+            for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+                const at = text.data.indexOf(name);
+                if (at >= 0) getSelection().setBaseAndExtent(text, at, text, at + name.length);
+            }
+        }""",
+        [line, name],
+    )
+
+
+def test_a_name_leads_to_its_definition_and_its_uses(site: Site) -> None:
+    page, document = site.page, f"{site.url}d/{SOURCE}/src/lease.py?line=1"
+    site.browser.open(document, "Renew the lease of a run")
+    page.get_by_role("link", name="Uses of Lease", exact=True).click()
+    page.wait_for_url("**/?q=uses*Lease*")
+    site.browser.open(document, "Renew the lease of a run")
+    select(page, "#L9", "until")
+    expect(page.locator("#jump").get_by_role("link", name="Uses")).to_have_attribute("href", "/?q=uses%3Auntil")
+    select(page, "#L7", "renew")
+    page.locator("#jump").get_by_role("link", name="Definition").click()
+    page.wait_for_url("**/d/**#L7")  # the only one
+
+
+def test_a_page_shows_more_results_on_request() -> None:
+    hits = tuple(replace(HIT, line=line, start_line=line, rank=line) for line in range(1, 11))
+    assert (
+        'href="/?q=token&amp;mode=hybrid&amp;top_k=50">More results'
+        in search_page(SearchRequest("token"), SearchReport("token", hits)).decode()
+    )
+    for shown, top_k in ((9, 10), (10, 50)):
+        request = SearchRequest("token", top_k=top_k)
+        assert "More results" not in search_page(request, SearchReport("token", hits[:shown])).decode()
+
+
+def test_the_page_of_sql_shows_rows_a_plot_and_what_is_wrong(site: Site) -> None:
+    page = site.page
+    site.browser.open(f"{site.url}sql", "Examples")
+    page.get_by_role("link", name="Lines by file type").click()
+    expect(page.locator("table tr").nth(1)).to_be_visible()
+    assert page.locator("figure svg rect").count() >= 2
+    page.fill("#sql", "SELECT path, hash FROM documents WHERE path LIKE '<img%'")
+    page.get_by_role("button", name="Run").click()
+    expect(page.get_by_role("status")).to_have_text("1 row")
+    assert HOSTILE_NAME in page.locator("td").first.inner_text()
+    page.fill("#sql", "DROP VIEW documents")
+    page.get_by_role("button", name="Run").click()
+    expect(page.get_by_role("alert")).to_be_visible()
+    assert ["400" in each for each in site.said] == [True]
+    site.said.clear()
 
 
 def test_the_index_page_shows_sources_growth_runs_and_what_was_skipped(site: Site) -> None:
@@ -256,7 +310,15 @@ def test_hostile_names_and_contents_are_text(site: Site) -> None:
 def test_every_page_is_accessible_light_and_dark_wide_and_narrow(site: Site) -> None:
     page = site.page
     found = []
-    for target in ("", "?q=lease", "?q=nothing&mode=text", f"d/{SOURCE}/src/lease.py?line=8", "index", "sign-in"):
+    for target in (
+        "",
+        "?q=lease",
+        "?q=nothing&mode=text",
+        f"d/{SOURCE}/src/lease.py?line=8",
+        "index",
+        "sql?q=SHOW+TABLES",
+        "sign-in",
+    ):
         page.goto(site.url + target)
         for scheme, width in (("light", 1200), ("dark", 360)):
             page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
@@ -303,8 +365,6 @@ def test_pictures_of_the_pages_for_the_documentation(site: Site) -> None:
         ("web-index", "index", "Growth: lines"),
     ):
         site.browser.open(site.url + target, text)
-        if name == "web-document":
-            page.get_by_text("Outline").click()
         if name == "web-index":  # above are the paths of this machine
             page.evaluate("document.querySelector('.plots').scrollIntoView()")
         site.browser.keep(name, height=600)

@@ -82,14 +82,16 @@ class Asked:
     literal: bool = False
     ignore_case: bool = False
     words: bool = False
+    multiline: bool = False
 
     def found(self, workspace: Workspace) -> set[tuple[str, int]]:
-        pattern = Pattern.of(self.text, literal=self.literal, ignore_case=self.ignore_case, words=self.words)
+        options = {"ignore_case": self.ignore_case, "words": self.words, "multiline": self.multiline}
+        pattern = Pattern.of(self.text, literal=self.literal, **options)
         search = ExactSearch(workspace, open_tables(workspace, None), ExactTerms((pattern,)), lambda: False)
         return {(place.path, number + 1) for place, numbers in search.lines() for number in numbers}
 
     def found_by_ripgrep(self, folder: Path) -> set[tuple[str, int]]:
-        options = ["--fixed-strings"] * self.literal + ["--word-regexp"] * self.words
+        options = ["--fixed-strings"] * self.literal + ["--word-regexp"] * self.words + ["-U"] * self.multiline
         options += ["--ignore-case" if self.ignore_case else "--case-sensitive"]
         text = self.text if self.literal else in_rust(self.text)
         command = [str(RG), "--no-config", "-uuu", "--text", "--null", "--line-number", *options, "-e", text, "."]
@@ -185,6 +187,32 @@ def sample(shard: int, lines: list[str]) -> Iterator[Asked]:
 def test_the_lines_of_each_pattern_are_those_that_ripgrep_finds(corpus: Corpus, shard: int) -> None:
     matching = 0
     for pattern in sample(shard, corpus.lines):
+        expected = pattern.found_by_ripgrep(corpus.plain)
+        assert pattern.found(corpus.workspace) == expected, pattern
+        matching += bool(expected)
+    assert matching > examples(PATTERNS) / 2
+
+
+def across(chance: Random, texts: list[str]) -> Asked:
+    """A pattern whose matches hold line breaks, made of the end of a line, some lines, and the begin of another."""
+    lines = chance.choice(texts).split("\n")
+    at = chance.randrange(len(lines) - 1)
+    until = min(len(lines) - 1, at + chance.randint(1, 4))
+    parts = [lines[at][-chance.randint(1, 12) :], *lines[at + 1 : until], lines[until][: chance.randint(0, 12)]]
+    if chance.random() < 0.3:
+        return Asked("\n".join(parts), literal=True, multiline=True)
+    gaps = (r"\n", r"\n", "[ \\t\\n]+", r"[^#]*?\n", "(?s:.*?)\\n", r"\n(?:.*\n){0,2}")
+    text = "".join(re.escape(part) + chance.choice(gaps) for part in parts[:-1]) + re.escape(parts[-1])
+    return Asked(text, ignore_case=chance.random() < 0.3, multiline=True)
+
+
+def test_the_lines_of_patterns_over_several_lines_are_those_that_ripgrep_finds(corpus: Corpus) -> None:
+    chance = Random(5)
+    read = (path.read_text("utf-8") for path in sorted(corpus.plain.rglob("*")) if path.is_file())
+    texts = [text for text in read if text.count("\n") > 1]
+    matching = 0
+    for _ in range(examples(PATTERNS)):
+        pattern = across(chance, texts)
         expected = pattern.found_by_ripgrep(corpus.plain)
         assert pattern.found(corpus.workspace) == expected, pattern
         matching += bool(expected)

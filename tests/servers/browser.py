@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from playwright.sync_api import Page, expect, sync_playwright
 
@@ -19,7 +21,7 @@ SCREENSHOT_VARIABLE = "DRIFTLINE_SCREENSHOTS"
 """Set it to 1 to update the pictures of the README."""
 WAIT_MILLISECONDS = 1000 * PATIENCE_SECONDS
 PACKAGED = Path(sys.prefix) / "browser"
-"""Where ``make browser`` unpacks Chromium with its libraries and fonts."""
+"""Where ``make browser`` unpacks Chromium with its libraries, and a font that is not monospaced."""
 _PACKAGED_PROGRAM = shutil.which("chromium", path=str(PACKAGED))
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or _PACKAGED_PROGRAM
@@ -66,14 +68,32 @@ class Browser:
             self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
 
 
+def _fonts(folder: Path) -> Path:
+    """Write the settings of fonts: those of ``make browser``, and for code the monospaced one of Prefect's pages."""
+    found = find_spec("prefect")
+    assert found is not None
+    assert found.origin is not None
+    settings = folder / "fonts.conf"
+    settings.write_text(
+        f"""<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd"><fontconfig>
+        <dir>{PACKAGED / "fonts"}</dir><dir>{Path(found.origin).parent / "server"}</dir><cachedir>{folder}</cachedir>
+        <alias><family>monospace</family><prefer><family>Geist Mono</family></prefer></alias>
+        <alias><family>sans-serif</family><prefer><family>Open Sans</family></prefer></alias>
+        <alias><family>system-ui</family><prefer><family>Open Sans</family></prefer></alias></fontconfig>"""
+    )
+    return settings
+
+
 @contextmanager
 def open_browser() -> Iterator[Browser]:
     """A window that closes with the block, in the Chromium on PATH or else in that of ``make browser``."""
     assert CHROMIUM, "Chromium is not installed (Debian: apt-get install chromium; any Linux with npm: make browser)"
     variables: dict[str, str | float | bool] = {**os.environ}
     if CHROMIUM == _PACKAGED_PROGRAM:
-        variables |= {"LD_LIBRARY_PATH": str(PACKAGED / "lib"), "FONTCONFIG_FILE": str(PACKAGED / "fonts.conf")}
-    with sync_playwright() as driver:
+        variables |= {"LD_LIBRARY_PATH": str(PACKAGED / "lib")}
+    with TemporaryDirectory() as folder, sync_playwright() as driver:
+        if CHROMIUM == _PACKAGED_PROGRAM:
+            variables["FONTCONFIG_FILE"] = str(_fonts(Path(folder)))
         # The sandbox needs rights that containers and root lack; the tests open their own pages only.
         browser = driver.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox"], env=variables, timeout=WAIT_MILLISECONDS

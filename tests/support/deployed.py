@@ -96,9 +96,15 @@ class Site:
 
     def pause_schedules(self, name: str) -> None:
         """Let a deployment run when it is triggered only."""
+        self._set_schedules(name, {"active": False})
+
+    def resume_schedules(self, name: str) -> None:
+        self._set_schedules(name, {"active": True})
+
+    def _set_schedules(self, name: str, change: dict[str, bool]) -> None:
         deployment = self.deployment(name)
         for schedule in deployment["schedules"]:
-            self.server.call("PATCH", f"deployments/{deployment['id']}/schedules/{schedule['id']}", {"active": False})
+            self.server.call("PATCH", f"deployments/{deployment['id']}/schedules/{schedule['id']}", change)
 
     @contextmanager
     def silence_allowed(self, seconds: int = DAY_SECONDS) -> Iterator[None]:

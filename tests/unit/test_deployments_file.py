@@ -30,7 +30,7 @@ def by_name(folder: Path, text: str, **options: Any) -> dict[str, dict[str, Any]
 def test_each_source_has_a_deployment_with_its_own_schedule(tmp_path: Path) -> None:
     found = by_name(
         tmp_path,
-        '[[sources]]\nuri = "web"\nschedule = "0 * * * *"\ninclude = ["*.py"]\n'
+        '[[sources]]\nuri = "web"\nschedule = "0 * * * *"\ninclude = ["*.py"]\nlink = "gitlab"\n'
         '[[sources]]\nuri = "s3://bucket/docs"\nentity = "org:acme/project:a/source:docs"\nschedule = 90\n'
         '[[sources]]\nuri = "plain"\n',
     )
@@ -40,7 +40,7 @@ def test_each_source_has_a_deployment_with_its_own_schedule(tmp_path: Path) -> N
     assert docs["schedules"][0]["interval"] == 90
     assert found["plain"]["schedules"][0]["cron"] == "*/15 * * * *"
     assert web["parameters"]["sources"] == [str(tmp_path / "web")]
-    assert web["parameters"]["include"] == ["*.py"]
+    assert (web["parameters"]["include"], web["parameters"]["link"]) == (["*.py"], "gitlab")
     assert docs["parameters"]["entity"] == "org:acme/project:a/source:docs"
     assert {spec["parameters"]["workspace"] for spec in found.values()} == {str(tmp_path / ".driftline")}
 
@@ -122,6 +122,6 @@ def test_names_are_short_and_unique(entity: str, name: str) -> None:
 def test_prefect_reads_the_file_without_driftline() -> None:
     spec = yaml.safe_load(FILE.read_text())
     assert spec["pull"] == []
-    assert {one["concurrency_limit"]["collision_strategy"] for one in spec["deployments"][1:]} == {"CANCEL_NEW"}
+    assert {one["concurrency_limit"]["collision_strategy"] for one in spec["deployments"][2:]} == {"CANCEL_NEW"}
     (automation,) = spec["automations"]
     assert automation["trigger"]["posture"] == "Proactive"

@@ -93,7 +93,7 @@ def test_a_root_given_by_id_alone_is_of_the_first_level() -> None:
         ("compression: zstd", "compression: zip", "index.compression"),
         ("${PASSWORD}", "${MISSING}", "MISSING is not set"),
         ("ltm:", "other:", "settings.ltm"),
-        ("[org, team, agent]", "[org, ", "no YAML"),
+        ("[org, team, agent]", "[org, ", "not valid YAML"),
     ],
 )
 def test_an_error_names_the_key_and_shows_no_secret(tmp_path: Path, old: str, new: str, told: str) -> None:
