@@ -13,6 +13,7 @@ from driftline.storage.defaults import (
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_MAX_FILE_BYTES,
     DEFAULT_N_LINES,
+    DEFAULT_REDACTION,
     DEFAULT_TOP_K,
     Redaction,
 )
@@ -579,6 +580,7 @@ def grep(
     min_relevance: float | None = None,
     n_lines: int = DEFAULT_N_LINES,
     ignore_case: bool = False,
+    redact: Redaction = DEFAULT_REDACTION,
 ) -> SearchReport:
     """Search files, folders and globs by meaning without a workspace, best window first.
 
@@ -591,6 +593,7 @@ def grep(
         min_relevance: drop lines that are nearer than a smaller share of random lines, 0 to 1.
         n_lines: lines of context on each side.
         ignore_case: compare without case.
+        redact: which credentials inside text are replaced.
 
     Returns:
         A report that iterates over its hits.
@@ -606,7 +609,8 @@ def grep(
     from driftline.tasks.search.grep import open_embedder, read_texts
 
     request = SearchRequest(query, top_k=top_k, max_distance=max_distance, min_relevance=min_relevance, n_lines=n_lines)
-    return search_texts(request, read_texts(files), open_embedder(model), ignore_case=ignore_case)
+    texts = read_texts(files, redaction=lambda _: redact)
+    return search_texts(request, texts, open_embedder(model), ignore_case=ignore_case)
 
 
 @overload

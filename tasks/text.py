@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import hashlib
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -165,6 +167,56 @@ def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:
     if len(sample) - len(sample.translate(_ODD_CHARACTERS)) > _MAX_CONTROL_FRACTION * len(sample):
         return "", SkipReason.BINARY
     return text, None
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The first and last lines of a large file, with an empty line in place of each line between them.
+
+    ``content_hash`` and ``md5`` are those of the whole file of ``size_bytes``.
+    """
+
+    data: bytes
+    size_bytes: int
+    content_hash: str
+    md5: str
+
+
+def read_ends(chunks: Iterable[bytes], most: int) -> Ends | None:
+    r"""Return the lines of a file that fit in the first and the last ``most / 2`` bytes; None if there are none.
+
+    Lines must end with ``\n`` and be text in an encoding that extends ASCII. Memory holds ``most`` bytes, a chunk, and
+    a byte for each line between.
+
+    >>> read_ends([b"one\ntwo\nthree\nfour\n"], 10).data
+    b'one\n\n\nfour\n'
+    """
+    digest, md5, size = hashlib.blake2b(digest_size=16), hashlib.md5(usedforsecurity=False), 0
+    head, tail, held, lines = bytearray(), deque[bytes](), 0, 0
+    half = most // 2
+    for chunk in chunks:
+        digest.update(chunk)
+        md5.update(chunk)
+        size += len(chunk)
+        rest = chunk
+        if len(head) < half:
+            rest = chunk[half - len(head) :]
+            head += chunk[: half - len(head)]
+            is_binary = b"\0" in head[:_BINARY_WINDOW]
+            if is_binary or (len(head) == half and b"\n" not in head):
+                return None
+        tail.append(rest)
+        held += len(rest)
+        while held - len(tail[0]) >= half:
+            held -= len(tail[0])
+            lines += tail.popleft().count(b"\n")
+    kept = b"".join(tail)
+    first, last = head.rfind(b"\n") + 1, kept.find(b"\n", max(0, len(kept) - half)) + 1 or len(kept)
+    if size <= most:
+        first, last = len(head), 0
+    lines += head.count(b"\n", first) + kept.count(b"\n", 0, last)
+    data = b"".join((head[:first], b"\n" * lines, kept[last:]))
+    return Ends(data, size, digest.hexdigest(), md5.hexdigest())
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from driftline.flows.commands.app import (
     show_search,
 )
 from driftline.flows.output.plain import warn
+from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.errors import SourceNotFound
 from driftline.storage.options import spread
 from driftline.tasks.search.request import SearchRequest, options_in
@@ -45,6 +46,7 @@ def grep(
     given: dict[str, Any],
     ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
     model: ModelOption = None,
+    redact: Annotated[Redaction, typer.Option(help="Which credentials inside text to replace.")] = DEFAULT_REDACTION,
     as_json: JsonOption = False,
 ) -> int:
     """Search FILE by meaning, without an index. Exit code 1 if nothing is found."""
@@ -53,7 +55,8 @@ def grep(
     from driftline.tasks.search.grep import open_embedder, read_texts
 
     skipped: list[tuple[str, SkipReason]] = []
-    texts = read_texts(files, sys.stdin.buffer.read, lambda path, reason: skipped.append((path, reason)))
+    skip = lambda path, reason: skipped.append((path, reason))  # noqa: E731
+    texts = read_texts(files, sys.stdin.buffer.read, skip, lambda _: redact)
     request = SearchRequest.of(query, given)
     try:
         result = search_texts(request, texts, open_embedder(model), ignore_case=ignore_case).to_dict()

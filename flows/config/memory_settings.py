@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from driftline.flows.config.environment import DATABASE_VARIABLE, Environment
 from driftline.flows.config.locate import workspace_named
 from driftline.flows.config.toml_file import memory_table_for
-from driftline.storage.defaults import DEFAULT_MAX_DELTAS
+from driftline.storage.defaults import DEFAULT_MAX_DELTAS, DEFAULT_REDACTION, Redaction
 from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import ROOT_ID, Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntity, CatalogError, UsageError
@@ -143,6 +143,7 @@ class MemoryConfiguration(_Section):
     index: IndexSection = IndexSection()
     embedding: EmbeddingSection = EmbeddingSection()
     inline_threshold: Annotated[int, Field(ge=0, le=65_536)] = 1_024
+    redact: Redaction = DEFAULT_REDACTION
 
 
 def load_memory_configuration(
@@ -214,6 +215,7 @@ def open_memory(
         on_threshold=(lambda tenant, deltas: ask(uri, str(tenant), deltas)) if ask is not None else None,
         within=within,
         encoding=encoding_of(configuration),
+        redact=configuration.redact,
     )
 
 

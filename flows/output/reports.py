@@ -21,14 +21,14 @@ class SourceReport:
 
     ``skipped`` lists every file that is not indexed as ``(path, reason)``, including those skipped by earlier runs;
     ``shortened`` those of this run whose lines are too long, as ``(path, characters left out)``; ``too_large`` has
-    sizes by path; ``needing_extra`` counts documents whose extractor is not installed; ``redacted`` counts the
-    credentials that this run replaced, by rule. ``revision`` is the ``rev``
-    of the run's last commit; the manifest as of it is the state that the run left. ``commit`` is the commit that
-    git had checked out. If ``base`` is set, the run scanned only the differences between the two; if a full scan
-    replaced such a run, ``full_scan_reason`` says why. ``lines_reused`` were copied from other branches, or from
-    the main index. ``branch_cut`` says why this run cut its ``branch``, or did not. ``phases`` are wall-clock
-    seconds of the coordinator; ``worker_phases`` are the seconds of tasks during the phase ``batches``, summed over
-    workers. ``documents_committed`` and ``lines_committed`` are those embedded by this run.
+    sizes by path, as has ``in_part``, whose first and last lines are indexed; ``needing_extra`` counts documents whose
+    extractor is not installed; ``redacted`` counts the credentials that this run replaced, by rule. ``revision`` is the
+    ``rev`` of the run's last commit; the manifest as of it is the state that the run left. ``commit`` is the commit
+    that git had checked out. If ``base`` is set, the run scanned only the differences between the two; if a full scan
+    replaced such a run, ``full_scan_reason`` says why. ``lines_reused`` were copied from other branches, or from the
+    main index. ``branch_cut`` says why this run cut its ``branch``, or did not. ``phases`` are wall-clock seconds of
+    the coordinator; ``worker_phases`` are the seconds of tasks during the phase ``batches``, summed over workers.
+    ``documents_committed`` and ``lines_committed`` are those embedded by this run.
     """
 
     entity: str
@@ -37,6 +37,7 @@ class SourceReport:
     skipped: list[tuple[str, str]] = field(default_factory=list)
     shortened: list[tuple[str, int]] = field(default_factory=list)
     too_large: dict[str, int] = field(default_factory=dict)
+    in_part: dict[str, int] = field(default_factory=dict)
     needing_extra: int = 0
     redacted: dict[str, int] = field(default_factory=dict)
     lines_embedded: int = 0
@@ -56,9 +57,6 @@ class SourceReport:
     documents_committed: int = 0
     lines_committed: int = 0
 
-    def _largest(self) -> list[tuple[str, int]]:
-        return sorted(self.too_large.items(), key=lambda file: (-file[1], file[0]))[:MAX_TOO_LARGE]
-
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary.
 
@@ -75,7 +73,8 @@ class SourceReport:
             **{str(state): count for state, count in self.states.items()},
             "skipped": [{"path": path, "reason": str(reason)} for path, reason in sorted(self.skipped)],
             "shortened": [{"path": path, "characters": count} for path, count in sorted(self.shortened)],
-            "too_large": [{"path": path, "bytes": size} for path, size in self._largest()],
+            "too_large": [{"path": path, "bytes": size} for path, size in _largest(self.too_large)],
+            "in_part": [{"path": path, "bytes": size} for path, size in _largest(self.in_part)],
             "needing_extra": self.needing_extra,
             "redacted": dict(sorted(self.redacted.items())),
             "lines_embedded": self.lines_embedded,
@@ -93,6 +92,10 @@ class SourceReport:
             "phases": _rounded(self.phases),
             "worker_phases": _rounded(self.worker_phases),
         }
+
+
+def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(sizes.items(), key=lambda file: (-file[1], file[0]))[:MAX_TOO_LARGE]
 
 
 @dataclass(slots=True)

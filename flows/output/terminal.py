@@ -66,9 +66,10 @@ def _about_documents(source: Result) -> Iterator[Text]:
         for option, is_own in (("--max-document-bytes", True), ("--max-file-bytes", False)):
             files = [file for file in large if has_own_limit(file["path"]) == is_own]
             if files:
-                named = ", ".join(f"{printable(file['path'])} ({file['bytes'] / 2**20:,.1f} MiB)" for file in files)
-                most = max(file["bytes"] for file in files)
-                yield Text(f"  too large: {named}; {option} {most} takes them", style="yellow")
+                yield Text(f"  too large: {_named(files)}; {option} {_most(files)} takes them", style="yellow")
+    if files := source.get("in_part", ()):
+        takes = f"--max-document-bytes {_most(files)} takes all lines"
+        yield Text(f"  first and last lines only: {_named(files)}; {takes}", style="yellow")
     if source.get("redacted"):
         counts = ", ".join(f"{count:,} {rule}" for rule, count in source["redacted"].items())
         yield Text(f"  credentials replaced: {counts}", style="yellow")
@@ -77,6 +78,14 @@ def _about_documents(source: Result) -> Iterator[Text]:
 
         lacking = f"{source['needing_extra']:,} files need the extra '{EXTRA}'"
         yield Text(f"  documents: {lacking}. Run: {install_command(EXTRA)}", style="yellow")
+
+
+def _named(files: Sequence[Result]) -> str:
+    return ", ".join(f"{printable(file['path'])} ({file['bytes'] / 2**20:,.1f} MiB)" for file in files)
+
+
+def _most(files: Sequence[Result]) -> int:
+    return max(int(file["bytes"]) for file in files)
 
 
 def requests_text(requests: Mapping[str, int], prices: Mapping[str, float]) -> str:

@@ -23,6 +23,7 @@ from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.output.reports import SourceReport
 from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
+from driftline.storage.credentials import RULES_VERSION
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
 from driftline.storage.entities import Entity
@@ -35,9 +36,8 @@ from driftline.storage.objects import request_counts
 from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit
 from driftline.storage.workspace.workspace import acquire_source
-from driftline.tasks.credentials import RULES_VERSION
 from driftline.tasks.embedding.context import Stopwatch
-from driftline.tasks.extraction.extractor import MISSING_MARK, current_marks
+from driftline.tasks.extraction.extractor import ENDS_MARK, MISSING_MARK, current_marks
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.commit import ChangeSet, Committer, SegmentTask, build, remove_strays, settle
 from driftline.tasks.indexing.rows import Donations, find_donations, only
@@ -49,6 +49,7 @@ from driftline.tasks.scanning.scan import (
     ScanSpec,
     WorkTreeAtCommit,
     claimed,
+    largest_document,
     plan_partitions,
     scan_partition,
 )
@@ -370,7 +371,9 @@ class SourceRun:
         # Copy, because pickling a slice sends the whole table that it was cut from.
         rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
         donations = only(self._donations, rows["path"].to_pylist()) if self._donations else {}
-        return BatchSpec(self._source.source, self._source.entity, rows, dry_run, donations, self._source.record.redact)
+        source, request = self._source, self._plan.request
+        most_bytes = largest_document(request.max_file_bytes, request.max_document_bytes)
+        return BatchSpec(source.source, source.entity, rows, dry_run, donations, source.record.redact, most_bytes)
 
     def _find_donations(self, changes: pa.Table) -> Donations:
         """Find lines that a branch or the main index has already embedded."""
@@ -482,10 +485,13 @@ class SourceRun:
         self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(vanished["reason"]), min_count=0).as_py()
 
     def _count_totals(self) -> None:
-        documents = self._plan.workspace.manifest(self._source.entity).read(columns=["lines", "reason", "extractor"])
+        columns = ["path", "size_bytes", "lines", "reason", "extractor"]
+        documents = self._plan.workspace.manifest(self._source.entity).read(columns=columns)
         self.report.documents_total, self.report.lines_total = totals(documents)
-        lacking = pc.match_substring_regex(pc.fill_null(documents["extractor"], ""), MISSING_MARK)
-        self.report.needing_extra = int(pc.sum(lacking).as_py() or 0)
+        marks = pc.fill_null(documents["extractor"], "")
+        self.report.needing_extra = int(pc.sum(pc.match_substring_regex(marks, MISSING_MARK)).as_py() or 0)
+        in_part = documents.filter(pc.match_substring_regex(marks, ENDS_MARK))
+        self.report.in_part = dict(zip(in_part["path"].to_pylist(), in_part["size_bytes"].to_pylist(), strict=True))
         if self._only is not None and isinstance(self._source.source, RepositorySource):  # nobody looked at the others
             seen = (DocumentState.NEW, DocumentState.CHANGED, DocumentState.TOUCHED)
             others = self.report.documents_total - sum(self.report.states[state] for state in seen)

@@ -15,6 +15,8 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
+from driftline.storage.credentials import redact_value
+from driftline.storage.defaults import Redaction
 from driftline.storage.entities import Entity, EntityName
 from driftline.storage.errors import BadEntry, CatalogError, ObjectNotFound, StorageError
 from driftline.storage.memory.binding import Generations
@@ -147,6 +149,7 @@ class EntryWriter:
         inline_bytes: int,
         now: Callable[[], datetime],
         generations: Generations,
+        redaction: Redaction,
     ) -> None:
         self._catalog = catalog
         self._names = names
@@ -155,6 +158,7 @@ class EntryWriter:
         self._inline_bytes = inline_bytes
         self._now = now
         self._generations = generations
+        self._redaction = redaction
 
     def write(self, items: Iterable[MemoryItem]) -> int:
         """Store ``items`` in one transaction, and return the number of entries. For each key, the last item wins.
@@ -191,11 +195,26 @@ class EntryWriter:
         is_deep = boundary is not None and boundary.tenant != boundary
         for item in items:
             draft, path = resolved(item.entity)
-            draft.add(item.key, item.value, path, item.metadata, item.expires_at, self._inline_bytes)
+            value, metadata = self._redacted(item)
+            draft.add(item.key, value, path, metadata, item.expires_at, self._inline_bytes)
             if is_deep and len(item.key) > MAX_BOUND_CHARACTERS:
                 fix = f"Shorten it to {MAX_BOUND_CHARACTERS} characters."
                 raise BadEntry("A key is too long for a bound store", repr(item.key[:40] + "…"), fix)
         return {tenant: some.latest() for tenant, some in drafts.items()}
+
+    def _redacted(self, item: MemoryItem) -> tuple[Any, Mapping[str, Any] | None]:
+        """Return the value and the metadata without credentials. A key with one is refused: it must stay as it is."""
+        if self._redaction == "off":
+            return item.value, item.metadata
+        if redact_value(item.key, self._redaction)[1]:
+            raise BadEntry("A key must not hold a credential", "", "Name the entry after what it is about.")
+        fields = dict(item.metadata) if isinstance(item.metadata, Mapping) else item.metadata
+        (value, metadata), counts = redact_value((item.value, fields), self._redaction)
+        if not counts:
+            return item.value, item.metadata
+        named = ", ".join(f"{count:,} {rule}" for rule, count in sorted(counts.items()))
+        _log.warning("Credentials were replaced in the memory entry %r: %s", item.key, named)
+        return value, metadata
 
     def _write_blobs(self, drafts: Drafts) -> None:
         """Write the values that are too large to be inlined, concurrently."""

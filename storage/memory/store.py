@@ -14,10 +14,11 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from sqlalchemy.engine import Connection
 
+from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
@@ -30,12 +31,7 @@ from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog
 from driftline.storage.memory.catalog.entities import EntityRecord
 from driftline.storage.memory.catalog.queries import EntryRow, Everywhere, Scope
-from driftline.storage.memory.catalog.values import (
-    DEFAULT_CACHE_SECONDS,
-    Blobs,
-    check_fields,
-    check_key,
-)
+from driftline.storage.memory.catalog.values import DEFAULT_CACHE_SECONDS, Blobs, check_fields, check_key
 from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, as_shown
 from driftline.storage.memory.flush import Flusher
 from driftline.storage.memory.index import DeltaWatch
@@ -133,6 +129,7 @@ class MemoryStore:
         on_threshold: Callable[[Entity, int], None] | None = None,
         within: EntityName | None = None,
         encoding: Encoding = DEFAULT_ENCODING,
+        redact: Redaction = DEFAULT_REDACTION,
     ) -> None:
         """Open the workspace and the catalog, and create them if they do not exist.
 
@@ -141,10 +138,13 @@ class MemoryStore:
         store with an embedder is open or, in a tenant without vectors, after ``rebuild``. ``on_threshold`` is called
         with a tenant and the number of deltas in its index when there are more than ``compaction_threshold``.
         ``within`` binds the store to an entity, which is its root: no call reads, writes, lists, counts or reveals
-        anything outside of it. ``encoding`` is that of the Parquet files of the indexes.
+        anything outside of it. ``encoding`` is that of the Parquet files of the indexes. ``redact`` says which
+        credentials in values and metadata are replaced before they are stored; keys that hold one are refused.
         Raises BadEntity, CatalogMissing, CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew,
         CorruptFile, AccessDenied, StorageError.
         """
+        if redact not in get_args(Redaction):
+            raise UsageError(f"No redaction is called {redact!r}", "", f"There are {', '.join(get_args(Redaction))}.")
         self.workspace = Workspace.open_for_writing(storage_uri, storage_options)
         self.catalog = open_own_catalog(self.workspace, catalog_url, pool_size)
         self._now = now
@@ -162,7 +162,7 @@ class MemoryStore:
         self._entities = EntityRegistry(self.catalog, self.names, now, self._flusher.notify)
         self._generations = Generations(self.workspace.objects, self.catalog)
         self._writer = EntryWriter(
-            self.catalog, self.names, self._blobs, self._pool, inline_bytes, now, self._generations
+            self.catalog, self.names, self._blobs, self._pool, inline_bytes, now, self._generations, redact
         )
         self._closing = Closing(self, self._flusher, self._pool, self.catalog)
 

@@ -10,10 +10,11 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from driftline.storage.errors import UsageError
 
@@ -90,6 +91,13 @@ class SafeFolder:
         start = path.rfind("/") + 1
         return read_regular(path[start:], dir_fd=self.folder(path[:start]))
 
+    def chunks(self, path: str, size: int) -> Iterator[bytes]:
+        """Yield the bytes of a regular file in parts of ``size``; nothing of anything else."""
+        start = path.rfind("/") + 1
+        with _opened(path[start:], self.folder(path[:start])) as file:
+            while file is not None and (chunk := file.read(size)):
+                yield chunk
+
     def _keep(self, depth: int) -> None:
         while len(self._descriptors) > depth:
             self._names.pop()
@@ -111,12 +119,20 @@ def read_regular(path: str, *, dir_fd: int | None = None) -> bytes | None:
 
     Raises OSError.
     """
+    with _opened(path, dir_fd) as file:
+        return file.read() if file is not None else None
+
+
+@contextmanager
+def _opened(path: str, dir_fd: int | None) -> Iterator[BinaryIO | None]:
+    """Open a regular file; None for anything else."""
     descriptor = os.open(path, _FILE, dir_fd=dir_fd)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
+            yield None
+            return
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read()
+            yield file
     finally:
         os.close(descriptor)
 

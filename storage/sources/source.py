@@ -167,6 +167,8 @@ _EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 _FLAT = frozenset({"s3", "gs", "az"})
 """Stores whose ``find`` is one flat listing that raises on failure; all others are listed folder by folder."""
 
+CHUNK_BYTES = 16 * 2**20
+"""Bytes of a large file to read at once."""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _ETAG_KEYS = ("generation", "ETag", "etag", "CRC", "sha")
 _MTIME_KEYS = ("LastModified", "last_modified", "mtime", "modified", "updated", "Last-Modified", "created")
@@ -295,6 +297,21 @@ class Source:
                 return read_file(tree, path)
         try:
             return bytes(self._fs.cat_file(self._key(path)))
+        except Exception as error:
+            raise_translated(error, f"{self.uri}/{path}")
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        """Yield the bytes of a file in parts, so that memory does not grow with it. Raises as ``read``."""
+        try:
+            if self.is_local:
+                with self.open_tree() as tree:
+                    yield from tree.chunks(path, CHUNK_BYTES)
+                return
+            start, key = 0, self._key(path)
+            size = self._fs.info(key)["size"]
+            while start < size:
+                yield bytes(self._fs.cat_file(key, start=start, end=min(start + CHUNK_BYTES, size)))
+                start += CHUNK_BYTES
         except Exception as error:
             raise_translated(error, f"{self.uri}/{path}")
 
@@ -465,6 +482,9 @@ class RepositorySource(Source):
         if isinstance(data, DriftlineError):
             raise data
         return data
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        yield self.read(path)
 
     def read_many(self, paths: Sequence[str], etags: Sequence[str] = ()) -> Sequence[bytes | DriftlineError]:
         if paths and not etags:

@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from driftline.storage.credentials import split_mark
 from driftline.storage.defaults import Redaction
 from driftline.storage.lines.outline import Anchor, Definition
 from driftline.storage.model import SkipReason
-from driftline.tasks.credentials import split_mark
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.text import decode, has_replaced_bytes
 
@@ -313,7 +313,7 @@ EXTRACTORS: tuple[Extractor, ...] = (
         isolated=False,
     ),
     Extractor("pdf", 1, ("pdf",), _is_pdf, "pages", "pdf", needs="pypdfium2"),
-    Extractor("html", 1, _HTML_SUFFIXES, _is_html, "pages", "html", needs="lxml", is_text=True),
+    Extractor("html", 2, _HTML_SUFFIXES, _is_html, "pages", "html", needs="lxml", is_text=True),
     Extractor("notebook", 1, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
 )
 """Extractors in the order in which they are tried."""
@@ -503,16 +503,26 @@ def is_named_like_document(path: str) -> bool:
     return _suffix(path) in BY_SUFFIX
 
 
-def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, redaction: Redaction) -> NDArray[np.bool_]:
+ENDS_MARK = r"(?:^|\+)ends/"
+"""The mark of files of which only the first and last lines are indexed."""
+
+
+def ends_mark(most: int) -> str:
+    """Return the mark of a file whose first and last lines in ``most`` bytes were read."""
+    return f"ends/{most}"
+
+
+def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, redaction: Redaction, most: int = 0) -> NDArray[np.bool_]:
     """Return ``(n,) bool``: files that a run with this ``redaction`` would read differently from the last run.
 
-    ``marks`` are those of the manifest; without the mark of an extractor, a file was read as text.
+    ``marks`` are those of the manifest; without the mark of an extractor, a file was read as text. Of larger files, the
+    run reads ``most`` bytes.
     """
     known = pc.fill_null(marks, "")
     old, plain = list[str](), list[str]()
     for mark in pc.unique(known).to_pylist():
         of_extractor, is_redacted = split_mark(mark, redaction)
-        if not is_redacted or (of_extractor and not _is_current(of_extractor)):
+        if not is_redacted or (of_extractor and not _is_current(of_extractor, most)):
             old.append(mark)
         elif not of_extractor:
             plain.append(mark)
@@ -521,14 +531,14 @@ def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, redaction: Redactio
     return np.asarray(pc.or_(unread, pc.is_in(known, value_set=pa.array(old, pa.string()))).to_numpy(), dtype=bool)
 
 
-def is_current(path: str, mark: str, redaction: Redaction) -> bool:
-    """Return whether a run with this ``redaction`` would read a document with this ``mark`` in the same way."""
+def is_current(path: str, mark: str, redaction: Redaction, most: int = 0) -> bool:
+    """Return whether a run as of ``outdated`` would read a document with this ``mark`` in the same way."""
     of_extractor, is_redacted = split_mark(mark, redaction)
-    return is_redacted and (_is_current(of_extractor) if of_extractor else not is_named_like_document(path))
+    return is_redacted and (_is_current(of_extractor, most) if of_extractor else not is_named_like_document(path))
 
 
-def _is_current(mark: str) -> bool:
-    return {part.removeprefix("-") for part in mark.split("+")} <= current_marks()
+def _is_current(mark: str, most: int) -> bool:
+    return {part.removeprefix("-") for part in mark.split("+")} <= {*current_marks(), ends_mark(most)}
 
 
 def current_marks() -> frozenset[str]:

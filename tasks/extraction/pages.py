@@ -21,7 +21,7 @@ _SKIPPED = frozenset((
 _SKIPPED_ROLES = frozenset(("navigation", "search", "menu", "menubar", "toolbar", "tablist"))
 _SKIPPED_CLASSES = re.compile(
     r"(?:^|\s)(?:headerlink|anchorjs-link|sphinxsidebar|sidebar|breadcrumbs?|navbar|navheader|navfooter|related"
-    r"|skip-link|toc-sidebar|linenos)(?:\s|$)"
+    r"|skip-link|toc-sidebar|linenos|footer)(?:\s|$)"
 )
 _BLOCKS = frozenset((
     "address", "article", "aside", "blockquote", "body", "br", "caption", "center", "dd", "details", "dialog",

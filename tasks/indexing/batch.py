@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from driftline.storage.credentials import holds_key, redact, with_mark
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
@@ -23,13 +24,20 @@ from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.table import LINES_PER_BLOCK
 from driftline.storage.model import DocumentState, ManifestRow, SkipReason, content_hash
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
-from driftline.tasks.credentials import holds_key, redact, with_mark
 from driftline.tasks.definitions.worker import definitions_in_worker
 from driftline.tasks.embedding.context import CountReporter, Stopwatch, TaskContext
-from driftline.tasks.extraction.extractor import Reading, definitions_by_part, is_current, read_document
+from driftline.tasks.extraction.extractor import (
+    Reading,
+    definitions_by_part,
+    ends_mark,
+    is_current,
+    is_extracted,
+    read_document,
+)
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
-from driftline.tasks.text import MAX_TEXT_BYTES, SplitLines, is_lfs_pointer, split_documents
+from driftline.tasks.scanning.scan import holds_records
+from driftline.tasks.text import MAX_TEXT_BYTES, SplitLines, is_lfs_pointer, read_ends, split_documents
 
 log = logging.getLogger(__name__)
 
@@ -40,23 +48,53 @@ _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """The metadata, bytes and hash of a file. A ``racy`` file may change again within the same tick of its clock."""
+    """The metadata, bytes and hash of a file. A ``racy`` file may change again within the same tick of its clock.
+
+    ``data`` has ``only_ends`` of a large file.
+    """
 
     info: FileInfo
     data: bytes
     content_hash: str
     racy: bool
+    only_ends: bool = False
 
 
 def read_all(
-    source: Source, changes: Sequence[dict[str, Any]]
+    source: Source, changes: Sequence[dict[str, Any]], most_bytes: int = MAX_TEXT_BYTES
 ) -> Iterator[tuple[dict[str, Any], ReadFile | SkipReason]]:
     """Yield each of ``changes`` (``diff.CHANGE_SCHEMA``) with its file or skip reason, in order.
 
-    Raises StorageError.
+    Of records beyond ``most_bytes``, only the first and last lines are read. Raises StorageError.
     """
-    files = (_read_local(source, change) for change in changes) if source.is_local else _read_remote(source, changes)
-    return zip(changes, map(_checked, files), strict=True)
+    large = {c["path"] for c in changes if c["size_bytes"] > most_bytes and holds_records(c["path"])}
+    whole = [change for change in changes if change["path"] not in large]
+    files = (_read_local(source, change) for change in whole) if source.is_local else _read_remote(source, whole)
+    read = ((_read_ends(source, c, most_bytes) if c["path"] in large else next(files)) for c in changes)
+    return zip(changes, map(_checked, read), strict=True)
+
+
+def _read_ends(source: Source, change: dict[str, Any], most_bytes: int) -> ReadFile | SkipReason:
+    """Read the first and last lines of a file between two equal stats."""
+    path = change["path"]
+    for _ in range(READ_ATTEMPTS):
+        started_ns = time.time_ns()
+        try:
+            before = source.stat(path)
+            ends = read_ends(source.chunks(path), most_bytes)
+            after = source.stat(path)
+        except (ObjectNotFound, SourceNotFound):
+            return SkipReason.UNSTABLE
+        except AccessDenied:
+            return SkipReason.UNREADABLE
+        if before is None or after is None:
+            return SkipReason.UNSTABLE
+        if ends is None or is_extracted(path, ends.data):
+            return SkipReason.TOO_LARGE
+        if before == after and ends.size_bytes == after.size_bytes:
+            info, racy = _as_local(after, change, started_ns) if source.is_local else _as_remote(after, change)
+            return ReadFile(info, ends.data, ends.content_hash, racy, only_ends=True)
+    return SkipReason.UNSTABLE
 
 
 def _checked(read: ReadFile | SkipReason) -> ReadFile | SkipReason:
@@ -94,12 +132,24 @@ def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason
         if before is None or after is None:
             return SkipReason.UNSTABLE
         if before == after and len(data) == after.size_bytes:
-            as_listed = all(getattr(after, name) == change[name] for name in _STATUS)
-            info = replace(after, path=path, etag=change["etag"] if as_listed else "")
-            young = after.mtime_ns > started_ns - RACY_NS or after.ctime_ns > started_ns - CTIME_TICK_NS
-            racy = not info.etag and young
+            info, racy = _as_local(after, change, started_ns)
             return ReadFile(info, data, content_hash(data), racy)
     return SkipReason.UNSTABLE
+
+
+def _as_local(after: FileInfo, change: dict[str, Any], started_ns: int) -> tuple[FileInfo, bool]:
+    """Return a file with the etag of the listing, if it is still as listed, and whether it is racy."""
+    as_listed = all(getattr(after, name) == change[name] for name in _STATUS)
+    info = replace(after, path=change["path"], etag=change["etag"] if as_listed else "")
+    young = after.mtime_ns > started_ns - RACY_NS or after.ctime_ns > started_ns - CTIME_TICK_NS
+    return info, not info.etag and young
+
+
+def _as_remote(after: FileInfo, change: dict[str, Any]) -> tuple[FileInfo, bool]:
+    """As ``_as_local``; a store tells its times with another precision in a listing."""
+    as_listed = (after.size_bytes, after.etag) == (change["size_bytes"], change["etag"])
+    info = FileInfo(change["path"], after.size_bytes, change["mtime_ns"] if as_listed else 0, after.etag)
+    return info, not info.etag
 
 
 def _as_listed(change: dict[str, Any], data: bytes) -> ReadFile:
@@ -117,6 +167,7 @@ class BatchSpec:
     """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; with ``dry_run``, they are only read and classified.
 
     The lines of ``donations`` are copied if the content is the same. Credentials are replaced as ``redaction`` says.
+    Of records beyond ``most_bytes``, only the first and last lines are indexed.
     """
 
     source: Source
@@ -125,6 +176,7 @@ class BatchSpec:
     dry_run: bool = False
     donations: Donations = field(default_factory=dict)
     redaction: Redaction = DEFAULT_REDACTION
+    most_bytes: int = MAX_TEXT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +211,9 @@ class BatchResult:
 def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
     """Read the documents of ``spec``, embed those with new content, and write their lines as fragments."""
     watch, reporter = Stopwatch(), context.count_reporter()
-    drafts = _Drafts(context.model.fingerprint, spec.redaction, {} if spec.dry_run else spec.donations)
-    for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist())):
+    donations = {} if spec.dry_run else spec.donations
+    drafts = _Drafts(context.model.fingerprint, spec.redaction, spec.most_bytes, donations)
+    for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist(), spec.most_bytes)):
         drafts.add(change, read, watch)
         reporter.add(documents=1)
     copied = _copied(spec, context, drafts, watch) if drafts.reusable else []
@@ -311,12 +364,16 @@ def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopw
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A document with new content, ``data``; an older version of it ``was_indexed`` or not."""
+    """A document with new content, ``data``; an older version of it ``was_indexed`` or not.
+
+    ``mark`` is that of a file of which this is only a part.
+    """
 
     meta: ManifestRow
     data: bytes
     state: DocumentState
     was_indexed: bool
+    mark: str
 
 
 @dataclass(slots=True)
@@ -328,6 +385,7 @@ class _Drafts:
 
     fingerprint: str
     redaction: Redaction
+    most_bytes: int
     donations: Donations = field(default_factory=dict)
     reusable: list[tuple[_Document, Donated]] = field(default_factory=list)
     copied: list[ManifestRow] = field(default_factory=list)
@@ -346,8 +404,8 @@ class _Drafts:
         if isinstance(read, SkipReason):
             self.skipped.append((path, read))
             return
-        self.bytes_read += len(read.data)
         info = read.info
+        self.bytes_read += info.size_bytes
         meta = ManifestRow(
             path, info.size_bytes, info.mtime_ns, info.etag, read.content_hash, self.fingerprint,
             lines=change["lines"] or 0, reason=change["reason"], racy=read.racy,
@@ -360,7 +418,7 @@ class _Drafts:
         was_indexed = change["hash"] is not None and change["reason"] is None
         if was_indexed:
             self.replaced.append(path)
-        document = _Document(meta, read.data, state, was_indexed)
+        document = _Document(meta, read.data, state, was_indexed, ends_mark(self.most_bytes) if read.only_ends else "")
         donated = self._donated(change, read)
         if donated is not None:
             self.reusable.append((document, donated))
@@ -377,7 +435,8 @@ class _Drafts:
         path = document.meta.path
         with watch.phase("split"):
             reading = read_document(path, document.data)
-        reason, meta = reading.reason, replace(document.meta, extractor=with_mark(reading.mark, self.redaction))
+        mark = with_mark("+".join(filter(None, (document.mark, reading.mark))), self.redaction)
+        reason, meta = reading.reason, replace(document.meta, extractor=mark)
         if reason is None and holds_key(path, reading.extracted.text):
             reason = SkipReason.SECRET
         elif reason is None and is_lfs_pointer(reading.extracted.text):
@@ -417,7 +476,7 @@ class _Drafts:
             return None
         path = change["path"]
         same = (each for each in self.donations.get(path, ()) if each.hash == read.content_hash)
-        return next((each for each in same if is_current(path, each.extractor, self.redaction)), None)
+        return next((each for each in same if is_current(path, each.extractor, self.redaction, self.most_bytes)), None)
 
     def _count(self, document: _Document) -> None:
         if document.was_indexed:

@@ -83,6 +83,7 @@ def diff(
     now_ns: int,
     full: bool = False,
     redaction: Redaction = "off",
+    most_bytes: int = 0,
 ) -> Diff:
     """Compare ``listing`` (LISTING_SCHEMA) with ``manifest`` (MANIFEST_SCHEMA), each with unique paths.
 
@@ -90,9 +91,10 @@ def diff(
     ctimes and inodes. Programs can set an mtime, but not a ctime. Some network file systems renumber their files with
     each mount, so inodes are ignored if most files differ only in the inode. A file that had an etag of git and has
     none now is dirty. Git compares whole seconds, so its etag says nothing of a file whose mtime is unchanged but whose
-    ctime or inode is not. Unknown times (0), a racy row, another fingerprint, extractor or ``redaction``, and ``full``
-    make a candidate; all but the first two require embedding even if the content is the same. ``now_ns`` is the start
-    of the listing: files that may have changed since are marked as racy. Fastest if both tables are sorted by path.
+    ctime or inode is not. Unknown times (0), a racy row, another fingerprint, extractor, ``redaction`` or
+    ``most_bytes`` of a large file, and ``full`` make a candidate; all but the first two require embedding even if the
+    content is the same. ``now_ns`` is the start of the listing: files that may have changed since are marked as racy.
+    Fastest if both tables are sorted by path.
     """
     listing = listing.combine_chunks().append_column("racy", _racy(listing, now_ns))
     manifest = manifest.combine_chunks()
@@ -119,10 +121,8 @@ def diff(
     same_content = same_size & np.where(comparable, by_etag, same_status & dated & ~was_clean)
     metadata_differs = ~(same_size & same_status & (same_etag | ~comparable))
 
-    other_fingerprint = _numpy(pc.not_equal(old["fingerprint"], fingerprint))
-    # A skipped file has no vectors, so its model does not matter.
-    unmarked_skip = _numpy(pc.and_(pc.is_valid(old["reason"]), pc.equal(old["fingerprint"], "")))
-    must_embed = (other_fingerprint & ~unmarked_skip) | outdated(old["path"], old["extractor"], redaction) | full
+    must_embed = _other_model(old, fingerprint) | full
+    must_embed |= outdated(old["path"], old["extractor"], redaction, most_bytes)
     candidate = ~same_content | _numpy(old["racy"]) | must_embed
     retouched = ~candidate & metadata_differs
     skipped = ~candidate & _numpy(pc.is_valid(old["reason"]))
@@ -148,6 +148,12 @@ def classify(candidate: Mapping[str, Any], content_hash: str) -> DocumentState:
     if candidate["must_embed"] or candidate["hash"] != content_hash:
         return DocumentState.CHANGED
     return DocumentState.TOUCHED if candidate["metadata_differs"] else DocumentState.UNCHANGED
+
+
+def _other_model(old: pa.Table, fingerprint: str) -> NDArray[np.bool_]:
+    """Return which files have vectors of another model; a skipped file has none."""
+    unmarked_skip = _numpy(pc.and_(pc.is_valid(old["reason"]), pc.equal(old["fingerprint"], "")))
+    return _numpy(pc.not_equal(old["fingerprint"], fingerprint)) & ~unmarked_skip
 
 
 def _align(paths: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:

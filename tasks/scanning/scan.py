@@ -278,6 +278,11 @@ class ScanSpec:
     claims: tuple[Claim, ...] = ()
     redaction: Redaction = "off"
 
+    @property
+    def most_bytes(self) -> int:
+        """The limit of documents and records."""
+        return largest_document(self.max_file_bytes, self.max_document_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
@@ -363,7 +368,15 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
     if kept and len(manifest):
         unread = tuple(Subtree(path) for path in kept)
         manifest = manifest.filter(pa.array(~_covered(manifest["path"], unread)))
-    result = diff(table, manifest, spec.fingerprint, now_ns=now_ns, full=spec.full, redaction=spec.redaction)
+    result = diff(
+        table,
+        manifest,
+        spec.fingerprint,
+        now_ns=now_ns,
+        full=spec.full,
+        redaction=spec.redaction,
+        most_bytes=spec.most_bytes,
+    )
     skipped = pa.concat_tables([listing.skipped_table(), result.skipped]).cast(SKIPPED_SCHEMA)
     sizes = dict(zip(large["path"].to_pylist(), large["size_bytes"].to_pylist(), strict=True))
     return ScanResult(result, skipped.sort_by("path"), len(table), not listing.unread, too_large=sizes)
@@ -374,14 +387,28 @@ def has_own_limit(path: str) -> bool:
     return any(re.search(pattern, path) for pattern in (NAMED_LIKE_DOCUMENT, _LARGE_NAMES))
 
 
+def holds_records(path: str) -> bool:
+    """Return whether a file is a log, CSV or JSON lines, by its name: its first and last lines are useful alone."""
+    return re.search(_LARGE_NAMES, path) is not None
+
+
+def largest_document(max_file_bytes: int, max_document_bytes: int) -> int:
+    """Return the size up to which a document or records are read whole."""
+    return min(max(max_file_bytes, max_document_bytes), MAX_TEXT_BYTES)
+
+
 def _too_large(spec: ScanSpec, table: pa.Table) -> pa.Table:
     """The files of ``table`` that exceed the limit for files of their names."""
     files = table.filter(pc.greater(table["size_bytes"], min(spec.max_file_bytes, MAX_TEXT_BYTES)))
-    if not len(files):
-        return files
-    own = [has_own_limit(path) for path in files["path"].to_pylist()]
-    own_limit = min(max(spec.max_file_bytes, spec.max_document_bytes), MAX_TEXT_BYTES)
-    return files.filter(pc.invert(pc.and_(pa.array(own, pa.bool_()), pc.less_equal(files["size_bytes"], own_limit))))
+    paths, sizes = files["path"].to_pylist(), files["size_bytes"].to_pylist()
+
+    def limit(path: str) -> int:
+        if holds_records(path):
+            return MAX_TEXT_BYTES
+        return spec.most_bytes if has_own_limit(path) else spec.max_file_bytes
+
+    large = [size > limit(path) for path, size in zip(paths, sizes, strict=True)]
+    return files.filter(pa.array(large, pa.bool_()))
 
 
 def _covered(paths: pa.ChunkedArray, subtrees: Sequence[Subtree]) -> NDArray[np.bool_]:

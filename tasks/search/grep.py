@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from driftline.storage.credentials import redact
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError
@@ -24,7 +25,6 @@ from driftline.storage.lines.outline import Definition, innermost
 from driftline.storage.model import Embedder, SkipReason, content_hash
 from driftline.storage.sources.source import INODE_BITS
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.credentials import redact
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.embedding.context import PLAN_AFTER_LINES, ModelRef, load_embedder
 from driftline.tasks.extraction.extractor import Extracted, definitions_by_part, read_document

@@ -20,7 +20,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from driftline.storage.defaults import CUT, DEFAULT_REDACTION, MAX_SHOWN_CHARACTERS, Redaction
+from driftline.storage.credentials import holds_redacted, redact, redact_lines
+from driftline.storage.defaults import (
+    CUT,
+    DEFAULT_MAX_DOCUMENT_BYTES,
+    DEFAULT_REDACTION,
+    MAX_SHOWN_CHARACTERS,
+    Redaction,
+)
 from driftline.storage.entities import Entity, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
 from driftline.storage.lance.errors import without_panic
@@ -31,11 +38,11 @@ from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.lines.table import LINES_PER_BLOCK
 from driftline.storage.lines.words import QueryForm, keywords
 from driftline.storage.model import content_hash, html_table
-from driftline.storage.sources.source import known_source
+from driftline.storage.sources.source import Source, known_source
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.credentials import holds_redacted, redact, redact_lines
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
+from driftline.tasks.scanning.scan import holds_records
 from driftline.tasks.search.links import Links, find_links
 from driftline.tasks.search.ranking import WEIGHTS, Weights, count_words
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
@@ -403,8 +410,9 @@ def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, 
     """Return a document as it was indexed; None if it has changed or cannot be read."""
     if record is None or not workspace.access.allows(record.uri):
         return None
+    source = known_source(record.uri, workspace.objects.storage_options)
     try:
-        data = known_source(record.uri, workspace.objects.storage_options).read(path)
+        data = source.read(path) if _is_readable(source, path) else b""
     except DriftlineError:
         return None  # the index answers for it
     return data if content_hash(data) == digest else None
@@ -749,15 +757,24 @@ def read_documents(
         record = records.get(entity)
         if record is None or not workspace.access.allows(record.uri):
             continue
-        paths = sorted({window.path for window in windows if window.entity == entity})
+        source = known_source(record.uri, workspace.objects.storage_options)
         try:
-            source = known_source(record.uri, workspace.objects.storage_options)
+            named = {window.path for window in windows if window.entity == entity}
+            paths = sorted(path for path in named if _is_readable(source, path))
             if context or source.is_local:
                 contents = source.read_many(paths)
                 found.update({(entity, path): content for path, content in zip(paths, contents, strict=True)})
         except DriftlineError:
             continue
     return found
+
+
+def _is_readable(source: Source, path: str) -> bool:
+    """Return whether a document is small enough to be read for a search: only records may be too large."""
+    if not holds_records(path):
+        return True
+    info = source.stat(path)
+    return info is None or info.size_bytes <= DEFAULT_MAX_DOCUMENT_BYTES
 
 
 def _indexed(

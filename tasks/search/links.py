@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from cachetools import LRUCache, TTLCache
 
+from driftline.storage.credentials import split_mark
 from driftline.storage.deltas.manifest import token_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
@@ -26,7 +27,6 @@ from driftline.storage.model import content_hash
 from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.credentials import split_mark
 from driftline.tasks.extraction.extractor import is_extracted
 from driftline.tasks.git.commits import PushedCommit, blobs_at, pushed_commit
 

@@ -35,6 +35,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "million_files": (),
     "incremental": (),
     "embedding": (),
+    "extraction": (),
     "memory": (),
     "bucket": (),
     "cluster": (),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -23,8 +24,9 @@ import driftline as dl
 from driftline.flows.mcp_server.server import make_server
 from driftline.flows.web.requests import Reader
 from driftline.flows.web.serving import web_server
+from driftline.storage.credentials import KNOWN, STRICT
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.credentials import KNOWN, STRICT
+from driftline.tasks.embedding.embedder import WordTableEmbedder
 from driftline.tasks.search.hits import read_excerpt
 from tests.support.documents import docx, notebook, paragraph
 from tests.support.planted import line_of, planted
@@ -219,3 +221,57 @@ def test_a_wrong_mode_is_refused_before_anything_is_written(
     with pytest.raises(dl.UsageError, match="No redaction is called 'all'"):
         dl.index(str(tmp_path), workspace=str(tmp_path / "ws"), model=str(tiny_model), redact="all")  # type: ignore[arg-type]
     assert not (tmp_path / "ws").exists()
+
+
+KEY = f"-----BEGIN RSA {'PRIVATE'} KEY-----\n{'MIIEowIBAAKCAQEA' * 4}\n-----END RSA {'PRIVATE'} KEY-----"
+
+
+def test_nothing_of_them_is_stored_in_memory(tmp_path: Path, tiny_model: Path, driftline: Driftline) -> None:
+    place, embedder = tmp_path / "ws", WordTableEmbedder.open(str(tiny_model))
+    with dl.MemoryStore(str(place), embedder=lambda: embedder) as store:
+        for at, line in enumerate(LINES):
+            store.store(f"small-{at}", line, "org:acme", {"note": line, "heron": [line]})
+            store.store(f"large-{at}", {"text": [line, {line: 1}, "egret " * 500]}, "org:acme/project:web")
+        store.store("small-0", {"again": LINES[1]}, "org:acme", MappingProxyType({"note": LINES[1]}))
+        store.store("key", f"heron\n{KEY}\negret", "org:acme")
+        shown = [repr(store.search_memory("heron egret", top_k=200))]
+    check_stored(place, [*SECRETS, "MIIEowIBAAKCAQEA"])
+    where = ("--workspace", place, "--json")
+    shown += [driftline("memory", "get", key, *where).out for key in ("small-3", "large-3", "key")]
+    assert all("[redacted:" in each for each in shown)
+    assert "heron\\n[redacted:private-key]\\negret" in shown[3]
+    assert leaked("".join([*shown, driftline("sql", "SELECT * FROM memory", *where).out]), SECRETS) == []
+
+
+def test_a_program_or_its_settings_say_what_is_replaced_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (line,) = (line for line, rule in zip(LINES, STRICT, strict=True) if rule.name == "random-value")
+    for mode in ("off", "known", "strict"):
+        backend = dl.create_ltm_backend(
+            storage_uri=str(tmp_path / mode), settings={"redact": mode, "embedding": {"enabled": False}}
+        )
+        with backend:
+            assert backend.store("a", [line, LINES[20]])["success"]
+            (strict, known) = backend.retrieve("a")["value"]
+        assert ("[redacted:" in strict, "[redacted:" in known) == (mode == "strict", mode != "off")
+    assert leaked(caplog.text, ALL) == []
+    assert f"1 {STRICT[20].name}" in caplog.text
+
+
+def test_a_key_of_memory_with_a_credential_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    with dl.MemoryStore(str(tmp_path / "ws")) as store, pytest.raises(dl.BadEntry, match="credential") as refused:
+        store.store(LINES[20], "x", "org:acme")
+    assert leaked(str(refused.value), SECRETS) == []
+    with pytest.raises(dl.UsageError, match="No redaction is called 'all'"):
+        dl.MemoryStore(str(tmp_path / "ws"), redact="all")  # type: ignore[arg-type]
+
+
+def test_a_search_without_an_index_replaces_what_it_is_told_to(tmp_path: Path, driftline: Driftline) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(LINES))
+    shown = {
+        mode: driftline("grep", "deploy heron", tmp_path / "a.txt", "--redact", mode, "--top-k", 200, "-n", 0).out
+        for mode in ("off", "known", "strict")
+    }
+    assert (leaked(shown["known"], SECRETS), leaked(shown["strict"], ALL)) == ([], [])
+    assert leaked(shown["off"], SECRETS)

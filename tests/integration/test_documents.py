@@ -190,12 +190,57 @@ def test_logs_and_documents_have_a_limit_of_their_own(large: Path, tmp_path: Pat
     assert (source["too_large"], source["documents_total"]) == (named, 1)
     printed = driftline("index", large, *at)
     assert "too large: notes.txt (0.0 MiB), a.txt (0.0 MiB); --max-file-bytes 51000 takes them" in printed.out
-    (source,) = driftline("index", large, *at, "--max-document-bytes", 1_000, "--json").json["sources"]
-    assert {each["path"] for each in source["too_large"]} == {"run.log", "notes.txt", "a.txt"}
+    write(large / "a.pdf", pdf(("a " * 600,)))
+    size = (large / "a.pdf").stat().st_size
     printed = driftline("index", large, *at, "--max-document-bytes", 1_000)
-    size = (large / "run.log").stat().st_size
-    assert f"too large: run.log (0.1 MiB); --max-document-bytes {size} takes them" in printed.out
+    assert f"too large: a.pdf (0.0 MiB); --max-document-bytes {size} takes them" in printed.out
     assert "too large: notes.txt (0.0 MiB), a.txt (0.0 MiB); --max-file-bytes 51000 takes them" in printed.out
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_of_a_larger_log_the_first_and_last_lines_are_indexed(
+    place: str, large: Path, tmp_path: Path, tiny_model: Path, driftline: Driftline, request: pytest.FixtureRequest
+) -> None:
+    uri, log = str(large), large / "run.log"
+    if place == "bucket":
+        uri, server = request.getfixturevalue("s3_bucket"), request.getfixturevalue("s3_environment")
+        key = f"{uri.removeprefix(f's3://{server.bucket}/')}/run.log"
+        server.client().put_object(Bucket=server.bucket, Key=key, Body=log.read_bytes())
+    at = ("--workspace", tmp_path / "ws")
+    limits = ("--max-file-bytes", "0", "--max-document-bytes")
+    first = driftline("index", uri, *at, "--model", tiny_model, *limits, 2_000, "--json")
+    assert first.code == 0, first
+    (source,) = first.json["sources"]
+    assert (source["in_part"], source["documents_total"]) == ([{"path": "run.log", "bytes": log.stat().st_size}], 1)
+    found = dl.open(str(tmp_path / "ws")).search("x", fixed=("the run number",), top_k=1_000, n_lines=0).results
+    assert {(hit.line, hit.text) for hit in found} == {
+        (number + 1, f"the run number {number} went well") for number in (*range(36), *range(2_967, 3_000))
+    }
+
+    def again(most: int) -> dict[str, Any]:
+        report = driftline("index", uri, *at, *limits, most, "--json").json["sources"][0]
+        return {name: report[name] for name in ("bytes_read", "changed", "lines_total")}
+
+    until(lambda: not again(2_000)["bytes_read"])  # a file this young may change within a tick
+    printed = driftline("index", uri, *at, *limits, 2_000).out
+    size = log.stat().st_size
+    assert f"first and last lines only: run.log (0.1 MiB); --max-document-bytes {size} takes all lines" in printed
+    assert again(size) == {"bytes_read": size, "changed": 1, "lines_total": 3_000}
+
+
+def test_a_large_file_of_records_that_is_no_plain_text_is_too_large(
+    large: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    for path in large.iterdir():
+        path.unlink()
+    lines = "\n".join(f"line {number}" for number in range(1_000))
+    write(large / "wide.log", lines.encode("utf-16"))
+    write(large / "long.csv", lines.replace("\n", ",").encode())
+    write(large / "packed.log", gzip.compress(bytes(range(256)) * 200, 0))
+    (source,) = dl.index(
+        str(large), workspace=str(tmp_path / "ws"), model=str(tiny_model), max_file_bytes=0, max_document_bytes=2_000
+    ).sources
+    assert {*source.skipped} == {(name, SkipReason.TOO_LARGE) for name in ("wide.log", "long.csv", "packed.log")}
 
 
 def test_a_large_file_is_embedded_in_pieces(

@@ -168,7 +168,7 @@ probes&nbsp;mud.<a class="headerlink" href="#top">x</a></p><script>var hidden = 
 <h2 id="fields">Fields</h2><ul><li>A lapwing</li><li><p>A plover</p></li></ul>
 <pre>def  call():
     pass</pre><table><tr><th>Name</th><th>Count</th></tr><tr><td>Ruff</td><td>7</td></tr></table>
-<footer>Imprint</footer></body></html>"""
+<footer>Imprint</footer><div class="footer">Made with care</div></body></html>"""
 
 DOCUMENTS: dict[str, bytes] = {
     "nb.ipynb": notebook(("markdown", "# Herons"), ("code", "def count():\n    return 1\n")),

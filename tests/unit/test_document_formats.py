@@ -74,7 +74,7 @@ def test_a_page_is_read_in_the_encoding_that_it_declares(name: str, text: str) -
 )
 def test_a_template_is_source_code(data: bytes) -> None:
     reading = read_document("a.html", data)
-    assert (reading.mark, reading.extracted.text) == ("-html/1", data.decode())
+    assert (reading.mark, reading.extracted.text) == ("-html/2", data.decode())
 
 
 def test_source_code_with_markup_in_it_is_source_code() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driftline.storage.model import SkipReason
+from driftline.storage.model import SkipReason, content_hash
 from driftline.tasks.text import (
     MAX_ROW_CHARACTERS,
     MAX_ROWS_OF_LINE,
@@ -19,6 +19,7 @@ from driftline.tasks.text import (
     decode,
     has_replaced_bytes,
     lines_between,
+    read_ends,
     rows_of_line,
     split_documents,
     split_lines,
@@ -238,3 +239,21 @@ def test_every_kept_line_has_the_same_number_among_all_lines(text: str) -> None:
 @given(st.text(st.sampled_from("ab\r\n\n")), st.integers(0, 6), st.integers(0, 6))
 def test_lines_between_are_a_part_of_all_lines(text: str, first: int, more: int) -> None:
     assert lines_between(text, first, first + more) == split_lines(text)[first : first + more + 1]
+
+
+@given(st.text("ab\n", max_size=60), st.integers(2, 40), st.integers(1, 9))
+def test_the_ends_of_a_file_are_its_first_and_last_lines_at_their_numbers(text: str, most: int, size: int) -> None:
+    data = text.encode()
+    ends = read_ends((data[at : at + size] for at in range(0, len(data), size)), most)
+    if ends is None:
+        assert b"\n" not in data[: most // 2]
+        return
+    assert (ends.size_bytes, ends.content_hash) == (len(data), content_hash(data))
+    whole, found = data.split(b"\n"), ends.data.split(b"\n")
+    assert len(found) == len(whole)
+    assert all(line in (b"", expected) for line, expected in zip(found, whole, strict=True))
+    if len(data) <= most:
+        assert ends.data == data
+    left_out = [at for at, line in enumerate(whole) if line and not found[at]]
+    assert len(b"\n".join(whole[: left_out[0] + 1])) > most // 2 - 1 if left_out else True
+    assert len(b"\n".join(whole[left_out[-1] :])) > most // 2 - 1 if left_out else True

@@ -17,12 +17,15 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.defaults import Redaction
+from driftline.storage.errors import BadEntry
 
 SECRETS = (
     # environments
@@ -348,6 +351,52 @@ def redact(texts: Sequence[str], mode: Redaction) -> tuple[list[str], Counter[st
     for at, lines in split.items() if counts else ():
         found[at] = "\n".join(lines)
     return found, counts
+
+
+_KEY_BLOCK = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?"
+    r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    re.DOTALL,
+)
+_OF_KEYS = "private-key"
+
+
+def redact_value(value: Any, mode: Redaction) -> tuple[Any, Counter[str]]:
+    """Return a JSON value without credentials and private keys in its strings and names, and their counts by rule.
+
+    A value without any is returned as it is. Raises BadEntry if the value is nested too deeply.
+
+    >>> redact_value({"note": ["db: postgres://app:h8Wq-2vTz@db/main", 7]}, "known")[0]
+    {'note': ['db: postgres://app:[redacted:url-password]@db/main', 7]}
+    """
+    texts: list[str] = []
+
+    def collect(text: str) -> str:
+        texts.append(text)
+        return text
+
+    try:
+        _rebuilt(value, collect)
+        found, counts = redact(texts, mode)
+        for at, text in enumerate(found if mode != "off" else ()):
+            if _KEY_MARK in text and holds_key("", text):
+                found[at], count = _KEY_BLOCK.subn(f"{_REDACTED}{_OF_KEYS}]", text)
+                counts[_OF_KEYS] += count
+        safe = iter(found)
+        return (_rebuilt(value, lambda _: next(safe)) if counts else value), counts
+    except RecursionError:
+        raise BadEntry("The value is nested too deeply", "", "Store JSON values.") from None
+
+
+def _rebuilt(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value of JSON with ``change`` applied to its strings and names, in order."""
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, str):
+        return change(str.__str__(value))
+    if isinstance(value, dict):
+        return {_rebuilt(name, change): _rebuilt(each, change) for name, each in value.items()}
+    return [_rebuilt(each, change) for each in value] if isinstance(value, list | tuple) else value
 
 
 def redact_lines(lines: Sequence[str], mode: Redaction) -> list[str]:

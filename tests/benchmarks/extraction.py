@@ -1,0 +1,257 @@
+"""Text out of documents against pdftotext and pandoc, its speed and memory, and a first run over HTML.
+
+    apt-get install poppler-utils pandoc
+    .venv/bin/python tests/benchmarks/extraction.py
+
+Documents come from packages of Debian; those of Word are ODT that pandoc has converted. Words are counted without case.
+The reference of a page of HTML is that of its main part, since navigation is left out on purpose.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the documents of the tests
+
+import measure
+import pypdfium2
+from lxml import html
+from packages import Package, unpacked
+
+from driftline.storage.lines.outline import Anchor
+from driftline.tasks.extraction import pages
+from driftline.tasks.extraction.extractor import Extracted, read_document
+from tests.support.documents import DOCUMENTS
+
+PACKAGES = (
+    Package("debian", "r-doc-pdf", "4.2.2.20221110-2"),
+    Package("debian", "bash-doc", "5.2.15-2"),
+    Package("debian", "why3-doc-pdf", "1.5.1-1"),
+    Package("debian", "docbook-xsl-doc-pdf", "1.79.1-1"),
+    Package("debian", "developers-reference", "12.18"),
+    Package("debian", "live-manual-pdf", "2:20151217.2"),
+    Package("debian", "live-manual-odf", "2:20151217.2"),
+    Package("debian", "postgresql-doc-15", "15.20-0+deb12u1"),
+    Package("debian", "python3.11-doc", "3.11.2-6+deb12u9"),
+)
+KINDS = ("pdf", "docx", "odt", "epub", "html")
+MOST = 120
+"""Documents of a kind that are compared, evenly chosen."""
+NEAR = 120
+"""Characters, about a line."""
+FEW_BYTES = 10_000
+"""Smaller PDFs of these packages are empty pages."""
+_WORD = re.compile(r"[^\W_]+")
+_BROKEN = re.compile(r"(?<=\w)-\n\s*(?=[^\WA-Z\d])")
+_LIGATURES = {0xAD: "", 0xFB00: "ff", 0xFB01: "fi", 0xFB02: "fl", 0xFB03: "ffi", 0xFB04: "ffl"}
+_BLANKS, _PREFIX = re.compile(r"[\s\xa0]+"), re.compile(r"^(?:#+|-) ")
+_MAIN = '//*[@role="main"] | //body[not(.//*[@role="main"])]'
+_AROUND = "//*[self::nav or self::footer or self::script or self::style or contains(@class, 'headerlink')]"
+_AROUND += " | //*[contains(@class, 'navheader') or contains(@class, 'navfooter')]"
+_WITHOUT = (
+    sys.executable,
+    "-c",
+    "import sys; import driftline.tasks.extraction.extractor as extractor; "
+    "extractor._is_installed = lambda module: False; "
+    "from driftline.flows.commands.main import command_line; sys.exit(command_line())",
+)
+"""The command on a host without the extra."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document, decompressed, and its kind, which is its suffix."""
+
+    kind: str
+    data: bytes
+
+    def reference(self) -> str:
+        """Return its text as another program extracts it."""
+        data = _main_part(self.data) if self.kind == "html" else self.data
+        if self.kind == "pdf":
+            command = ["pdftotext", "-enc", "UTF-8", "-", "-"]
+        else:
+            command = ["pandoc", "-f", self.kind, "-t", "plain", "--wrap=none"]
+        done = subprocess.run(command, input=data, capture_output=True, check=False)
+        return done.stdout.decode("utf-8", "replace").translate(_LIGATURES)
+
+
+def _main_part(data: bytes) -> bytes:
+    tree = html.document_fromstring(data)
+    for part in tree.xpath(_AROUND):
+        part.drop_tree()
+    return b"".join(html.tostring(part, encoding="utf-8") for part in tree.xpath(_MAIN))
+
+
+def documents() -> Iterator[Document]:
+    """The documents of the packages, each once."""
+    seen: set[bytes] = set()
+    for folder in map(unpacked, PACKAGES):
+        for path in sorted(folder.rglob("*")):
+            kind = path.name.removesuffix(".gz").rpartition(".")[2]
+            if kind in KINDS and path.is_file() and not path.is_symlink():
+                data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+                if data in seen or (kind == "pdf" and len(data) < FEW_BYTES):
+                    continue
+                seen.add(data)
+                yield Document(kind, data)
+                if kind == "odt":
+                    yield Document("docx", _converted(data))
+
+
+def _converted(odt: bytes) -> bytes:
+    command = ["pandoc", "-f", "odt", "-t", "docx", "-o", "-"]
+    return subprocess.run(command, input=odt, capture_output=True, check=True).stdout
+
+
+def words(text: str) -> Counter[str]:
+    """The words of a text; those that a line end breaks are joined."""
+    return Counter(word.casefold() for word in _WORD.findall(_BROKEN.sub("", text)))
+
+
+def main() -> int:
+    options = measure.begin(__doc__)
+    verdict = measure.Verdict(options.small)
+    if options.small:
+        found = [Document(name.rpartition(".")[2], data) for name, data in DOCUMENTS.items()]
+        found = [each for each in found if each.kind in KINDS]
+    else:
+        found = [*documents()]
+    if shutil.which("pdftotext") and shutil.which("pandoc"):
+        compare(found, verdict)
+    else:
+        print("  pdftotext and pandoc are not installed: nothing is compared", flush=True)
+    speed(found, verdict)
+    with measure.scratch() as root:
+        runs(found, root, verdict)
+    return verdict.exit_code
+
+
+def compare(found: Sequence[Document], verdict: measure.Verdict) -> None:
+    """Compare the words of each kind with those of the reference, and the anchors of PDF and HTML."""
+    right = placed = 0
+    for kind in KINDS:
+        of_kind = [each for each in found if each.kind == kind]
+        of_kind = of_kind[:: -(-len(of_kind) // MOST)] if of_kind else []
+        expected = both = own = 0
+        for document in of_kind:
+            extracted = read_document(f"a.{kind}", document.data).extracted
+            text = document.reference()
+            ours, theirs = words(extracted.text), words(text)
+            if not theirs:
+                continue  # the other program refuses it
+            expected, own, both = expected + theirs.total(), own + ours.total(), both + (ours & theirs).total()
+            good = of = 0
+            if kind == "pdf":
+                good, of = _pdf_anchors(extracted.text.split("\n"), extracted.anchors, text)
+            elif kind == "html":
+                good, of = _html_anchors(extracted.text.split("\n"), extracted.anchors, _main_part(document.data))
+            right, placed = right + good, placed + of
+        print(f"  {kind}: {len(of_kind)} documents, {expected:,} words, {both / max(own, 1):.2%} of ours are theirs")
+        verdict.at_least(f"words of the reference, {kind}", 100 * both / max(expected, 1), 99.0, "%")
+    verdict.at_least("lines whose anchor is right, PDF and HTML", 100 * right / max(placed, 1), 97.0, "%")
+
+
+def _pdf_anchors(lines: Sequence[str], anchors: Sequence[Anchor], reference: str) -> tuple[int, int]:
+    """Of the lines, how many have all their words on the page that their anchor names, and how many there are."""
+    of_pages = [words(page) for page in reference.split("\f")]
+    good = of = 0
+    for anchor in anchors:
+        page = of_pages[int(anchor.name.removeprefix("p. ")) - 1]
+        for line in lines[anchor.first : anchor.last + 1]:
+            good, of = good + (not words(line) - page), of + 1
+    return good, of
+
+
+def _html_anchors(lines: Sequence[str], anchors: Sequence[Anchor], data: bytes) -> tuple[int, int]:
+    """Of the lines, how many have the nearest id above them, but for NEAR characters, and how many there are."""
+    whole, places = _ids(html.document_fromstring(data))
+    starts = [place for place, _ in places]
+    at = good = of = 0
+    for anchor in anchors:
+        for line in filter(None, map(_bare, lines[anchor.first : anchor.last + 1])):
+            at = max(at, whole.find(line, at))
+            nearest = starts[bisect_right(starts, at) - 1]
+            good += any(name == anchor.name[1:] and nearest - NEAR <= place <= at for place, name in places)
+            of += 1
+    return good, of
+
+
+def _ids(tree: html.HtmlElement) -> tuple[str, list[tuple[int, str]]]:
+    """The text of a page without blanks, and its ids with the places in the text where they stand."""
+    parts, places, size = list[str](), [(0, "")], 0
+
+    def add(text: str | None) -> None:
+        nonlocal size
+        parts.append(_BLANKS.sub("", text or ""))
+        size += len(parts[-1])
+
+    def walk(element: html.HtmlElement) -> None:
+        name = element.get("id") or (element.get("name") if element.tag == "a" else None)
+        if name:
+            places.append((size, name))
+        add(element.text)
+        for child in element:
+            if isinstance(child.tag, str):
+                walk(child)
+            add(child.tail)
+
+    walk(tree)
+    return "".join(parts), places
+
+
+def _bare(line: str) -> str:
+    return _BLANKS.sub("", _PREFIX.sub("", line))
+
+
+def speed(found: Sequence[Document], verdict: measure.Verdict) -> None:
+    """Measure the CPU seconds of the extractors of PDF and HTML in this process."""
+    pdfs, of_html = ([each.data for each in found if each.kind == kind] for kind in ("pdf", "html"))
+    count = sum(len(pypdfium2.PdfDocument(data)) for data in pdfs)
+    seconds = _cpu_seconds(pages.pdf, pdfs)
+    verdict.at_least("pages of PDF, a CPU second", count / seconds, 60, "pages")
+    megabytes = sum(map(len, of_html)) / 1e6
+    verdict.at_least("HTML, a CPU second", megabytes / _cpu_seconds(pages.html, of_html), 8, "MB")
+
+
+def _cpu_seconds(extract: Callable[[bytes], Extracted], documents: Sequence[bytes]) -> float:
+    started = time.process_time()
+    for data in documents:
+        extract(data)
+    return time.process_time() - started
+
+
+def runs(found: Sequence[Document], root: Path, verdict: measure.Verdict) -> None:
+    """Index all documents, then those of HTML with and without the extra."""
+    for number, document in enumerate(found):
+        folder = root / ("html" if document.kind == "html" else "others") / f"{number % 40}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.{document.kind}").write_bytes(document.data)
+    others = _indexed(root / "others", root / "ws-others")
+    verdict.at_most("memory of the largest process", others.largest_peak / 2**30, 1, "GiB")
+    measured = _indexed(root / "html", root / "ws-html"), _indexed(root / "html", root / "ws-tags", _WITHOUT)
+    extracted, plain = measured
+    for name, each in (("with", extracted), ("without", plain)):
+        (source,) = json.loads(each.output)["sources"]
+        lines = f"{source['lines_total']:,} lines of {source['documents_total']:,} pages"
+        print(f"  {name} the extra: {lines}, {each.cpu_seconds:.1f} CPU s", flush=True)
+    verdict.at_most("first run over HTML, of one without the extra", extracted.cpu_seconds / plain.cpu_seconds, 1.15)
+
+
+def _indexed(tree: Path, workspace: Path, program: Sequence[str] = measure.DRIFTLINE) -> measure.Measured:
+    return measure.run([*program, "index", str(tree), "--workspace", str(workspace), "--json"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
