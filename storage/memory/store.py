@@ -144,7 +144,7 @@ class MemoryStore:
         CorruptFile, AccessDenied, StorageError.
         """
         if redact not in get_args(Redaction):
-            raise UsageError(f"No redaction is called {redact!r}", "", f"There are {', '.join(get_args(Redaction))}.")
+            raise UsageError(f"Unknown redaction mode {redact!r}", "", f"Use one of {', '.join(get_args(Redaction))}.")
         self.workspace = Workspace.open_for_writing(storage_uri, storage_options)
         self.catalog = open_own_catalog(self.workspace, catalog_url, pool_size)
         self._now = now
