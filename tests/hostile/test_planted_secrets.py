@@ -218,7 +218,7 @@ def test_a_wrong_mode_is_refused_before_anything_is_written(
     (tmp_path / "a.txt").write_text("a line\n")
     outcome = driftline("index", tmp_path, "--workspace", tmp_path / "ws", "--redact", "all")
     assert outcome.code == 2
-    with pytest.raises(dl.UsageError, match="No redaction is called 'all'"):
+    with pytest.raises(dl.UsageError, match="Unknown redaction mode 'all'"):
         dl.index(str(tmp_path), workspace=str(tmp_path / "ws"), model=str(tiny_model), redact="all")  # type: ignore[arg-type]
     assert not (tmp_path / "ws").exists()
 
@@ -263,7 +263,7 @@ def test_a_key_of_memory_with_a_credential_is_refused_and_not_repeated(tmp_path:
     with dl.MemoryStore(str(tmp_path / "ws")) as store, pytest.raises(dl.BadEntry, match="credential") as refused:
         store.store(LINES[20], "x", "org:acme")
     assert leaked(str(refused.value), SECRETS) == []
-    with pytest.raises(dl.UsageError, match="No redaction is called 'all'"):
+    with pytest.raises(dl.UsageError, match="Unknown redaction mode 'all'"):
         dl.MemoryStore(str(tmp_path / "ws"), redact="all")  # type: ignore[arg-type]
 
 
