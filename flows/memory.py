@@ -424,9 +424,11 @@ class HierarchicalLTMBackend:
         """Return a page of the entries of an entity, as ``MemoryStore.retrieve_by_entity`` does.
 
         Args:
-            entity_type, entity_id: its level and id.
+            entity_type: its level.
+            entity_id: its id.
             include_descendants: also return entries of entities below it.
-            limit, offset: maximum number of entries, after this many.
+            limit: maximum number of entries.
+            offset: how many entries to leave out first.
             allowed_ancestors: only entries at or below one of these entities.
             cursor: that of the previous page.
             within: cover all entities of that name at or below this one.
@@ -475,7 +477,8 @@ class HierarchicalLTMBackend:
         """Return entries by the words of their keys and by metadata, latest first.
 
         Args:
-            query, metadata_filter: words that the key must contain, and fields that must match.
+            query: words that the key must contain.
+            metadata_filter: fields that must match.
             entity: the entity at or below which to look; by default the configured root, else everything.
             allowed_ancestors: only entries at or below one of these entities.
             limit: maximum number of entries.
@@ -511,7 +514,8 @@ class HierarchicalLTMBackend:
             entity: the entity at or below which to look; by default the configured root, else everything.
             allowed_ancestors: only entries at or below one of these entities.
             max_distance: drop farther results (1 - cosine, 0 to 2).
-            mode, explain: ``hybrid``, ``vector`` or ``text``; add an ``explanation``.
+            mode: ``hybrid``, ``vector`` or ``text``.
+            explain: add an ``explanation``.
 
         Returns:
             ``{success, results: [{record, score, rank}]}``, best first.
@@ -591,7 +595,8 @@ class HierarchicalLTMBackend:
         """Register an entity; missing levels get their defaults.
 
         Args:
-            entity_type, entity_id: its level and id.
+            entity_type: its level.
+            entity_id: its id.
             parents: ids of levels above it.
 
         Returns:
@@ -747,12 +752,15 @@ def create_ltm_backend(
 ) -> HierarchicalLTMBackend:
     """Open a memory store whose methods return dictionaries.
 
+    ``catalog`` to ``embedding`` are sections of the configuration; ``catalog_url`` to ``performance_config`` and
+    ``inline_threshold`` are keys of them, which win over sections.
+
     Args:
         backend: ``hierarchical``.
-        catalog_url, storage_uri, inline_threshold, hierarchy_*, *_config: keys, which win over sections.
-        catalog, storage, hierarchy, index, performance, embedding: sections of the configuration.
-        config, settings: a YAML file, or the content of its ``settings.ltm``; environment and other arguments win.
-        within, errors: the boundary of the store; ``return`` failures as dictionaries, or ``raise`` typed exceptions.
+        config: a YAML file; the environment and other arguments win over it.
+        settings: the content of its ``settings.ltm``.
+        within: the boundary of the store.
+        errors: ``return`` failures as dictionaries, or ``raise`` typed exceptions.
 
     Returns:
         The store; close it after use.

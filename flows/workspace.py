@@ -408,6 +408,7 @@ def index(
     build: int | None = None,
     deep: bool | str | None = None,
     redact: Redaction | None = None,
+    link: str | None = None,
 ) -> IndexReport:
     """Update the index to the current state of sources.
 
@@ -438,6 +439,7 @@ def index(
         build: the number of the CI build; a run with a lower number than the last one of the branch is refused.
         deep: embed definitions with a transformer, or with the one that this names; False ends it.
         redact: what to do with secrets: ``off``, ``known`` or ``strict``; None keeps the setting of the source.
+        link: the kind of the git host, or a template of links to it; None keeps that of the source, "" removes it.
 
     Returns:
         The results of the run, by source.

@@ -90,11 +90,13 @@ def test_no_module_of_the_package_is_long() -> None:
 
 
 def test_no_function_is_long() -> None:
+    """Docstrings do not count: those of public functions explain each argument."""
     lengths = {
-        f"{path.relative_to(ROOT).as_posix()}:{node.name}": (node.end_lineno or 0) - node.lineno + 1
+        f"{path.relative_to(ROOT).as_posix()}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1 - documented
         for path in code()
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+        for documented in (len((ast.get_docstring(node, clean=False) or "").splitlines()),)
     }
     assert {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES} == {}
 

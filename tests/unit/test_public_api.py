@@ -80,7 +80,7 @@ def test_keywords_have_the_defaults_of_the_functions_behind_them() -> None:
     assert keyword_defaults(driftline.index) == of_request
     of_search = keyword_defaults(SearchRequest)
     assert keyword_defaults(driftline.search, "workspace") == of_search
-    assert keyword_defaults(driftline.grep, "model", "ignore_case").items() <= of_search.items()
+    assert keyword_defaults(driftline.grep, "model", "ignore_case", "redact").items() <= of_search.items()
 
 
 PROTOCOLS_AND_SERVERS = {"Client", "Embedder"}
