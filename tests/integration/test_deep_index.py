@@ -148,7 +148,7 @@ def test_definitions_are_compacted_cleaned_and_verified_with_the_rest(tree: Path
     index(tree, workspace, deep=False)
     clean_workspace(CleanupRequest(workspace, 0.0, dry_run=False))
     assert not [info for info in Workspace.open(workspace).objects.list() if "deep_embeddings" in info.path]
-    with pytest.raises(UsageError, match="no definitions"):
+    with pytest.raises(UsageError, match="no definition embeddings"):
         found(workspace, deep=True)
 
 

@@ -172,7 +172,7 @@ def test_each_install_knows_its_version(environment: Environment, probe: dict[st
 @pytest.mark.parametrize("environment", USED, indirect=True)
 def test_prefect_loads_the_entry_points(environment: Environment) -> None:
     printed = environment.run("python", "-c", ENTRY_POINTS)
-    names = ("cleanup", "compact", "index", "prune", "verify")
+    names = ("cleanup", "compact", "fleet", "index", "prune", "verify")
     assert printed.strip() == str([f"driftline-{name}" for name in names])
 
 
