@@ -389,10 +389,10 @@ class _Files:
             asyncio.get_running_loop().create_task(self._deliver(file, start, end, within))
 
     async def _deliver(self, file: _CachedFile, start: int, end: int, futures: Sequence[asyncio.Future[None]]) -> None:
-        error: DriftlineError | None = None
+        error: Exception | None = None
         try:
             await self._fetched(file, start, end)
-        except DriftlineError as failure:
+        except Exception as failure:  # whatever it is, those who wait for the bytes get it
             error = failure
         file.coming = [each for each in file.coming if each[1] not in futures]
         for future in futures:
@@ -573,7 +573,16 @@ class ReadServer:
 _servers: dict[Path, ReadServer] = {}
 """The server of this process; a test may have several, one for each cache."""
 _one_at_a_time = threading.Lock()
-os.register_at_fork(after_in_child=_servers.clear)
+
+
+def _begin_anew() -> None:
+    """Forget the servers in a forked process, which has not their threads."""
+    _servers.clear()
+    _one_at_a_time.release()
+
+
+# Nobody holds the lock while a process forks: its copy in the child would stay held for ever.
+os.register_at_fork(before=_one_at_a_time.acquire, after_in_parent=_one_at_a_time.release, after_in_child=_begin_anew)
 
 
 def cached_reads(bucket: RemoteFiles) -> dict[str, str] | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,7 +20,7 @@ import pytest
 
 import driftline as dl
 from driftline.storage.objects import block_cache
-from driftline.storage.objects.block_cache import Block, BlockCache, cached_reads
+from driftline.storage.objects.block_cache import Block, BlockCache, ReadServer, cached_reads
 from driftline.storage.objects.bucket import Bucket
 from driftline.tasks.search.query import search_workspace
 from tests.servers.delaying import DelayingProxy, Exchange, delaying
@@ -148,6 +151,43 @@ def test_the_server_answers_only_its_process_and_only_reads(
     others = cached_reads(Bucket("s3", s3_environment.bucket, prefix, {"aws_access_key_id": "another"}))
     assert others is not None
     assert others["aws_access_key_id"] != secret
+
+
+def test_a_read_that_fails_unforeseen_ends_for_those_who_wait_for_it(tmp_path: Path) -> None:
+    class Broken:
+        identity, credentials = "broken", ()
+
+        def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
+            raise ValueError(key)
+
+        def page(self, prefix: str, after: str) -> tuple[list[tuple[str, int, str, str]], bool]:
+            raise ValueError(prefix)
+
+    options = ReadServer(tmp_path, 1_000).options(Broken())
+    credential = f"AWS4-HMAC-SHA256 Credential={options['aws_access_key_id']}/20260101/us-east-1/s3/aws4_request"
+    headers = {"Authorization": credential, "Range": "bytes=0-3"}
+    asked = urllib.request.Request(f"{options['aws_endpoint']}/bucket/t.lance/data/x.lance", headers=headers)
+    with pytest.raises(http.client.RemoteDisconnected):
+        urllib.request.urlopen(asked, timeout=300)
+
+
+def test_a_fork_waits_for_the_lock_and_leaves_it_free() -> None:
+    is_held = threading.Event()
+
+    def hold() -> None:
+        with block_cache._one_at_a_time:
+            is_held.set()
+            time.sleep(0.2)  # without the wait, the fork comes before this ends
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    is_held.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if block_cache._one_at_a_time.acquire(timeout=5) else 1)
+    holder.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert not block_cache._one_at_a_time.locked()
 
 
 def test_processes_that_write_and_evict_at_once_read_whole_blocks_or_none(tmp_path: Path) -> None:
