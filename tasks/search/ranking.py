@@ -76,7 +76,7 @@ class Weights:
 
 WEIGHTS = Weights()
 USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0)
-"""The weights for a question about how to do something: documentation answers it, not the implementation."""
+"""The weights for a question about how to use something or what it is: documentation answers it, not the source."""
 
 
 BM25_K1, BM25_B = 1.2, 0.75

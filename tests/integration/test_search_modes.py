@@ -211,6 +211,7 @@ MANUAL = {
         ("How to enable TLS?", "docs/security.md"),
         ("can I test TLS", "docs/security.md"),
         ("Wie kann ich TLS enable", "docs/security.md"),
+        ("what is TLS", "docs/security.md"),
         ("how is TLS enabled", "server/tls.py"),
         ("enable_tls", "server/tls.py"),
     ],
