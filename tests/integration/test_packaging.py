@@ -31,6 +31,7 @@ PACKAGE_DATA = (
     "py.typed",
     "deployments/prefect.yaml",
     "flows/output/report.html.j2",
+    "tasks/search/sample_lines.txt",
 )
 
 # What each install must be able to do; it runs in the fresh environment, in an empty folder.
