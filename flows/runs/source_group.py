@@ -1,7 +1,7 @@
 """Run small sources together, so that the effort of a run grows with their lines (DESIGN, "Index run").
 
-Each source has its lease, its staged delta and its commit marker as in a run of its own. What they share is the batch,
-its fragments, and the transaction, which commits all of them or none.
+Each source has its lease, its staged delta and its commit marker as in a run of its own. They share the batch, its
+fragments, and the transaction, which commits all of them or none.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SourceGroup:
         self._since = 0.0
 
     def execute(self, runs: Iterable[SourceRun], *, may_wait: bool) -> list[Outcome]:
-        """Run the sources; those that another run holds last, and alone, if it ``may_wait`` for them."""
+        """Run the sources. If it ``may_wait`` for leases that other runs hold, it does so last, for one after another."""
         held: list[SourceRun] = []
         try:
             for run in runs:

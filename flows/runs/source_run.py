@@ -130,7 +130,7 @@ GUARDED_DELETIONS = 100
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a run with a lease has to do: the changes in ``scans``."""
+    """The work of a run that has its lease: the changes in ``scans``."""
 
     committer: Committer
     record: SourceRecord
