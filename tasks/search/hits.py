@@ -44,7 +44,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.scanning.scan import holds_records
 from driftline.tasks.search.links import Links, find_links
-from driftline.tasks.search.ranking import WEIGHTS, Weights, count_words
+from driftline.tasks.search.ranking import WEIGHTS, Weights, stem_shares
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
 
@@ -206,15 +206,14 @@ def arranged(
     for window in windows:
         of_file[window.file] += window.score - least
     most = max(of_file.values()) or 1.0
-    named, _ = count_words([posixpath.splitext(posixpath.basename(path))[0] for _, path in of_file], words)
-    share = dict(zip(of_file, (named > 0).mean(axis=1).tolist(), strict=True))
+    named = dict(zip(of_file, stem_shares((path for _, path in of_file), words, weights), strict=True))
     unit = best * min(1.0, limit / len(words)) ** 3
     seen: dict[tuple[str, str], int] = defaultdict(int)
     for window in windows:
         first = not seen[window.file]
         seen[window.file] += 1
         gain = weights.file * of_file[window.file] / most if first else 0.0
-        window.score += unit * (gain + weights.stem * share[window.file])
+        window.score += unit * (gain + named[window.file])
     seen.clear()
     for window in by_score(windows):
         window.set_back = -unit * weights.again * seen[window.file]

@@ -13,15 +13,16 @@ A line is scored with its neighbours, because a single line says little:
 
 from __future__ import annotations
 
+import posixpath
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from driftline.storage.lines.words import name_parts, terms_of
+from driftline.storage.lines.words import name_parts, terms, terms_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,10 @@ class Weights:
     ``auxiliary`` in a file that repeats, lists or illustrates others.
 
     Windows gain shares of the best score: ``file`` for the best window of the file with most windows, less for other
-    files; ``stem`` for a file name with all words of the query, or a share of it; ``again`` for each better window of
-    the same file. These apply to queries about a subject: phrases of up to ``phrase_words`` telling words and questions
-    of up to ``question_words``. They fade for longer ones, and do not apply to sentences, which describe one place.
+    files; ``stem`` for a file name with all words of the query, or a share of it; ``whole_stem`` for a file name that
+    consists of them; ``again`` for each better window of the same file. These apply to queries about a subject: phrases
+    of up to ``phrase_words`` telling words and questions of up to ``question_words``. They fade for longer ones, and do
+    not apply to sentences, which describe one place.
 
     A few lines of code show their meaning; prose takes a paragraph, and even then words say more.
     """
@@ -65,8 +67,9 @@ class Weights:
     text: float = 0.85
     auxiliary: float = 0.9
     file: float = 0.25
-    stem: float = 0.25
-    again: float = -0.15
+    stem: float = 0.2
+    whole_stem: float = 0.35
+    again: float = -0.25
     phrase_words: int = 5
     question_words: int = 8
     code: tuple[Neighbourhood, ...] = (Neighbourhood(8.0, 3, 0.7),)
@@ -77,6 +80,8 @@ WEIGHTS = Weights()
 
 
 BM25_K1, BM25_B = 1.2, 0.75
+STEMS_OF_FOLDERS = frozenset(("__init__", "index", "init", "mod"))
+"""Names of files that stand for their folders."""
 _ASCII_PARTS = bytes(code if chr(code).isalnum() else ord(" ") for code in range(256))
 """For ``bytes.translate``: characters between ``name_parts`` of ASCII text become blank."""
 
@@ -159,6 +164,24 @@ def meaning_scores(
         norms = np.linalg.norm(around, axis=1)
         scores += near.weight * np.divide(around @ query, norms, out=np.zeros_like(norms), where=norms > 0)
     return scores
+
+
+def stem_shares(paths: Iterable[str], words: Sequence[str], chosen: Weights = WEIGHTS) -> list[float]:
+    """Return the share of the best score that windows of each file gain by its name and ``words``, distinct terms.
+
+    A file that stands for its folder has the name of the folder.
+    """
+    wanted = {*words}
+    names = [{*terms(_stem(path))} for path in paths]
+    return [
+        chosen.stem * len(name & wanted) / len(wanted) + chosen.whole_stem * (set() < name <= wanted) for name in names
+    ]
+
+
+def _stem(path: str) -> str:
+    folder, name = posixpath.split(path)
+    stem = posixpath.splitext(name)[0]
+    return posixpath.basename(folder) or stem if stem in STEMS_OF_FOLDERS else stem
 
 
 def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
