@@ -312,9 +312,9 @@ def rank(
 
 def _of_kinds(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
     """Return ``(d,)``: the share of relevance that each document keeps, by its kind."""
-    shares = np.where(_of_documents(candidates, is_prose), weights.text, 1.0)
+    shares = np.where(_of_documents(candidates, is_prose), weights.text, weights.source)
     shares *= np.where(_of_documents(candidates, is_auxiliary), weights.auxiliary, 1.0)
-    if not _ASKS_FOR_TESTS & {*candidates.words}:
+    if weights.source < weights.text or not _ASKS_FOR_TESTS & {*candidates.words}:  # how to test: not in a test, either
         shares *= np.where(_of_documents(candidates, is_test), weights.test, 1.0)
     return shares.astype(np.float32)
 

@@ -200,7 +200,7 @@ def arranged(
     windows = _without_copies(windows)
     if not windows or not words or form == "sentence":
         return list(windows)
-    limit = weights.question_words if form == "question" else weights.phrase_words
+    limit = weights.question_words if form in ("question", "usage") else weights.phrase_words
     least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
     of_file: dict[tuple[str, str], float] = defaultdict(float)
     for window in windows:

@@ -57,6 +57,7 @@ from driftline.tasks.search.hits import (
     hits,
     merge_windows,
 )
+from driftline.tasks.search.ranking import USAGE_WEIGHTS, WEIGHTS
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest, without_empty
 
@@ -66,7 +67,7 @@ _Found = TypeVar("_Found")
 FETCH_FACTOR = 3
 """Lines to fetch per result, because neighbouring ones merge; more are fetched if that is not enough."""
 CANDIDATE_BLOCKS = 100
-CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {"phrase": 100, "question": 100, "sentence": 50}
+CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {"phrase": 100, "question": 100, "usage": 100, "sentence": 50}
 CANDIDATE_LINES = 30
 """Candidates of a hybrid search: blocks by words, and blocks by meaning, or nearest lines if a distance limits it.
 
@@ -503,6 +504,7 @@ class _Finder:
             blocks, found_near, lines = self._candidates(n_blocks, n_near)
             with self.explanation.timed("rank"):
                 options: dict[str, Any] = {"wanted": wanted, "meaning": meaning, "only": self.only}
+                options["weights"] = USAGE_WEIGHTS if form == "usage" else WEIGHTS
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 farthest = np.inf if self.max_distance is None else self.max_distance
                 near = self._kept(row for row in rows if row["distance"] <= farthest)

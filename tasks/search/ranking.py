@@ -6,7 +6,7 @@ A line is scored with its neighbours, because a single line says little:
           + 0.06 x BM25 of the four best blocks of its document
           + 8 x cosine of the vectors around it; in prose 2 x, and 4 x that of the vectors farther around
           + half of the weights of the words in the names of the definitions around it
-          + 4 if it begins a definition, in code; - 3 in a test
+          + 5 if it begins a definition, in code
 
 ``Weights`` has the figures, which ``tests/benchmarks/weights.py`` chose on the tuning halves.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import posixpath
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -43,8 +43,8 @@ class Weights:
     words. ``document`` is for the BM25 of the ``document_blocks`` best blocks of a document. ``definition`` is for a
     line that begins one, ``name`` for one that begins a definition that the query names.
 
-    A line keeps the share ``test`` of its relevance in a test, unless the query is about tests, ``text`` in prose, and
-    ``auxiliary`` in a file that repeats, lists or illustrates others.
+    A line keeps the share ``test`` of its relevance in a test, unless the query is about tests, ``text`` in prose,
+    ``source`` in anything else, and ``auxiliary`` in a file that repeats, lists or illustrates others.
 
     Windows gain shares of the best score: ``file`` for the best window of the file with most windows, less for other
     files; ``stem`` for a file name with all words of the query, or a share of it; ``whole_stem`` for a file name that
@@ -65,6 +65,7 @@ class Weights:
     name: float = 20.0
     test: float = 0.7
     text: float = 0.85
+    source: float = 1.0
     auxiliary: float = 0.9
     file: float = 0.25
     stem: float = 0.2
@@ -77,6 +78,8 @@ class Weights:
 
 
 WEIGHTS = Weights()
+USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0)
+"""The weights for a question about how to use something or what it is: documentation answers it, not the source."""
 
 
 BM25_K1, BM25_B = 1.2, 0.75

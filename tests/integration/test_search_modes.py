@@ -197,6 +197,35 @@ def test_chinese_and_japanese_questions_find_their_chapter(
         assert [found(tmp_path / "ws", query, mode=mode)[0].path for query in queries] == list(CHAPTERS)
 
 
+MANUAL = {
+    "server/tls.py": "def enable_tls(server, certificate):\n    server.load(certificate)\n    server.tls = True\n",
+    "tests/test_tls.py": "def test_enable_tls(server):\n    enable_tls(server, CERTIFICATE)\n    assert server.tls\n",
+    "docs/security.md": "# Security\n\nEnable TLS with a certificate in the settings of the server.\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "path"),
+    [
+        ("how do I enable TLS", "docs/security.md"),
+        ("How to enable TLS?", "docs/security.md"),
+        ("can I test TLS", "docs/security.md"),
+        ("Wie kann ich TLS enable", "docs/security.md"),
+        ("what is TLS", "docs/security.md"),
+        ("how is TLS enabled", "server/tls.py"),
+        ("enable_tls", "server/tls.py"),
+    ],
+)
+def test_the_manual_answers_how_to_use_something_and_the_source_how_it_works(
+    tmp_path_factory: pytest.TempPathFactory, query: str, path: str
+) -> None:
+    workspace = tmp_path_factory.getbasetemp() / "manual.driftline"
+    if not workspace.exists():
+        write(workspace.with_suffix(""), MANUAL)
+        dl.index(str(workspace.with_suffix("")), workspace=str(workspace))
+    assert found(workspace, query)[0].path == path
+
+
 @pytest.mark.parametrize("query", ["->", "%", "'", '"x" OR y:*', "a" * 5000, "\u0000", "日本語"])
 def test_any_query_is_answered(corpus: Path, query: str) -> None:
     for mode in MODES:
