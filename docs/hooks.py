@@ -192,6 +192,16 @@ def _default(parameter: Any) -> str:
     return "" if parameter.default in (None, "") else f"`{parameter.default}`"
 
 
+def options(argument: str, meanings: Mapping[str, str]) -> str:
+    """The options of a search that an interface offers, by its names for them."""
+    rows = []
+    for row in _load("driftline.tasks.search.request:options_in")(argument).values():
+        name = {"action": row.argument, "http": row.parameter}.get(argument, row.name)
+        default = "" if row.default is None else f"`{_written(row.default).replace('False', 'false')}`"
+        rows.append((f"`{name}`", default, row.help))
+    return _table(("Argument", "Default", "Meaning"), rows)
+
+
 # -- errors ----------------------------------------------------------------------------------------
 
 
@@ -345,6 +355,7 @@ def _recorded(name: str) -> Mapping[str, Any]:
 
 PARTS: Mapping[str, Callable[[str, Mapping[str, str]], str]] = {
     "cli": cli,
+    "options": options,
     "figures": figures,
     "recorded": recorded,
     "errors": errors,

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import posixpath
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from driftline.storage.lines.words import name_parts, terms, terms_of
+from driftline.storage.lines.words import QueryForm, name_parts, terms, terms_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Weights:
     file: float = 0.25
     stem: float = 0.2
     whole_stem: float = 0.35
-    again: float = -0.25
+    again: float = -0.3
     phrase_words: int = 5
     question_words: int = 8
     code: tuple[Neighbourhood, ...] = (Neighbourhood(8.0, 3, 0.7),)
@@ -80,6 +80,10 @@ class Weights:
 WEIGHTS = Weights()
 USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0)
 """The weights for a question about how to use something or what it is: documentation answers it, not the source."""
+SENTENCE_WEIGHTS = replace(WEIGHTS, definition=6.0, name=4.0)
+"""The weights for a sentence: a name in it is rather of something that the described definition uses."""
+WEIGHTS_OF_FORMS: Mapping[QueryForm, Weights] = {"usage": USAGE_WEIGHTS, "sentence": SENTENCE_WEIGHTS}
+"""Those of other forms are WEIGHTS."""
 
 
 BM25_K1, BM25_B = 1.2, 0.75
