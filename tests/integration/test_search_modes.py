@@ -56,17 +56,17 @@ FILES = {
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with the default model over ``web`` and ``docs``, and the same names in another tenant."""
-    place = tmp_path_factory.mktemp("modes")
-    write(place / "web", FILES)
-    write(place / "docs", {"net/cars.md": "Bicycles have two wheels.\n", "guide.md": "Read the manual first.\n"})
-    write(place / "foreign", {"net/client.py": "def get_http_response(url): ...\n"})
+    location = tmp_path_factory.mktemp("modes")
+    write(location / "web", FILES)
+    write(location / "docs", {"net/cars.md": "Bicycles have two wheels.\n", "guide.md": "Read the manual first.\n"})
+    write(location / "foreign", {"net/client.py": "def get_http_response(url): ...\n"})
     for source, entity in (
         ("web", "source:web"),
         ("docs", "source:docs"),
         ("foreign", "org:other/project:x/source:foreign"),
     ):
-        dl.index(str(place / source), workspace=str(place / "ws"), entity=entity)
-    return place / "ws"
+        dl.index(str(location / source), workspace=str(location / "ws"), entity=entity)
+    return location / "ws"
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -165,7 +165,13 @@ def test_a_query_that_nothing_answers_says_so_in_every_door(corpus: Path, driftl
     assert {hit["label"] for hit in told.json["results"]} == {"weak"}
     assert (told.code, told.json["notes"], told.err) == (0, [NO_GOOD_MATCH], "")
     shown = driftline("search", nonsense, *at)
-    assert (shown.out.startswith("No good match."), shown.err) == (True, "")
+    assert len(told.json["results"]) == 10
+    assert (shown.out.startswith("No good match. The nearest 3 of 10, all weak"), shown.err) == (True, "")
+    lines = shown.out.splitlines()
+    assert (len([line for line in lines if " weak" in line]), len([line for line in lines if line[:2] == "  "])) == (
+        4,
+        3,
+    )
     assert search_answer(ask(corpus, nonsense)).notes == [NO_GOOD_MATCH], "the answer to MCP"
     assert ask(corpus, "get http response").notes == ()
     assert "No good match" not in driftline("search", "get http response", *at).out
