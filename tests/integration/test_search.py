@@ -197,7 +197,7 @@ def test_windows_grow_only_by_hits_that_are_nearly_as_relevant() -> None:
 def test_a_window_grows_into_another_definition_only_by_a_hit_that_is_almost_as_relevant() -> None:
     own, next_one = (Definition("function", name, at, at, at + 4) for name, at in (("renew", 10), ("release", 15)))
     whole = Definition("class", "Lease", 8, 8, 40)
-    for definition, relevance, last in ((next_one, 8.9, 10), (next_one, 9.1, 15), (own, 7.1, 15), (whole, 7.1, 15)):
+    for definition, relevance, last in ((next_one, 8.9, 14), (next_one, 9.1, 15), (own, 7.1, 15), (whole, 7.1, 15)):
         windows = merge_windows([scored(10, 10.0, own), scored(15, relevance, definition)], 7, 10, GROWTH_ACROSS)
         assert [(w.first, w.last) for w in windows] == [(10, last)], (definition, relevance)
 
