@@ -121,9 +121,7 @@ def groups_to_build(
     return new
 
 
-def _outweighed(
-    rows: Mapping[int, int], small: Sequence[Set[int]], uncovered: Set[int], few: int
-) -> list[Set[int]]:
+def _outweighed(rows: Mapping[int, int], small: Sequence[Set[int]], uncovered: Set[int], few: int) -> list[Set[int]]:
     """Return the segments of ``small`` to merge, with each other and with the ``uncovered`` fragments; always those of
     a ``few`` rows.
     """
