@@ -256,7 +256,7 @@ def test_an_entity_of_another_source_is_not_taken(
 def test_names_that_differ_in_case_or_form_only_are_sources_of_their_own_on_any_disk(
     git_server: GitServer, fleet: Fleet, tmp_path: Path
 ) -> None:
-    names = ["Org/App", "org/app", "org/caf\u00e9", "org/cafe\u0301"]
+    names = ["Org/App", "org/app", "org/\u00fc", "org/u\u0308"]
     trees = {}
     for number, name in enumerate(names):
         (git_server.root / name).parent.mkdir(exist_ok=True)
