@@ -158,7 +158,7 @@ def names_in(query: str) -> list[str]:
 def query_form(query: str) -> QueryForm:
     """Return whether ``query`` is a phrase, a question or a sentence.
 
-    Keywords name a subject, and so do questions; a sentence with an article, as in a doc comment, describes one place.
+    Keywords name a subject, and so do questions; a sentence with an article, as in a doc comment, describes one item.
     "usage" is a question about how to use something, what it is, or why.
 
     >>> query_form("retry backoff"), query_form("how is the cache flushed"), query_form("Return the path of a lease")

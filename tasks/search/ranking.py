@@ -48,7 +48,7 @@ class Weights:
     Windows gain shares of the best score: ``file`` for the best window of the file with most windows, less for other
     files; ``stem`` for a file name with all words of the query, or a share of it; ``again`` for each better window of
     the same file. These apply to queries about a subject: phrases of up to ``phrase_words`` telling words and questions
-    of up to ``question_words``. They fade for longer ones, and do not apply to sentences, which describe one place.
+    of up to ``question_words``. They fade for longer ones, and do not apply to sentences, which describe one item.
 
     A few lines of code show their meaning; prose takes a paragraph, and even then words say more.
     """

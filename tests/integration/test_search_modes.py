@@ -56,17 +56,17 @@ FILES = {
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with the default model over ``web`` and ``docs``, and the same names in another tenant."""
-    place = tmp_path_factory.mktemp("modes")
-    write(place / "web", FILES)
-    write(place / "docs", {"net/cars.md": "Bicycles have two wheels.\n", "guide.md": "Read the manual first.\n"})
-    write(place / "foreign", {"net/client.py": "def get_http_response(url): ...\n"})
+    location = tmp_path_factory.mktemp("modes")
+    write(location / "web", FILES)
+    write(location / "docs", {"net/cars.md": "Bicycles have two wheels.\n", "guide.md": "Read the manual first.\n"})
+    write(location / "foreign", {"net/client.py": "def get_http_response(url): ...\n"})
     for source, entity in (
         ("web", "source:web"),
         ("docs", "source:docs"),
         ("foreign", "org:other/project:x/source:foreign"),
     ):
-        dl.index(str(place / source), workspace=str(place / "ws"), entity=entity)
-    return place / "ws"
+        dl.index(str(location / source), workspace=str(location / "ws"), entity=entity)
+    return location / "ws"
 
 
 def write(folder: Path, files: dict[str, str]) -> None:

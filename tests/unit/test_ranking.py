@@ -213,7 +213,7 @@ def test_a_window_behind_others_of_its_file_is_as_likely_as_before() -> None:
     assert own == pytest.approx({each.first: each.fit for each in further[1:]})
 
 
-def test_long_queries_and_sentences_describe_one_place_and_let_files_decide_less() -> None:
+def test_long_queries_and_sentences_describe_one_location_and_let_files_decide_less() -> None:
     def first(words: int, form: QueryForm) -> str:
         windows = [window("a.py", 1, 10), *(window("b.py", at * 40, 9.4) for at in range(4)), window("c.py", 1, 0)]
         return arranged(windows, [f"w{at}" for at in range(words)], form)[0].path
@@ -283,5 +283,5 @@ def test_likelihoods_and_labels_are_in_the_order_of_scores(scores: list[float], 
     assert likely == sorted(likely)
     assert 0 <= likely[0] <= likely[-1] <= 1
     order = ["weak", "likely", "strong"]
-    places = [order.index(label(each)) for each in likely]
-    assert places == sorted(places)
+    locations = [order.index(label(each)) for each in likely]
+    assert locations == sorted(locations)
