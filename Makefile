@@ -23,6 +23,8 @@ SOAK_WORKSPACES ?= 500
 # The tests of `make quick`: pure functions, models of the protocols, and one command from end to end.
 QUICK := tests/unit tests/property tests/integration/test_grep.py
 PYTEST := -m pytest -n $(JOBS) --dist loadgroup
+# Tests start hundreds of interpreters: without cached bytecode, each takes two to three times the CPU time.
+export PYTHONDONTWRITEBYTECODE :=
 
 # An emulator of Azure's blob storage; newer releases need a newer Node.js than Debian has.
 AZURITE_VERSION := 3.34.0

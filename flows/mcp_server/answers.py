@@ -36,7 +36,7 @@ _RESERVED_BYTES = 300
 
 class LinesFound(BaseModel):
     """A window of lines; ``file`` can be opened. Numbers are 1-based; ``line`` and ``text`` are its best line,
-    ``column`` is where that matches, ``symbol`` is the definition around it, and ``anchor`` the place in a document:
+    ``column`` is where that matches, ``symbol`` is the definition around it, and ``anchor`` the position in a document:
     a page, a cell; ``fragment`` opens it behind ``#``. ``url`` is the permanent link to share. Results are sorted by
     ``score``."""
 
@@ -134,11 +134,11 @@ class ContextAnswer(BaseModel):
     more: str | None = None
 
     def text(self) -> str:
-        """Return the place and the numbered lines."""
-        place = f"{self.path}:{self.start_line}-{self.end_line}{f'  {self.url}' if self.url else ''}"
+        """Return the location and the numbered lines."""
+        location = f"{self.path}:{self.start_line}-{self.end_line}{f'  {self.url}' if self.url else ''}"
         changed = [] if self.current else ["The document has changed since, or is gone."]
         numbered = (f"{number}: {line}" for number, line in enumerate(self.lines, start=self.start_line))
-        return "\n".join([place, *changed, *numbered, *filter(None, [self.more])])
+        return "\n".join([location, *changed, *numbered, *filter(None, [self.more])])
 
 
 def shown_lines(window: LinesFound, *, with_source: bool) -> str:

@@ -107,7 +107,7 @@ def print_traceback() -> None:
         print(printable(redacted(line)), file=sys.stderr)
 
 
-_STYLES = {"place": "1;36", "dim": "2", "definition": "32", "changed": "33", "best": "1;33"}
+_STYLES = {"location": "1;36", "dim": "2", "definition": "32", "changed": "33", "best": "1;33"}
 """The attributes of each part, as ECMA-48 numbers them (Select Graphic Rendition)."""
 
 
@@ -153,9 +153,9 @@ def _exact_line(hit: Mapping[str, Any], with_source: bool, styled: bool) -> str:
     text = ""
     for number, line in enumerate(hit["context"], start=hit["start_line"]):
         mark = ":" if number == hit["line"] else "-"
-        place = _styled(f"{source}{printable(hit['path'])}{mark}{number}{mark}", "place", styled)
-        place = _linked(place, hit.get("url") if mark == ":" else None, styled)
-        text += f"{place}{_styled(printable(line), 'best' if mark == ':' else 'dim', styled)}\n"
+        location = _styled(f"{source}{printable(hit['path'])}{mark}{number}{mark}", "location", styled)
+        location = _linked(location, hit.get("url") if mark == ":" else None, styled)
+        text += f"{location}{_styled(printable(line), 'best' if mark == ':' else 'dim', styled)}\n"
     return text + ("--\n" if len(hit["context"]) > 1 else "")
 
 
@@ -171,14 +171,14 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
     freshness = hit.get("freshness")
     line = hit["line_now"] if freshness == "moved" else hit["line"]
     column = f":{hit['column']}" if is_clipped(hit["text"]) else ""
-    header = _styled(f"{printable(hit['path'])}:{line}{column}", "place", styled)
+    header = _styled(f"{printable(hit['path'])}:{line}{column}", "location", styled)
     url, is_here = hit.get("url"), folder is not None and hit["path"] != "-"
     opened = Path(folder, hit["path"]).as_uri() if folder is not None and is_here else url
     if is_here and hit.get("fragment") is not None:
         opened = f"{opened}#{hit['fragment']}"
     header = _linked(header, opened, styled)
     if hit.get("anchor") is not None:
-        header += part(printable(hit["anchor"]), "place")
+        header += part(printable(hit["anchor"]), "location")
     if hit["score"] is not None:
         header += part(" ".join([f"{hit['score']:.2f}", *([hit["label"]] if hit.get("label") else [])]), "dim")
     if hit.get("symbol") is not None:

@@ -1,7 +1,7 @@
 """Encode and decode outlines: the definitions that enclose or begin in a block of lines (decision 0012).
 
 The outline of a block is stored in its first row. For a document from which text was extracted, it also has anchors:
-the places in the file where its lines come from.
+the positions in the file that its lines come from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OUTLINE_COLUMN = "outline"
 _ANCHOR = "@"
 """Marks an anchor, in the position of a kind."""
 _UNREACHED = (".bz2", ".gz", ".lz4", ".xz", ".zst", ".zstd")
-"""A viewer opens none of these at a place inside."""
+"""No viewer opens these at a position inside the file."""
 _SEPARATORS = re.compile(r"<[^<>]*>|::|->|\s*>\s*|[.\\#/:]")
 """Separators of the names in a qualified name, in outlines and in queries of any language."""
 
@@ -56,7 +56,7 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A place in a file that a viewer can open, ``cell 7`` or ``p. 12``, and the lines of extracted text from there.
+    """A position in a file that a viewer can open, ``cell 7`` or ``p. 12``, and the lines of extracted text from there.
 
     Lines are 0-based and both ends are included.
     """
