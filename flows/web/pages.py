@@ -265,18 +265,32 @@ def _crumbs(source: str, path: str, branch: str | None) -> list[tuple[str, str]]
 def _entries(folder: Folder, branch: str | None, shown: str = "") -> list[dict[str, Any]]:
     """Return the entries of a folder, or those around the document ``shown`` in it."""
     at = f"{folder.path}/" if folder.path else ""
-    found: list[dict[str, Any]] = [
-        {"name": f"{name}/", "link": folder_link(folder.source, at + name, branch), "documents": count, "reason": None}
-        for name, count in folder.folders
-    ]
-    for name, lines, reason in folder.documents:
+    found: list[dict[str, Any]] = []
+    for name, count in folder.folders:
+        link = folder_link(folder.source, at + name, branch)
+        found.append({"name": f"{name}/", "link": link, "documents": count, "reason": None, "is_shown": False})
+    for name, size, reason in folder.documents:
         link = document_link(folder.source, at + name, 1, branch).partition("#")[0] if reason is None else ""
-        found.append({"name": name, "link": link, "lines": lines, "reason": reason, "is_shown": at + name == shown})
+        found.append(
+            {"name": name, "link": link, "size": _size(size), "reason": reason, "is_shown": at + name == shown}
+        )
     if shown:
-        here = next((n for n, each in enumerate(found) if each.get("is_shown")), 0)
+        here = next((n for n, each in enumerate(found) if each["is_shown"]), 0)
         first = max(0, min(here - MAX_BESIDE // 2, len(found) - MAX_BESIDE))
         found = [each for each in found[first : first + MAX_BESIDE] if each["link"]]
     return found
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes for people.
+
+    Examples:
+        >>> _size(999), _size(12_345), _size(3_400_000)
+        ('999 B', '12.3 kB', '3.4 MB')
+    """
+    if count < 1_000:
+        return f"{count} B"
+    return f"{count / 1e3:,.1f} kB" if count < 1e6 else f"{count / 1e6:,.1f} MB"
 
 
 def folder_page(folder: Folder, branch: str | None = None) -> bytes:

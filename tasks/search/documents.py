@@ -92,7 +92,7 @@ class Folder:
     """The content of a folder of a source as it was indexed; its ``path`` is empty for the root.
 
     ``folders`` are names with the number of documents below each, ``documents`` are the names of documents with their
-    lines, and the reason if they were skipped, both by name. ``left_out`` counts further ones.
+    sizes in bytes, and the reason if they were skipped, both by name. ``left_out`` counts further ones.
     """
 
     source: str
@@ -111,7 +111,7 @@ def read_folder(workspace: Workspace, source: str, path: str, *, within: Entity 
     is_visible = is_unicode(path) and (within is None or is_within(entity, within))
     prefix = f"{path}/" if path else ""
     if is_visible and workspace.readable_source(entity) is not None:
-        rows = workspace.manifest(entity).read([prefix] if prefix else None, columns=["path", "lines", "reason"])
+        rows = workspace.manifest(entity).read([prefix] if prefix else None, columns=["path", "size_bytes", "reason"])
         if len(rows) or not path:
             return _folder(source, path, rows, limit)
     raise NotIndexed("No such folder is indexed", path or source, "Start at the sources.")
@@ -124,7 +124,7 @@ def _folder(source: str, path: str, rows: pa.Table, limit: int) -> Folder:
     counted = sorted((each["values"], each["counts"]) for each in pc.value_counts(tops).to_pylist())
     inside = rows.set_column(0, "path", names).filter(pc.invert(is_below)).sort_by("path")
     folders, room = tuple(counted[:limit]), max(0, limit - len(counted))
-    documents = tuple((row["path"], row["lines"] or 0, row["reason"]) for row in inside.slice(0, room).to_pylist())
+    documents = tuple((row["path"], row["size_bytes"] or 0, row["reason"]) for row in inside.slice(0, room).to_pylist())
     left_out = len(counted) + len(inside) - len(folders) - len(documents)
     return Folder(source, path, folders, documents, left_out)
 
