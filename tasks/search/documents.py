@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.deltas.delta_index import ADD
-from driftline.storage.entities import Entity, is_within
+from driftline.storage.entities import Boundary, Entity, is_within
 from driftline.storage.errors import NotIndexed
 from driftline.storage.globs import is_unicode
 from driftline.storage.lines.filters import LineFilter, normalise
@@ -64,11 +64,11 @@ def document_page(
     dirs: Sequence[str] = (),
     exts: Sequence[str] = (),
     *,
-    within: Entity | None = None,
+    within: Boundary | None = None,
     limit: int,
     after: DocumentCursor | None = None,
 ) -> DocumentPage:
-    """Return at most ``limit`` documents after ``after``, of the ``sources`` (default: all) at or below ``within``.
+    """Return at most ``limit`` documents after ``after``, of the ``sources`` (default: all) ``within`` a boundary.
 
     ``dirs`` include everything below them. Raises UsageError for a directory outside of its source, StorageError.
     """
@@ -102,13 +102,13 @@ class Folder:
     left_out: int
 
 
-def read_folder(workspace: Workspace, source: str, path: str, *, within: Entity | None = None, limit: int) -> Folder:
-    """Return the folder ``path`` of a source at or below ``within``, with at most ``limit`` entries.
+def read_folder(workspace: Workspace, source: str, path: str, *, within: Boundary | None = None, limit: int) -> Folder:
+    """Return the folder ``path`` of a source ``within`` a boundary, with at most ``limit`` entries.
 
     Raises NotIndexed for anything else, BadEntity, StorageError.
     """
     entity = Entity.parse(source, workspace.config.hierarchy)
-    is_visible = is_unicode(path) and (within is None or is_within(entity, within))
+    is_visible = is_unicode(path) and (within is None or within.allows(entity))
     prefix = f"{path}/" if path else ""
     if is_visible and workspace.readable_source(entity) is not None:
         rows = workspace.manifest(entity).read([prefix] if prefix else None, columns=["path", "size_bytes", "reason"])
