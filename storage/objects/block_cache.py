@@ -65,7 +65,7 @@ ATTEMPTS = 3
 
 _IMMUTABLE = re.compile(r"\.lance/(?:tree/.+/)?(data|_indices|_deletions)/")
 """The files of a table whose names are never used again, unlike those of versions."""
-_BLOCK_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-([0-9a-f]{8})")
+_BLOCK_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-([0-9a-f]{8})-[0-9a-f]{8}")
 _TEMPORARY = ".tmp-"
 _RANGE = re.compile(rb"\r\nrange: *bytes=(\d+)-(\d+)\r\n", re.IGNORECASE)
 
@@ -106,16 +106,19 @@ class Block:
         return cls(start, start + len(data), size, zlib.crc32(data))
 
     @classmethod
-    def named(cls, name: str) -> Block | None:
-        """Return the block of a file name; None for a name of anything else."""
+    def named(cls, file: str, name: str) -> Block | None:
+        """Return the block of ``file`` that has this name; None for any other name, also that of another file's block.
+        """
         match = _BLOCK_NAME.fullmatch(name)
         if match is None:
             return None
-        return cls(int(match[1]), int(match[1]) + int(match[2]), int(match[3]), int(match[4], 16))
+        block = cls(int(match[1]), int(match[1]) + int(match[2]), int(match[3]), int(match[4], 16))
+        return block if block.name_in(file) == name else None
 
-    @property
-    def name(self) -> str:
-        return f"{self.start}-{self.end - self.start}-{self.size}-{self.checksum:08x}"
+    def name_in(self, file: str) -> str:
+        """Return the name of the block among those of ``file``, which ends with a checksum of both."""
+        told = f"{self.start}-{self.end - self.start}-{self.size}-{self.checksum:08x}"
+        return f"{told}-{zlib.crc32(f'{file}/{told}'.encode()):08x}"
 
     def holds(self, data: bytes) -> bool:
         """Return whether ``data`` are the bytes of this block, whole and unchanged."""
@@ -126,8 +129,8 @@ class BlockCache:
     """Blocks of files below ``folder``, which processes share: at most ``max_bytes``; the least recently used are
     evicted.
 
-    A block is written under another name and renamed, and its name has its length and checksum: a block that a crash or
-    a full disk truncated is a miss. A disk that cannot be written to makes the cache useless, not wrong. Thread-safe.
+    A block is written under another name and renamed, and its name has its length and checksum, and a checksum of file
+    and name: a block that a crash or a full disk truncated, or that took the place of another, is a miss. A disk that cannot be written to makes the cache useless, not wrong. Thread-safe.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -144,11 +147,11 @@ class BlockCache:
             names = os.listdir(self.folder / file)
         except OSError:
             return []
-        return [block for block in map(Block.named, names) if block]
+        return [block for name in names if (block := Block.named(file, name))]
 
     def read(self, file: str, block: Block) -> bytes | None:
         """Return the bytes of a block; None if it was evicted or is damaged."""
-        path = self.folder / file / block.name
+        path = self.folder / file / block.name_in(file)
         try:
             data = path.read_bytes()
             os.utime(path)
@@ -170,7 +173,7 @@ class BlockCache:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
             temporary.write_bytes(data)
-            temporary.replace(folder / block.name)
+            temporary.replace(folder / block.name_in(file))
         except OSError as error:
             log.debug("Blocks are not kept in %s: %s", self.folder, error)
             self._is_writable = False
