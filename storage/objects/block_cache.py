@@ -107,8 +107,7 @@ class Block:
 
     @classmethod
     def named(cls, file: str, name: str) -> Block | None:
-        """Return the block of ``file`` that has this name; None for any other name, also that of another file's block.
-        """
+        """Return the block of ``file`` that has this name; None for any other name, such as a block of another file."""
         match = _BLOCK_NAME.fullmatch(name)
         if match is None:
             return None
@@ -129,8 +128,9 @@ class BlockCache:
     """Blocks of files below ``folder``, which processes share: at most ``max_bytes``; the least recently used are
     evicted.
 
-    A block is written under another name and renamed, and its name has its length and checksum, and a checksum of file
-    and name: a block that a crash or a full disk truncated, or that took the place of another, is a miss. A disk that cannot be written to makes the cache useless, not wrong. Thread-safe.
+    A block is written under another name and renamed. Its name has its length and checksum, and a checksum of file and
+    name: a block that a crash or a full disk truncated, or that took the place of another, is a miss. A disk that
+    cannot be written to makes the cache useless, not wrong. Thread-safe.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:

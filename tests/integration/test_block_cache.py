@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -242,7 +242,9 @@ class Objects:
 
     def __init__(self) -> None:
         random = Random(1)
-        self.files = {f"t.lance/{place}/{n}": random.randbytes(40_000) for place in ("data", "_indices/u") for n in "ab"}
+        self.files = {
+            f"t.lance/{place}/{n}": random.randbytes(40_000) for place in ("data", "_indices/u") for n in "ab"
+        }
         self.reads = 0
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
@@ -293,13 +295,13 @@ def fuzz(blocks: list[Path], random: Random) -> None:
 
 
 def swap_contents(blocks: list[Path], random: Random) -> None:
-    for one, other in zip(blocks, blocks[1:], strict=False):
+    for one, other in pairwise(blocks):
         exchange(one, other)
 
 
 def swap_files(blocks: list[Path], random: Random) -> None:
     folders = sorted({block.parent for block in blocks})
-    for one, other in zip(folders, folders[1:], strict=False):
+    for one, other in pairwise(folders):
         exchange(one, other)
 
 
