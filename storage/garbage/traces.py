@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from driftline.storage.errors import AlreadyExists, CorruptFile, ObjectNotFound, PreconditionFailed
-from driftline.storage.layout import BRANCH, CLEANUP, Kind, branch_of_lease, is_tenant, parse_name
+from driftline.storage.layout import BRANCH, CLEANUP, Kind, branch_of_lease, is_tenant, parse_name, table_fingerprint
 from driftline.storage.leases.lease import look
 from driftline.storage.objects.store import ObjectInfo, ObjectStore
 from driftline.storage.workspace.records import FORMAT_VERSION, BranchRecord, parse_record, read_record
@@ -47,6 +47,8 @@ class CleanupRecord(BaseModel):
 
     format_version: int = FORMAT_VERSION
     workspace_id: str
+    models: tuple[str | None, ...]
+    """The fingerprints of the current embeddings; others make tables superseded."""
     listed: datetime
     clean: Mapping[str, Mapping[str, LeaseState]] = Field(default_factory=dict)
 
@@ -56,12 +58,14 @@ class Traces:
     """What leases tell of garbage: the directories of ``suspects``, the tenants that must be listed.
 
     ``leases`` has the state of all leases of each tenant; None for a tenant that is in use, or was abandoned.
-    ``listed`` is the time of the last complete listing; None if everything must be listed.
+    ``listed`` is the time of the last complete listing; None if everything must be listed. ``version`` is that of the
+    record; None without one.
     """
 
     suspects: frozenset[str]
     leases: Mapping[str, Mapping[str, LeaseState] | None]
     listed: datetime | None
+    version: str | None
 
 
 def read_traces(workspace: Workspace, *, now: datetime, full: bool = False) -> Traces:
@@ -71,9 +75,10 @@ def read_traces(workspace: Workspace, *, now: datetime, full: bool = False) -> T
     WorkspaceTooNew, AccessDenied, StorageError.
     """
     objects = workspace.objects
-    record = _read(workspace)
+    record, version = _read(workspace)
     expired = record is None or abs(now - record.listed) >= FULL_EVERY
-    known = record.clean if record is not None and not (full or expired) else {}
+    is_valid = record is not None and not (full or expired) and record.models == _models(workspace)
+    known = record.clean if record is not None and is_valid else {}
     suspects: set[str] = set()
     leases: dict[str, Mapping[str, LeaseState] | None] = {}
     for tenant in filter(is_tenant, objects.list_dirs()):
@@ -83,7 +88,8 @@ def read_traces(workspace: Workspace, *, now: datetime, full: bool = False) -> T
         leases[tenant] = whole if len(whole) == len(states) else None
         if tenant not in known or leases[tenant] is None or _tells_of_garbage(whole, known[tenant]):
             suspects.add(tenant)
-    return Traces(frozenset(suspects), leases, None if full or expired or record is None else record.listed)
+    listed = None if full or expired or record is None else record.listed
+    return Traces(frozenset(suspects), leases, listed, version)
 
 
 def _states(
@@ -132,26 +138,48 @@ def write_traces(workspace: Workspace, traces: Traces, *, now: datetime, garbage
     left = {*garbage}
     clean = {tenant: leases for tenant, leases in traces.leases.items() if leases is not None and tenant not in left}
     record = CleanupRecord(
-        workspace_id=workspace.config.workspace_id, listed=now if traces.listed is None else traces.listed, clean=clean
+        workspace_id=workspace.config.workspace_id,
+        models=_models(workspace),
+        listed=now if traces.listed is None else traces.listed,
+        clean=clean,
     )
-    objects, data = workspace.objects, record.model_dump_json(exclude_defaults=True).encode()
-    write = partial(objects.create, CLEANUP, data)
-    try:
-        _, version = objects.get_versioned(CLEANUP)
-        write = partial(objects.replace, CLEANUP, data, version)
-    except ObjectNotFound:
-        pass
-    try:
-        write()
-    except (AlreadyExists, PreconditionFailed):
-        return
+    objects, data = workspace.objects, record.model_dump_json(exclude_none=True).encode()
+    with suppress(AlreadyExists, PreconditionFailed):
+        if traces.version is None:
+            objects.create(CLEANUP, data)
+        else:
+            objects.replace(CLEANUP, data, traces.version)
 
 
-def _read(workspace: Workspace) -> CleanupRecord | None:
-    """Return the record of this workspace; None without one. A damaged one only costs a listing."""
+def _models(workspace: Workspace) -> tuple[str | None, ...]:
+    config = workspace.config
+    return config.fingerprint, config.deep.fingerprint if config.deep else None
+
+
+def tenants_with_other_models(workspace: Workspace, tables: Iterable[str]) -> set[str]:
+    """Return the directories of the tenants that have tables of models other than the current ones.
+
+    Without a trace, the last of their documents may move to the current model.
+    """
+    current = dict(zip(("line", "deep"), _models(workspace), strict=True))
+    found: set[str] = set()
+    for path in tables:
+        tenant, _, name = path.partition("/_tables/")
+        of_kinds = {kind: table_fingerprint(name, kind) for kind in current}
+        if any(known is not None and known != current[kind] for kind, known in of_kinds.items()):
+            found.add(tenant)
+    return found
+
+
+def _read(workspace: Workspace) -> tuple[CleanupRecord | None, str | None]:
+    """Return the record, if it is one of this workspace, and the version of its file. A damaged one costs a listing."""
     objects: ObjectStore = workspace.objects
     try:
-        record = parse_record(objects, CLEANUP, objects.get(CLEANUP), CleanupRecord)
-    except (ObjectNotFound, CorruptFile):
-        return None
-    return record if record.workspace_id == workspace.config.workspace_id else None
+        data, version = objects.get_versioned(CLEANUP)
+    except ObjectNotFound:
+        return None, None
+    try:
+        record = parse_record(objects, CLEANUP, data, CleanupRecord)
+    except CorruptFile:
+        return None, version
+    return (record if record.workspace_id == workspace.config.workspace_id else None), version
