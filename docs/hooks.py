@@ -192,6 +192,17 @@ def _default(parameter: Any) -> str:
     return "" if parameter.default in (None, "") else f"`{parameter.default}`"
 
 
+def options(argument: str, meanings: Mapping[str, str]) -> str:
+    """The options of the search action, in the order of their positions."""
+    rows = []
+    offered = {row.argument: row for row in _load("driftline.tasks.search.request:options_in")("action").values()}
+    for name in [name for name in inspect.signature(_load(argument)).parameters if name in offered]:
+        row = offered[name]
+        default = "" if row.default is None else f"`{_written(row.default).replace('False', 'false')}`"
+        rows.append((f"`{name}`", default, row.help))
+    return _table(("Argument", "Default", "Meaning"), rows)
+
+
 # -- errors ----------------------------------------------------------------------------------------
 
 
@@ -345,6 +356,7 @@ def _recorded(name: str) -> Mapping[str, Any]:
 
 PARTS: Mapping[str, Callable[[str, Mapping[str, str]], str]] = {
     "cli": cli,
+    "options": options,
     "figures": figures,
     "recorded": recorded,
     "errors": errors,

@@ -1,6 +1,6 @@
 """The damage matrix: each kind of file of a workspace, damaged in each way, and what commands make of it.
 
-``python -m tests.faults.damage`` prints it as a table (``make damage``).
+``python -m tests.faults.damage`` prints it as a table; ``make damage`` writes that to ``damage.md``.
 """
 
 from __future__ import annotations
