@@ -49,7 +49,7 @@ STALE_SECONDS = 3600
 
 LINGER_SECONDS = 0.002
 """How long a read waits for others of the same file, which are merged with it."""
-MERGED_GAP_BYTES = 256 * 2**10
+MERGED_GAP_BYTES = 2**20
 """Ranges of a file that are nearer than this are read with one request."""
 TAIL_BYTES = 2**16
 """What Lance reads of a file first: its end."""

@@ -43,7 +43,7 @@ from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.scanning.scan import holds_records
-from driftline.tasks.search.links import Links, find_links
+from driftline.tasks.search.links import Links, SourceRecords, find_links
 from driftline.tasks.search.ranking import WEIGHTS, Weights, count_words
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
@@ -463,25 +463,6 @@ def match_in(line: str, query: str) -> int:
         if not held[word]:
             del held[word]
     return best
-
-
-@dataclass(slots=True)
-class SourceRecords:
-    """The records of the sources of a search, each read once."""
-
-    workspace: Workspace
-    _read: dict[str, SourceRecord | None] = field(default_factory=dict)
-
-    def get(self, entity: str) -> SourceRecord | None:
-        """Return the record of a source; None if it was removed."""
-        if entity not in self._read:
-            self._read[entity] = self.workspace.readable_source(Entity.parse(entity, self.workspace.config.hierarchy))
-        return self._read[entity]
-
-    def redaction(self, entity: str) -> Redaction:
-        """Return how the text of a source is redacted."""
-        record = self.get(entity)
-        return record.redact if record is not None else DEFAULT_REDACTION
 
 
 def distinct_windows(find: Callable[[int], Sequence[Window]], limit: int, records: SourceRecords) -> list[Window]:

@@ -12,7 +12,8 @@ import hashlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
@@ -20,6 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 from cachetools import LRUCache, TTLCache
 
 from driftline.storage.credentials import split_mark
+from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.deltas.manifest import token_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
@@ -65,6 +67,49 @@ _FIELD = re.compile(r"\{(\w*)\}")
 _TEMPLATE = re.compile(r"https?://[^/@\\\"<>^`|\s]+/[!-~]*")
 _HOST = re.compile(r"(?:[a-z0-9_-]+\.)+[a-z0-9-]+|localhost|\[[0-9a-f:.]+\]")
 _SCP = re.compile(r"(?:[^@/:]+@)?(?P<host>[^@/:\[\]]+|\[[^]]+\]):(?P<path>[^:].*)")
+
+
+MAX_RECORDS_AHEAD = 4
+_NEEDED: LRUCache[str, tuple[str, ...]] = LRUCache(64)
+"""The sources whose records the last searches of each bucket needed."""
+
+
+@dataclass(slots=True)
+class SourceRecords:
+    """The records of the sources of a search, each read once."""
+
+    workspace: Workspace
+    _read: dict[str, SourceRecord | None] = field(default_factory=dict)
+    _coming: dict[str, Future[SourceRecord | None]] = field(default_factory=dict)
+
+    def get(self, entity: str) -> SourceRecord | None:
+        """Return the record of a source; None if it was removed."""
+        if entity not in self._read:
+            coming = self._coming.get(entity)
+            self._read[entity] = coming.result() if coming else self._record(entity)
+            _NEEDED[self._uri] = tuple(dict.fromkeys((entity, *_NEEDED.get(self._uri, ()))))[:MAX_RECORDS_AHEAD]
+        return self._read[entity]
+
+    def read_ahead(self, threads: Executor, entities: Iterable[str] | None = None) -> None:
+        """Begin to read the records of a few ``entities`` in a bucket, by default those that searches needed last."""
+        if self.workspace.objects.is_local:
+            return
+        wanted = _NEEDED.get(self._uri, ()) if entities is None else entities
+        for entity in list(wanted)[:MAX_RECORDS_AHEAD]:
+            if entity not in self._coming and entity not in self._read:
+                self._coming[entity] = threads.submit(self._record, entity)
+
+    def _record(self, entity: str) -> SourceRecord | None:
+        return self.workspace.readable_source(Entity.parse(entity, self.workspace.config.hierarchy))
+
+    @property
+    def _uri(self) -> str:
+        return self.workspace.objects.uri
+
+    def redaction(self, entity: str) -> Redaction:
+        """Return how the text of a source is redacted."""
+        record = self.get(entity)
+        return record.redact if record is not None else DEFAULT_REDACTION
 
 
 # -- addresses ---------------------------------------------------------------------------------
