@@ -213,7 +213,7 @@ class _Cleanup:
         return (*deletion.deleted, *rest)
 
     def _survey(self) -> Survey:
-        """Survey all tenants, or those that may hold garbage; note what would be garbage at any age."""
+        """Survey all tenants, or tenants that may hold garbage; note what would be garbage at any age."""
         tenants = None if self._report.full else self._traces.suspects
         surveyed = survey(self._workspace, self._catalog, tenants)
         ever = find_orphans(

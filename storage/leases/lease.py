@@ -271,7 +271,7 @@ class Sighting:
     """The state of a lease file: ``is_free`` if ``acquire`` would succeed without waiting, ``version`` of the file.
 
     ``holder`` describes the holder in words. ``is_abandoned`` is true if the lease is free because its holder has died.
-    ``token`` is that of the last holder; ``failures`` counts those that failed or did not release it.
+    ``token`` is that of the last holder; ``failures`` counts the holders that failed or did not release it.
     """
 
     is_free: bool
