@@ -91,7 +91,7 @@ class SourceRecords:
         return self._read[entity]
 
     def read_ahead(self, threads: Executor, entities: Iterable[str] | None = None) -> None:
-        """Begin to read the records of a few ``entities`` in a bucket, by default of the sources that were needed last."""
+        """Begin to read the records of a few ``entities`` in a bucket, by default the ones that were needed last."""
         if self.workspace.objects.is_local:
             return
         wanted = _NEEDED.get(self._uri, ()) if entities is None else entities
