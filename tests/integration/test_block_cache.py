@@ -161,6 +161,46 @@ def test_the_server_answers_only_its_process_and_only_reads(
     assert others["aws_access_key_id"] != secret
 
 
+def test_a_version_of_a_table_is_kept_only_under_the_etag_that_was_just_listed(tmp_path: Path) -> None:
+    class Changing:
+        identity, credentials = "changing", ()
+        content, reads = b"one", 0
+
+        @property
+        def etag(self) -> str:
+            return f'"{self.content.decode()}"'
+
+        def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
+            self.reads += 1
+            return self.content[start:end], len(self.content), self.etag
+
+        def page(self, prefix: str, after: str) -> tuple[list[tuple[str, int, str, str]], bool]:
+            return [("t.lance/_versions/1.manifest", len(self.content), self.etag, "2026-01-01")], False
+
+    bucket = Changing()
+
+    def read(server: ReadServer, *, lists: bool = True) -> tuple[bytes, int]:
+        options, before = server.options(bucket), bucket.reads
+        credential = f"AWS4-HMAC-SHA256 Credential={options['aws_access_key_id']}/20260101/us-east-1/s3/aws4_request"
+        for path in (*(["?list-type=2&prefix=t.lance/_versions/"] if lists else []), "/t.lance/_versions/1.manifest"):
+            url = f"{options['aws_endpoint']}/bucket{path}"
+            request = urllib.request.Request(url, headers={"Authorization": credential})
+            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
+                data = answer.read()
+        return data, bucket.reads - before
+
+    server = ReadServer(tmp_path, 10**6)
+    assert read(server) == (b"one", 1)
+    until(lambda: blocks_in(tmp_path), "the version is on the disk")
+    assert read(server) == read(ReadServer(tmp_path, 10**6)) == (b"one", 0)
+    assert read(server, lists=False) == (b"one", 1)
+    bucket.content = b"two"  # another table at the same place
+    assert read(server, lists=False) == (b"two", 1)
+    assert read(server) == (b"two", 1)
+    bucket.content = b"one"
+    assert read(server) == (b"one", 0)
+
+
 def test_a_read_that_fails_unforeseen_ends_for_those_who_wait_for_it(tmp_path: Path) -> None:
     class Broken:
         identity, credentials = "broken", ()
