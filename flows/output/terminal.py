@@ -62,7 +62,13 @@ def _about_documents(source: Result) -> Iterator[Text]:
     large = source.get("too_large", ())
     if large:
         from driftline.tasks.scanning.scan import has_own_limit
+        from driftline.tasks.text import MAX_TEXT_BYTES
 
+        huge = [file for file in large if file["bytes"] > MAX_TEXT_BYTES]
+        large = [file for file in large if file["bytes"] <= MAX_TEXT_BYTES]
+        if huge:
+            most = f"no option takes files above {MAX_TEXT_BYTES // 2**20} MiB: split them"
+            yield Text(f"  too large: {_named(huge)}; {most}", style="yellow")
         for option, is_own in (("--max-document-bytes", True), ("--max-file-bytes", False)):
             files = [file for file in large if has_own_limit(file["path"]) == is_own]
             if files:

@@ -96,6 +96,19 @@ _SLIDE = re.compile(r"slide (\d+)")
 _CELL = re.compile(r"[^!#]+![A-Z]{1,3}\d+")
 
 
+def place_of(anchor: str | None, line: int | str) -> str:
+    """Return the part of a location behind the path: the anchor of a document, else the line.
+
+    Examples:
+        >>> place_of("p. 12", 412), place_of("cell 7", 30), place_of("Sheet1!B7", 9), place_of(None, 4)
+        ('p12', 'cell 7', 'Sheet1!B7', '4')
+    """
+    if anchor is None:
+        return str(line)
+    page = _PAGE.fullmatch(anchor)
+    return f"p{page[1]}" if page else anchor
+
+
 def fragment_of(path: str, anchor: str | None) -> str | None:
     """Return the URL fragment that opens ``anchor`` in a document; None if no viewer understands one.
 

@@ -32,7 +32,7 @@ from driftline.storage.entities import Entity, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
 from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.exact import lines_of_document
-from driftline.storage.lines.outline import Definition, anchor_at, anchors_in, fragment_of, innermost
+from driftline.storage.lines.outline import Definition, anchor_at, anchors_in, fragment_of, innermost, place_of
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.lines.table import LINES_PER_BLOCK
@@ -580,11 +580,11 @@ class Hit:
         return {name: getattr(self, name) for name in self.__slots__} | listed
 
     def __repr__(self) -> str:
-        return f"<Hit {self.rank}. {self.path}:{self.line} {self.text.strip()[:80]!r}>"
+        return f"<Hit {self.rank}. {self.path}:{place_of(self.anchor, self.line)} {self.text.strip()[:80]!r}>"
 
     def _repr_html_(self) -> str:
         lines = enumerate(self.context, start=self.start_line)
-        return html_table((f"{self.path}:{self.line}", f"{self.score:.2f}"), lines)
+        return html_table((f"{self.path}:{place_of(self.anchor, self.line)}", f"{self.score:.2f}"), lines)
 
 
 _ARROW: Mapping[str, pa.DataType] = {
