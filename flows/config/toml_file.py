@@ -165,6 +165,8 @@ class Configuration:
     is_withheld: bool = False
     hooks: HookSettings | None = None
     redact: Redaction | None = None
+    archives: bool | None = None
+    notebook_outputs: bool | None = None
 
     def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the storage options with their references resolved. Raises UsageError."""
@@ -387,6 +389,8 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         _memory(parsed.memory, location_of(file, "[memory]")),
         hooks=_hooks(parsed.web.hooks, location_of(file, "[web.hooks]")),
         redact=parsed.redact,
+        archives=parsed.archives,
+        notebook_outputs=parsed.notebook_outputs,
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO, get_args
 from urllib.parse import urlsplit
 
-from driftline.storage.defaults import is_clipped
+from driftline.storage.defaults import container_of, is_clipped
 from driftline.storage.errors import redacted
 from driftline.storage.lines.outline import place_of
 
@@ -200,7 +200,7 @@ def _opened(hit: Mapping[str, Any], folder: str | None) -> str | None:
     if folder is None or hit["path"] == "-":
         return hit.get("url")
     fragment = hit.get("fragment")
-    return Path(folder, hit["path"]).as_uri() + (f"#{fragment}" if fragment is not None else "")
+    return Path(folder, container_of(hit["path"])).as_uri() + (f"#{fragment}" if fragment is not None else "")
 
 
 def _linked(text: str, url: str | None, styled: bool) -> str:

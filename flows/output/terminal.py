@@ -59,6 +59,9 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
 
 def _about_documents(source: Result) -> Iterator[Text]:
     """Return hints about files that are skipped or indexed incompletely, and the fix for each."""
+    unopened = sum(skip["reason"] == "archive" for skip in source["skipped"])
+    if unopened:
+        yield Text(f"  archives: {unopened:,}; --archives indexes the files inside", style="yellow")
     large = source.get("too_large", ())
     if large:
         from driftline.tasks.scanning.scan import has_own_limit

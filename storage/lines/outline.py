@@ -13,6 +13,8 @@ from functools import lru_cache
 from typing import Literal, get_args
 from urllib.parse import quote
 
+from driftline.storage.defaults import INSIDE
+
 Kind = Literal[
     "class", "enum", "function", "impl", "interface", "key", "macro", "method", "module", "namespace", "property",
     "section", "struct", "table", "trait", "type", "union", "view",
@@ -120,7 +122,7 @@ def fragment_of(path: str, anchor: str | None) -> str | None:
         >>> fragment_of("birds.xlsx", "Sheet 1!B7"), fragment_of("talk.pptx", "slide 4")
         ('Sheet%201!B7', '4')
     """
-    if anchor is None or path.lower().endswith(_UNREACHED):
+    if anchor is None or INSIDE in path or path.lower().endswith(_UNREACHED):
         return None
     if found := _PAGE.fullmatch(anchor) or _SLIDE.fullmatch(anchor):
         return f"page={found[1]}" if anchor.startswith("p") else found[1]

@@ -25,8 +25,10 @@ from driftline.storage.defaults import (
     CUT,
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_REDACTION,
+    INSIDE,
     MAX_SHOWN_CHARACTERS,
     Redaction,
+    container_of,
 )
 from driftline.storage.entities import Entity, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
@@ -43,7 +45,7 @@ from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.scanning.scan import holds_records
-from driftline.tasks.search.links import Links, find_links
+from driftline.tasks.search.links import Links, find_links, is_archive_unchanged
 from driftline.tasks.search.ranking import WEIGHTS, Weights, count_words
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
@@ -361,7 +363,7 @@ def read_excerpt(
     data = _read_excerpt(workspace, record, path, digest)
     lines = None if data is None else [] if is_extracted(path, data) else split_lines(decode(data)[0])
     first, last = max(0, line - 1 - n_lines), line - 1 + n_lines
-    current = lines is not None
+    current = lines is not None or is_archive_unchanged(workspace, entity, record, path)
     if lines and record is not None:
         part = redact_lines(lines[first : last + 1], record.redact)
     else:
@@ -520,8 +522,9 @@ def identity_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
 class Hit:
     """A window of one document. Line numbers are 1-based and both ends are included.
 
-    ``path`` is that of the document in its source, and ``file`` can be opened: an absolute path or a URI, or None for
-    standard input and removed sources. ``line`` and ``text`` are the best line, and ``column`` is where it answers the
+    ``path`` is that of the document in its source, and ``file`` can be opened: an absolute path or a URI, of the
+    archive that holds the document if one does, or None for standard input and removed sources. ``line`` and ``text``
+    are the best line, and ``column`` is where it answers the
     query. ``score`` orders the list: the probability that such a hit is right, which ``label`` classifies; in the mode
     ``vector``, it is the cosine of the best line, without a label. ``distance`` is 1 - the cosine of the best line,
     ``relevance`` the share of random pairs of lines that are farther. ``copies`` are the paths of other documents of
@@ -716,7 +719,8 @@ def file_of(records: SourceRecords, window: Window) -> str | None:
     record = records.get(window.entity)
     if record is None:
         return None
-    return os.path.join(record.uri, window.path) if "://" not in record.uri else f"{record.uri}/{window.path}"
+    path = container_of(window.path)
+    return os.path.join(record.uri, path) if "://" not in record.uri else f"{record.uri}/{path}"
 
 
 def _unchanged_text(path: str, document: Read | None, indexed_hash: str) -> str | None:
@@ -770,7 +774,9 @@ def read_documents(
 
 
 def _is_readable(source: Source, path: str) -> bool:
-    """Return whether a document is small enough to be read for a search: only records may be too large."""
+    """Return whether a document may be read for a search: none in an archive, and only records may be too large."""
+    if INSIDE in path:
+        return False
     if not holds_records(path):
         return True
     info = source.stat(path)
