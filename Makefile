@@ -23,6 +23,8 @@ SOAK_WORKSPACES ?= 500
 # The tests of `make quick`: pure functions, models of the protocols, and one command from end to end.
 QUICK := tests/unit tests/property tests/integration/test_grep.py
 PYTEST := -m pytest -n $(JOBS) --dist loadgroup
+# Tests start hundreds of interpreters: without cached bytecode, each takes two to three times the CPU time.
+export PYTHONDONTWRITEBYTECODE :=
 
 # An emulator of Azure's blob storage; newer releases need a newer Node.js than Debian has.
 AZURITE_VERSION := 3.34.0
@@ -96,6 +98,9 @@ soak: $(DEVELOPMENT) ## two hosts on a failing store, the web server, damaged wo
 proofs: $(DEVELOPMENT) ## the long proofs in full: a minute of 13 processes, hundreds of random histories
 	DRIFTLINE_SOAK_SECONDS=60 DRIFTLINE_SOAK_FACTOR=30 $(BIN)/python -m pytest --timeout 3600 \
 		tests/faults/test_soak.py tests/faults/test_compact_crash.py tests/property $(ARGS)
+
+damage: $(DEVELOPMENT) ## what each command does after each kind of damage, into tests/faults/damage.md
+	$(BIN)/python -m tests.faults.damage > tests/faults/damage.md
 
 bench: $(DEVELOPMENT) peers ## all benchmarks and their peers, into tests/benchmarks/RESULTS.md (ARGS="searching" for some)
 	$(BIN)/python tests/benchmarks/bench.py $(ARGS)

@@ -31,7 +31,7 @@ OUTSIDE = {
     "SECURITY.md": "how-it-works/security-policy.md",
     "tests/benchmarks/RESULTS.md": "benchmarks/results.md",
 }
-"""Pages of the site that lie elsewhere in the repository, and their places in the site."""
+"""Pages of the site that lie elsewhere in the repository, and their paths in the site."""
 PLOTS = "tests/benchmarks/results"
 
 _PART = re.compile(r"<!-- generated: (?P<name>[\w-]+)(?: (?P<argument>\S+))?(?P<meanings>\n.*?)?\s*-->", re.DOTALL)
@@ -53,16 +53,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     plots = {str(path.relative_to(ROOT)): f"benchmarks/results/{path.name}" for path in (ROOT / PLOTS).glob("*.svg")}
-    for source, place in {**OUTSIDE, **plots}.items():
-        files.append(File.generated(config, place, abs_src_path=str(ROOT / source)))
+    for source, page_uri in {**OUTSIDE, **plots}.items():
+        files.append(File.generated(config, page_uri, abs_src_path=str(ROOT / source)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put the generated parts into a page, and point its links at the places of the site."""
-    place = page.file.src_uri
-    source = next((source for source, moved in OUTSIDE.items() if moved == place), f"docs/{place}")
-    return fill(relocate(markdown, source, place))
+    """Put the generated parts into a page, and point its links at the paths of the site."""
+    page_uri = page.file.src_uri
+    source = next((source for source, moved in OUTSIDE.items() if moved == page_uri), f"docs/{page_uri}")
+    return fill(relocate(markdown, source, page_uri))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
@@ -80,8 +80,8 @@ def fill(markdown: str) -> str:
     return _PART.sub(_part, markdown)
 
 
-def relocate(markdown: str, source: str, place: str) -> str:
-    """The page ``source`` of the repository, with the links that it needs at ``place`` of the site."""
+def relocate(markdown: str, source: str, page_uri: str) -> str:
+    """The page ``source`` of the repository, with the links that it needs at ``page_uri`` of the site."""
 
     def link(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match["target"]))
@@ -93,7 +93,7 @@ def relocate(markdown: str, source: str, place: str) -> str:
             target = target.removeprefix("docs/")
         else:
             return match["target"]  # which MkDocs reports
-        return posixpath.relpath(target, posixpath.dirname(place))
+        return posixpath.relpath(target, posixpath.dirname(page_uri))
 
     return _LINK.sub(link, markdown)
 
@@ -190,6 +190,17 @@ def _default(parameter: Any) -> str:
     if getattr(parameter, "is_flag", False):
         return f"`{parameter.opts[0]}`" if parameter.default else ""
     return "" if parameter.default in (None, "") else f"`{parameter.default}`"
+
+
+def options(argument: str, meanings: Mapping[str, str]) -> str:
+    """The options of the search action, in the order of their positions."""
+    rows = []
+    offered = {row.argument: row for row in _load("driftline.tasks.search.request:options_in")("action").values()}
+    for name in [name for name in inspect.signature(_load(argument)).parameters if name in offered]:
+        row = offered[name]
+        default = "" if row.default is None else f"`{_written(row.default).replace('False', 'false')}`"
+        rows.append((f"`{name}`", default, row.help))
+    return _table(("Argument", "Default", "Meaning"), rows)
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -345,6 +356,7 @@ def _recorded(name: str) -> Mapping[str, Any]:
 
 PARTS: Mapping[str, Callable[[str, Mapping[str, str]], str]] = {
     "cli": cli,
+    "options": options,
     "figures": figures,
     "recorded": recorded,
     "errors": errors,

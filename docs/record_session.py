@@ -55,7 +55,7 @@ _QUESTION = re.compile(r'(?<=^```console\n)(\$ driftline sql "[^"]*")\n.*?(?=^``
 _SEARCH = re.compile(r"(?<=^```console\n)\$ driftline search .*?(?=^```$)", re.DOTALL | re.MULTILINE)
 _REMOTE_FONT = re.compile(r"@font-face \{\{.*?\}\}\n?", re.DOTALL)
 _TEXT = re.compile(r'<text class="[^"]*" x="[^"]*" y="(?P<y>[^"]*)"[^>]*>(?P<text>[^<]*)</text>')
-_RESULT = re.compile(r"^(?P<place>\S+:\d+)  (?P<score>-?\d+\.\d\d.*)$")
+_RESULT = re.compile(r"^(?P<location>\S+:\d+)  (?P<score>-?\d+\.\d\d.*)$")
 
 
 def main() -> int:
@@ -164,7 +164,7 @@ def run(command: str, folder: Path) -> str:
 def styled(line: str) -> Text:
     """Style a line of output: results bright, context dim."""
     if match := _RESULT.fullmatch(line):
-        return Text.assemble((match["place"], "bold cyan"), "  ", (match["score"], "yellow"))
+        return Text.assemble((match["location"], "bold cyan"), "  ", (match["score"], "yellow"))
     if re.match(r"^ +\d+- ", line):
         return Text(line, "bright_black")
     return Text(line)

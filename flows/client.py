@@ -187,7 +187,7 @@ class Client:
             branch: read the document as this branch has it.
 
         Returns:
-            The lines, and the place of the first one.
+            The lines, and the location of the first one.
 
         Raises:
             DriftlineError: NotIndexed for an unknown document, AccessDenied, UsageError, StorageError.

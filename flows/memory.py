@@ -300,7 +300,7 @@ class HierarchicalLTMBackend:
         """Flush pending changes and close the store.
 
         Examples:
-            >>> driftline.create_ltm_backend(storage_uri=f"{place}-closed").close()
+            >>> driftline.create_ltm_backend(storage_uri=f"{location}-closed").close()
         """
         self.core.close()
 
@@ -769,7 +769,7 @@ def create_ltm_backend(
         DriftlineError: for bad input, or if the store cannot be opened.
 
     Examples:
-        >>> driftline.create_ltm_backend(storage_uri=f"{place}-ltm").close()
+        >>> driftline.create_ltm_backend(storage_uri=f"{location}-ltm").close()
     """
     if backend != "hierarchical":
         raise UsageError("Unknown memory backend", _shown(backend), "It is 'hierarchical'.")

@@ -167,11 +167,11 @@ def fleet(
     from driftline.flows.config.toml_file import Configuration, fleets_of, open_config
     from driftline.flows.runs.fleet import FleetRequest, summary, sync_fleets
 
-    place, found = workspace_named(workspace), fleets_of(fleets) if fleets else open_config(None).fleets
-    configuration = Configuration(Path("fleets"), place, model, fleets=found, redact=redact)
+    uri, found = workspace_named(workspace), fleets_of(fleets) if fleets else open_config(None).fleets
+    configuration = Configuration(Path("fleets"), uri, model, fleets=found, redact=redact)
     configuration = replace(configuration, archives=archives, notebook_outputs=notebook_outputs)
     how = {"executor": executor, "workers": workers, "indexes": indexes}
-    request = FleetRequest(configuration, place, how, max_delete_fraction, wait_seconds, retry)
+    request = FleetRequest(configuration, uri, how, max_delete_fraction, wait_seconds, retry)
     request = replace(request, storage_options=options_of(storage_options), has_all_fleets=False)
     with flow_progress(quiet=True) as progress:
         result = attempt.with_options(name="sync")(lambda: sync_fleets(request, progress))
@@ -181,9 +181,7 @@ def fleet(
     problems = [f"{each['name']}: {problem}" for each in result["fleets"] for problem in each["problems"]]
     problems += [f"{row['path']}: {row['reason']}" for each in result["fleets"] for row in _failed(each)]
     if problems:
-        raise StorageError(
-            f"{len(problems):,} problems, first {problems[0]}", place, "See the artifact driftline-fleet."
-        )
+        raise StorageError(f"{len(problems):,} problems, first {problems[0]}", uri, "See the artifact driftline-fleet.")
     return result
 
 
@@ -242,9 +240,9 @@ def compact(
     from driftline.flows.runs.compact import CompactRequest, compact_workspace
 
     options = options_of(storage_options)
-    place = workspace_named(workspace)
+    uri = workspace_named(workspace)
     request = CompactRequest(
-        place, entity or None, max_deltas, retention_seconds, executor, workers, wait_seconds, options
+        uri, entity or None, max_deltas, retention_seconds, executor, workers, wait_seconds, options
     )
     request = replace(request, compaction_threshold=compaction_threshold)
     with flow_progress() as progress:
@@ -284,8 +282,8 @@ def cleanup(
     from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 
     options, catalog = options_of(storage_options), catalog_of(catalog_url)
-    place = workspace_named(workspace)
-    request = CleanupRequest(place, max_age_seconds, dry_run, storage_options=options, catalog_url=catalog)
+    uri = workspace_named(workspace)
+    request = CleanupRequest(uri, max_age_seconds, dry_run, storage_options=options, catalog_url=catalog)
     with flow_progress() as progress:
         work = attempt.with_options(name="cleanup")
         result = work(lambda: clean_workspace(request, progress).to_dict())
@@ -318,13 +316,13 @@ def prune(
     Returns:
         The report, as ``driftline branches prune --json`` prints it.
     """
-    options, place = options_of(storage_options), workspace_named(workspace)
+    options, uri = options_of(storage_options), workspace_named(workspace)
     with flow_progress() as progress:
 
         def work() -> dict[str, Any]:
-            opened = Workspace.open(place, options)
+            opened = Workspace.open(uri, options)
             pruned = prune_branches(opened, older_than_days=older_than_days, dry_run=dry_run, skip=progress.message)
-            return {"workspace": place, "dry_run": dry_run, "pruned": [asdict(branch) for branch in pruned]}
+            return {"workspace": uri, "dry_run": dry_run, "pruned": [asdict(branch) for branch in pruned]}
 
         result = attempt.with_options(name="prune")(work)
         progress.finish(f"{len(result['pruned']):,} branches pruned", has_changed=bool(result["pruned"]))

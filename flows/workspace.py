@@ -45,7 +45,7 @@ class Workspace:
     ``uri`` is the location of the workspace; ``storage`` is internal.
 
     Examples:
-        >>> ws = driftline.open(place)
+        >>> ws = driftline.open(location)
         >>> ws.status().total_documents
         1
         >>> [(hit.path, hit.line) for hit in ws.search("who renews the lease", top_k=1)]
@@ -364,7 +364,7 @@ def open(
             StorageError.
 
     Examples:
-        >>> driftline.open(place).status().total_documents
+        >>> driftline.open(location).status().total_documents
         1
     """
     from driftline.flows.config.locate import workspace_named
@@ -454,7 +454,7 @@ def index(
             continues from there.
 
     Examples:
-        >>> report = driftline.index(tree, workspace=place)
+        >>> report = driftline.index(tree, workspace=location)
         >>> [(source.entity, source.lines_embedded) for source in report.sources]
         [('org:default/project:default/source:tree', 0)]
     """
@@ -493,7 +493,7 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
             AccessDenied, StorageError.
 
     Examples:
-        >>> [hit.text for hit in driftline.search(place, "lease", top_k=1)]
+        >>> [hit.text for hit in driftline.search(location, "lease", top_k=1)]
         ['the holder renews the lease']
     """
     return _find(_stored(workspace), request)
@@ -540,7 +540,7 @@ def sql(
         DriftlineError: UsageError, WorkspaceNotFound, OutOfMemory, CorruptFile, AccessDenied, StorageError.
 
     Examples:
-        >>> driftline.sql(place, "SELECT path, lines FROM documents").to_pylist()
+        >>> driftline.sql(location, "SELECT path, lines FROM documents").to_pylist()
         [{'path': 'notes.md', 'lines': 1}]
     """
     from driftline.flows.config.locate import on_named_branch
@@ -650,7 +650,7 @@ def analyze_document_states(
         DriftlineError: WorkspaceNotFound, BadEntity, UsageError, SourceNotFound.
 
     Examples:
-        >>> driftline.analyze_document_states(place, "source:tree", ["notes.md"])
+        >>> driftline.analyze_document_states(location, "source:tree", ["notes.md"])
         [('notes.md', <DocumentState.UNCHANGED: 'unchanged'>)]
     """
     from driftline.tasks.scanning.scan import analyze_document_states as analyze

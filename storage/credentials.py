@@ -345,9 +345,9 @@ def redact(texts: Sequence[str], mode: Redaction) -> tuple[list[str], Counter[st
         return [*texts], counts
     redactor, found = _redactor(mode), [*texts]
     split = {at: texts[at].split("\n") for at in redactor.suspected(texts)}
-    places = [(at, number) for at, lines in split.items() for number in range(len(lines))]
-    for place in redactor.suspected([line for lines in split.values() for line in lines]):
-        at, number = places[place]
+    positions = [(at, number) for at, lines in split.items() for number in range(len(lines))]
+    for position in redactor.suspected([line for lines in split.values() for line in lines]):
+        at, number = positions[position]
         split[at][number] = redactor.line(split[at][number], counts)
     for at, lines in split.items() if counts else ():
         found[at] = "\n".join(lines)

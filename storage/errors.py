@@ -17,7 +17,7 @@
     │   ├── FingerprintMismatch   a workspace embedded with another model
     │   └── UnsafeStore           a store that ignores conditional writes
     ├── AccessDenied              exit 2: wrong or missing credentials or permissions
-    ├── CorruptFile               exit 2: a damaged or foreign file in the place of one of Driftline's
+    ├── CorruptFile               exit 2: a damaged or foreign file in place of one of Driftline's
     ├── StorageError              exit 3: the store failed; a retry may help
     │   ├── ObjectNotFound        the object does not exist
     │   ├── AlreadyExists         a create-only write of an existing object

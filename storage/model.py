@@ -167,7 +167,7 @@ class Embedder(Protocol):
         ...         return counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-9)
         ...     def embed_query(self, text):
         ...         return self.embed([text])[0]
-        >>> with driftline.MemoryStore(f"{place}-letters", embedder=Letters) as letters:
+        >>> with driftline.MemoryStore(f"{location}-letters", embedder=Letters) as letters:
         ...     letters.store("pet", "the cat sleeps", "org:home")
         ...     [hit.record.key for hit in letters.search_memory("a cat", scope="org:home")]
         ['pet']

@@ -139,7 +139,7 @@ def from_keywords(
 
 
 def spread(name: str, parameters: Sequence[inspect.Parameter]) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
-    """Let a function take ``parameters`` in the place of its parameter ``name``, which gets a dict of their values.
+    """Let a function take ``parameters`` in place of its parameter ``name``, which gets a dict of their values.
 
     Libraries that read signatures (typer, FastAPI, MCP) see the parameters as if they had been declared one by one.
     """

@@ -25,6 +25,10 @@ from tests.support.waiting import PATIENCE_SECONDS
 hypothesis.settings.register_profile("patient", parent=hypothesis.settings.default, deadline=None)
 hypothesis.settings.load_profile("patient")
 
+# Tests start hundreds of interpreters: without cached bytecode, each takes two to three times the CPU time.
+sys.dont_write_bytecode = False
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+
 pytest_plugins = ("tests.servers.emulators", "tests.servers.postgres_server", "tests.servers.prefect_server")
 
 

@@ -62,7 +62,7 @@ def index_paths(
     reports: dict[str, SourceReport] = {}
     waiting = [part for part in wanted.values() if part.entity not in taken_over]
     while waiting:
-        batch = {part.uri: part for part in reversed(waiting)}  # a run takes each place once
+        batch = {part.uri: part for part in reversed(waiting)}  # a run takes each source once
         request = IndexRequest(
             sources=tuple(batch.values()),
             workspace=workspace.objects.uri,

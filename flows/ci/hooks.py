@@ -520,7 +520,7 @@ class Hooks:
             return
         log.warning("The run of a webhook is tried again: %s", error)
         due = self.clock() + self.retry_seconds * 2 ** (waiting.attempt - 1)
-        with self._changed:  # a newer delivery takes its place
+        with self._changed:  # a newer delivery replaces it
             self._waiting.setdefault(waiting.work.key, replace(waiting, due=due, attempt=waiting.attempt + 1))
 
     def _failed(self, waiting: _Waiting, error: DriftlineError) -> None:

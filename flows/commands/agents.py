@@ -71,12 +71,12 @@ def list_agents(as_json: JsonOption = False) -> int:
     return DONE
 
 
-def _state(name: str, scope: Scope, place: Path) -> bool | None:
+def _state(name: str, scope: Scope, folder: Path) -> bool | None:
     """Return whether Driftline is installed in an agent; None, with a warning, if its configuration cannot be read."""
     from driftline.flows.config.agents import is_installed
 
     try:
-        return is_installed(name, scope, place)
+        return is_installed(name, scope, folder)
     except UsageError as error:
         warn(f"{name}: {error}")
         return None
@@ -99,9 +99,9 @@ def _change(
         what = f"No such agent: {unknown[0]}" if unknown else "Name agents, or use --all"
         raise UsageError(what, fix=f"Known agents: {', '.join(AGENTS)}.")
     scope: Scope = "user" if user else "project"
-    place = Path.home() if user else Path.cwd()
+    folder = Path.home() if user else Path.cwd()
     chosen = agents_in(scope) if every else list(names or ())
-    found = changes(chosen, scope, place, _command(user, workspace), remove=remove)
+    found = changes(chosen, scope, folder, _command(user, workspace), remove=remove)
     for each in found:
         if not dry_run:
             each.apply()

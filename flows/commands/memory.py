@@ -126,18 +126,20 @@ def list_entries(
 
     with _opened(workspace, config, within) as store:
         store.flush()
-        places = [entity.directory for entity in store.names.tops(scope)] or [store.names.root.directory]
+        directories = [entity.directory for entity in store.names.tops(scope)] or [store.names.root.directory]
         listing = MemoryListing(store.workspace.objects)
         behind = f"{after}{BEHIND_PRIVATE}" if after else ""
-        found = [listing.list(place, prefix=prefix, after=behind, limit=limit).to_pylist() for place in places]
+        found = [
+            listing.list(directory, prefix=prefix, after=behind, limit=limit).to_pylist() for directory in directories
+        ]
         every = sorted((row for rows in found for row in rows), key=lambda row: row["key"])
         # Tenants may share a key, and --after continues behind it, so a page ends with all of them.
         last = every[limit - 1]["key"] if 0 < limit <= len(every) else None
         rows = [{**row, "key": shown(row["key"])} for n, row in enumerate(every) if n < limit or row["key"] == last]
-        total = sum(listing.totals(place, prefix=prefix).entries for place in places)
+        total = sum(listing.totals(directory, prefix=prefix).entries for directory in directories)
     entries = [{**row, "metadata": json.loads(row["metadata"]), **_times(row)} for row in rows]
     lines = [f"{row['key']}  {row['entity']}  {row['size_bytes']:,} bytes" for row in rows]
-    result = {"entity": places[0] if len(places) == 1 else None, "entries": entries, "total_count": total}
+    result = {"entity": directories[0] if len(directories) == 1 else None, "entries": entries, "total_count": total}
     return _show(result, as_json, *lines) or (DONE if rows else NOTHING_FOUND)
 
 
@@ -228,10 +230,10 @@ def adopt(
     from driftline.storage.memory import binding
     from driftline.storage.memory.catalog.database import Catalog
 
-    place, url = _place(workspace, config)
-    with closing(Catalog(binding.catalog_url(place, url))) as catalog:
-        newer = binding.older_tenants(place, catalog)
-        record = binding.adopt(place, catalog, discard=discard)
+    opened, url = _opened_for_writing(workspace, config)
+    with closing(Catalog(binding.catalog_url(opened, url))) as catalog:
+        newer = binding.older_tenants(opened, catalog)
+        record = binding.adopt(opened, catalog, discard=discard)
     result = {"catalog": record.where, "catalog_id": record.catalog_id, "given_up": newer}
     lines = [
         f"adopted {record.where}",
@@ -253,15 +255,15 @@ def restore(
     """Rebuild a lost catalog from the indexes and blobs of the workspace."""
     from driftline.storage.memory.restore import check_location, restore_catalog
 
-    place, url = _place(workspace, config)
+    opened, url = _opened_for_writing(workspace, config)
     if not elsewhere:
-        check_location(place, url)
-    restored = restore_catalog(place, url)
+        check_location(opened, url)
+    restored = restore_catalog(opened, url)
     line = f"restored {restored.entries:,} entries of {restored.tenants:,} tenants into {restored.where}"
     return _show(asdict(restored), as_json, line)
 
 
-def _place(workspace: str | None, config: str | None) -> tuple[Workspace, str | None]:
+def _opened_for_writing(workspace: str | None, config: str | None) -> tuple[Workspace, str | None]:
     """Open the workspace of a command for writing, and return it with the URL of the configured catalog."""
     from driftline.flows.config.locate import workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of

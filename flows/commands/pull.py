@@ -14,7 +14,7 @@ from driftline.flows.output.plain import say_done
 @app.command()
 def pull(
     origin: Annotated[str, typer.Argument(metavar="ORIGIN", help="The workspace to copy: a path or URI.")],
-    place: Annotated[
+    directory: Annotated[
         str | None, typer.Argument(metavar="[DIR]", help="Directory of the copy; default: the last name in ORIGIN.")
     ] = None,
     as_json: JsonOption = False,
@@ -28,7 +28,7 @@ def pull(
     from driftline.flows.runs.pull import PullRequest, pull_workspace
 
     uri = workspace_named(origin)
-    request = PullRequest(uri, place or uri.rstrip("/").rpartition("/")[2], options_for(uri))
+    request = PullRequest(uri, directory or uri.rstrip("/").rpartition("/")[2], options_for(uri))
     with open_progress() as progress:
         report = pull_workspace(request, progress)
     show(report.to_dict(), as_json, _print)

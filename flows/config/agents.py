@@ -158,7 +158,7 @@ def changes(names: Sequence[str], scope: Scope, folder: Path, command: Sequence[
     Args:
         names: Keys of ``AGENTS``.
         scope: Whether ``folder`` is a project or the home folder of a user.
-        place: The folder.
+        folder: The folder.
         command: The command that starts the MCP server.
         remove: Whether to remove Driftline.
 
@@ -492,7 +492,7 @@ class _Token:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A member of an object: its name, the place of the name, and where its value begins and ends."""
+    """A member of an object: its name, the position of the name, and where its value begins and ends."""
 
     name: str
     start: int

@@ -136,7 +136,7 @@ def source_access(
     """Return which sources of ``workspace`` may be read. Raises UsageError.
 
     ``given`` is the name of the workspace if the caller named it, ``config`` a configuration that the caller named. The
-    places that a named or trusted ``driftline.toml`` lists may be read. Beyond them, no remote source may be read. A
+    locations that a named or trusted ``driftline.toml`` lists may be read. Beyond them, no remote source may be read. A
     local source may be read if the workspace was named, else only in the folder in which the workspace was found.
     """
     from driftline.flows.config.toml_file import named_or_trusted_config

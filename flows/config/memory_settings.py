@@ -253,7 +253,7 @@ def find_memory(
 ) -> Callable[[], MemoryStore] | None:
     """Return a function that opens the store for searches by meaning, bound to ``within``; None if there is no memory.
 
-    The store is in the configured place, else in ``workspace`` if that holds memory. Without memory, no database is
+    The store is at the configured location, else in ``workspace`` if that holds memory. Without memory, no database is
     contacted, and nothing is created. Raises UsageError, WorkspaceNotFound, CatalogError, CatalogConnectionError.
     """
     from driftline.storage.memory.binding import find_catalog, holds_memory

@@ -36,7 +36,7 @@ _RESERVED_BYTES = 300
 
 class LinesFound(BaseModel):
     """A window of lines; ``file`` can be opened. Numbers are 1-based; ``line`` and ``text`` are its best line,
-    ``column`` is where that matches, ``symbol`` is the definition around it, and ``anchor`` the place in a document:
+    ``column`` is where that matches, ``symbol`` is the definition around it, and ``anchor`` the position in a document:
     a page, a cell; ``fragment`` opens it behind ``#``. ``url`` is the permanent link to share. Results are sorted by
     ``score``."""
 
@@ -136,8 +136,8 @@ class ContextAnswer(BaseModel):
     anchors: list[tuple[int, str]] = []
 
     def text(self) -> str:
-        """Return the place and the numbered lines, those of an anchor below its name."""
-        place = f"{self.path}:{self.start_line}-{self.end_line}{f'  {self.url}' if self.url else ''}"
+        """Return the location and the numbered lines, those of an anchor below its name."""
+        location = f"{self.path}:{self.start_line}-{self.end_line}{f'  {self.url}' if self.url else ''}"
         changed = [] if self.current else ["The document has changed since, or is gone."]
         names: dict[int, list[str]] = {}
         for number, name in self.anchors:
@@ -146,7 +146,7 @@ class ContextAnswer(BaseModel):
             "\n".join([*names.get(number, ()), f"{number}: {line}"])
             for number, line in enumerate(self.lines, start=self.start_line)
         ]
-        return "\n".join([place, *changed, *numbered, *filter(None, [self.more])])
+        return "\n".join([location, *changed, *numbered, *filter(None, [self.more])])
 
 
 def shown_lines(window: LinesFound, *, with_source: bool) -> str:

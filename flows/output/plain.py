@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from driftline.storage.defaults import container_of, is_clipped
 from driftline.storage.errors import redacted
-from driftline.storage.lines.outline import place_of
+from driftline.storage.lines.outline import location_of
 
 _CONTROLS = (*range(9), *range(10, 32), *range(127, 160))
 _BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -108,7 +108,7 @@ def print_traceback() -> None:
         print(printable(redacted(line)), file=sys.stderr)
 
 
-_STYLES = {"place": "1;36", "dim": "2", "definition": "32", "changed": "33", "best": "1;33"}
+_STYLES = {"location": "1;36", "dim": "2", "definition": "32", "changed": "33", "best": "1;33"}
 """The attributes of each part, as ECMA-48 numbers them (Select Graphic Rendition)."""
 
 
@@ -156,11 +156,11 @@ def _exact_line(hit: Mapping[str, Any], folder: str | None, with_source: bool, s
     text = ""
     for number, line in enumerate(hit["context"], start=hit["start_line"]):
         mark = ":" if number == hit["line"] else "-"
-        at = place_of(hit.get("anchor"), number) if mark == ":" else number
-        place = _styled(f"{source}{printable(hit['path'])}{mark}{printable(str(at))}{mark}", "place", styled)
+        at = location_of(hit.get("anchor"), number) if mark == ":" else number
+        location = _styled(f"{source}{printable(hit['path'])}{mark}{printable(str(at))}{mark}", "location", styled)
         opened = _opened(hit, folder) if hit.get("fragment") is not None else hit.get("url")
-        place = _linked(place, opened if mark == ":" else None, styled)
-        text += f"{place}{_styled(printable(line), 'best' if mark == ':' else 'dim', styled)}\n"
+        location = _linked(location, opened if mark == ":" else None, styled)
+        text += f"{location}{_styled(printable(line), 'best' if mark == ':' else 'dim', styled)}\n"
     return text + ("--\n" if len(hit["context"]) > 1 else "")
 
 
@@ -176,8 +176,8 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
     freshness = hit.get("freshness")
     line = hit["line_now"] if freshness == "moved" else hit["line"]
     column = f":{hit['column']}" if is_clipped(hit["text"]) else ""
-    place = place_of(hit.get("anchor"), f"{line}{column}")
-    header = _styled(f"{printable(hit['path'])}:{printable(place)}", "place", styled)
+    location = location_of(hit.get("anchor"), f"{line}{column}")
+    header = _styled(f"{printable(hit['path'])}:{printable(location)}", "location", styled)
     url, is_here = hit.get("url"), folder is not None and hit["path"] != "-"
     header = _linked(header, _opened(hit, folder), styled)
     if hit["score"] is not None:

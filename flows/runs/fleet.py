@@ -546,12 +546,12 @@ def _displace(parts: Iterable[FleetPart], planned: Mapping[str, Any]) -> list[tu
 
 def _move_away(workspace: Workspace, entity: str, uri: str, request: FleetRequest) -> bool:
     """Give a source that is at ``uri`` a URI where nothing is. Return False if another run works on it."""
-    place = Entity.parse(entity)
+    source = Entity.parse(entity)
     try:
-        with acquire_source(workspace, place, new_ulid(), wait_seconds=request.wait_seconds):
-            record = workspace.readable_source(place)
+        with acquire_source(workspace, source, new_ulid(), wait_seconds=request.wait_seconds):
+            record = workspace.readable_source(source)
             if record is not None and record.uri == uri:
-                workspace.bind_source(place, record.model_copy(update={"uri": _nowhere(uri, entity)}))
+                workspace.bind_source(source, record.model_copy(update={"uri": _nowhere(uri, entity)}))
     except LeaseHeld:
         return False
     return True

@@ -338,8 +338,10 @@ def open_copy(
 ) -> Workspace:
     """Open ``workspace`` in its copy, or itself; the source access policy is kept. Raises the errors of ``follow``."""
     objects = workspace.objects
-    place = follow(objects.uri, objects.storage_options, max_bytes=max_bytes, warn=warn, progress=progress)
-    return workspace if objects.is_local or place == objects.uri else Workspace.open(place, None, workspace.access)
+    location = follow(objects.uri, objects.storage_options, max_bytes=max_bytes, warn=warn, progress=progress)
+    return (
+        workspace if objects.is_local or location == objects.uri else Workspace.open(location, None, workspace.access)
+    )
 
 
 class _DoesNotFit(Exception):
@@ -380,8 +382,8 @@ def _last_used(folder: Path) -> float:
 def _size_bytes(folder: Path) -> int:
     """Return the bytes that a copy takes on the disk: its versions share files."""
     files: dict[int, int] = {}
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
-            status = os.lstat(os.path.join(place, name))
+            status = os.lstat(os.path.join(parent, name))
             files[status.st_ino] = status.st_size
     return sum(files.values())

@@ -107,12 +107,12 @@ class Pages:
         source, path = split_address(address, self.reader.newest().config.hierarchy)
         at = line or 1
         excerpt = self.reader.excerpt(source, path, at, pages.MAX_PAGE_LINES, branch)
-        places = [(number, "place", name) for number, name in excerpt["anchors"]]
+        anchors = [(number, "anchor", name) for number, name in excerpt["anchors"]]
         view = pages.DocumentView(
             excerpt=excerpt,
             line=at,
             branch=branch,
-            outline=sorted(places + outline(path, excerpt["lines"], excerpt["start_line"])),
+            outline=sorted(anchors + outline(path, excerpt["lines"], excerpt["start_line"])),
             similar=self._similar(excerpt, line, branch) if line is not None else (),
         )
         return HTMLResponse(pages.document_page(view))
@@ -210,7 +210,7 @@ def _allow_newlines(api: FastAPI) -> None:
 
 def make_app(
     reader: Reader,
-    places: Collection[str],
+    addresses: Collection[str],
     *,
     origins: Collection[str] = (),
     authentication: Authentication | None = None,
@@ -220,7 +220,7 @@ def make_app(
     cors_origins: Collection[str] = (),
     hooks: Hooks | None = None,
 ) -> ASGIApp:
-    """Return the application, which answers requests that name one of ``places`` (host:port), and serves ``mcp``.
+    """Return the application, which answers requests that name one of ``addresses`` (host:port), and serves ``mcp``.
 
     MCP is at /mcp. Scripts of pages at ``cors_origins`` may read the API.
     """
@@ -267,7 +267,7 @@ def make_app(
     _take(api, hooks, metrics)
     if mcp is not None:
         api.router.routes.append(Route(MCP, mcp, methods=["POST"]))
-    return Observed(Guard(api, places, origins, cors_origins, authentication, rate_limit), metrics, tracer)
+    return Observed(Guard(api, addresses, origins, cors_origins, authentication, rate_limit), metrics, tracer)
 
 
 class Hooks(Protocol):

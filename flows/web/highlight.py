@@ -47,7 +47,7 @@ def colour_styles() -> str:
 def coloured(path: str, lines: Sequence[str], query: str = "", matches: Sequence[Spans] = ()) -> list[str]:
     """Return one complete piece of HTML for each line; the file name determines the language.
 
-    The words of ``query`` are marked, and ``matches``, the places in each line.
+    The words of ``query`` are marked, and ``matches``, the ranges in each line.
     """
     short = [_cut(line) for line in lines]
     text = "\n".join(short)
@@ -112,7 +112,7 @@ _MARK = ("Mark",)
 
 
 def _in_text(lines: Sequence[str], matches: Sequence[Spans]) -> Iterator[tuple[int, int]]:
-    """Yield ``matches`` as places in the joined lines, in order and apart from each other."""
+    """Yield ``matches`` as ranges of the joined lines, in order and apart from each other."""
     start = last = 0
     for line, spans in zip(lines, matches, strict=True):
         for begin, end in spans:

@@ -100,7 +100,7 @@ def search_page(
 ) -> bytes:
     """Return the page of a search: its results by file, or the ``error``.
 
-    ``folders`` are the places of sources in their repositories.
+    ``folders`` are the paths of sources in their repositories.
     """
     hits = report.results if report is not None else ()
     question = asked_by(request) if report is not None else None
@@ -224,7 +224,7 @@ def document_page(view: DocumentView) -> bytes:
 
 def _uses(kind: str, name: str, branch: str | None) -> str | None:
     """Return the link to the uses of a definition, if it is one of code."""
-    if kind in (*OF_TEXT, "place"):
+    if kind in (*OF_TEXT, "anchor"):
         return None
     return search_link(SearchRequest(field_term("uses", name), branch=branch))
 

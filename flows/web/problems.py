@@ -1,4 +1,4 @@
-"""Return errors as HTTP answers: ``application/problem+json`` with the kind, the place and the fix of the error."""
+"""Return errors as HTTP answers: ``application/problem+json`` with the kind, the location and the fix of the error."""
 
 from __future__ import annotations
 

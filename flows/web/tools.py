@@ -77,9 +77,9 @@ def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
 
     def search(query: str, **options: Any) -> MemoryHits[MemoryEntry]:
         assert memory is not None
-        place, within = memory(), granted("memory").within
+        settings, within = memory(), granted("memory").within
         found: MemoryHits[MemoryEntry] = reader.run(
-            search_memory, place.workspace, place.configuration, within, query, **options
+            search_memory, settings.workspace, settings.configuration, within, query, **options
         )
         return found
 

@@ -115,7 +115,7 @@ def _branches(
 
 
 def _names_by_kind(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> NamesByKind:
-    """Group the listed names by kind and place. Raises CorruptFile for an empty table version or a damaged source
+    """Group the listed names by kind and folder. Raises CorruptFile for an empty table version or a damaged source
     record.
     """
     names_by_kind: NamesByKind = defaultdict(lambda: defaultdict(list))

@@ -35,7 +35,7 @@ MIN_SELECTED = 512
 _BLOCKS_AT_ONCE = 1_024
 """Blocks whose vectors are summed at once, in the cache of a core."""
 
-_Place = tuple[int, str]
+_FragmentKey = tuple[int, str]
 """The number of a fragment, and its first data file, whose name is never used again."""
 _Read = Callable[[Sequence["LanceFragment"] | None], pa.Table]
 
@@ -86,14 +86,14 @@ class BlockCodes:
         rows: ``(n,) uint64`` ids of the rows that begin the blocks.
         signs: ``(w, n) uint64`` the signs of the dimensions, in words.
         large: ``(w, n) uint64`` which dimensions are large.
-        places: the range of blocks of each fragment.
+        ranges: the range of blocks of each fragment.
         may_hold_deleted: whether some blocks may have been deleted from their fragments.
     """
 
     rows: NDArray[np.uint64]
     signs: NDArray[np.uint64]
     large: NDArray[np.uint64]
-    places: dict[_Place, tuple[int, int]]
+    ranges: dict[_FragmentKey, tuple[int, int]]
     may_hold_deleted: bool = False
 
     @property
@@ -132,10 +132,10 @@ class BlockCodes:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Sums of a vector over sets of dimensions: ``of_bytes`` has that of each byte at each place, 256 a place."""
+    """Sums of a vector over sets of dimensions: ``of_bytes`` has that of each byte at each position, 256 a position."""
 
     of_bytes: NDArray[np.float32]
-    places: NDArray[np.int64]
+    offsets: NDArray[np.int64]
 
     @classmethod
     def of(cls, vector: NDArray[np.float32], width: int) -> Self:
@@ -146,7 +146,7 @@ class _Sums:
 
     def __call__(self, sets: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return ``(n,)``: the sum over each of ``sets``, ``(n, width)``."""
-        return np.asarray(self.of_bytes[sets + self.places].sum(axis=1), np.float32)
+        return np.asarray(self.of_bytes[sets + self.offsets].sum(axis=1), np.float32)
 
 
 def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -182,48 +182,48 @@ def codes_of(dataset: LanceDataset, read: _Read) -> BlockCodes:
     with _ONE_AT_A_TIME:
         known = _CODES.get(dataset.uri)
     may_hold_deleted = any(each.deletion_file() for each in fragments.values())
-    if known is not None and known.places.keys() == fragments.keys():
+    if known is not None and known.ranges.keys() == fragments.keys():
         return replace(known, may_hold_deleted=may_hold_deleted)
-    kept = {place: at for place, at in known.places.items() if place in fragments} if known else {}
+    kept = {key: at for key, at in known.ranges.items() if key in fragments} if known else {}
     if known is None or not kept:
         codes = _read_codes([*fragments], read(None))
     else:
-        new = [place for place in fragments if place not in kept]
-        codes = _joined(known, kept, _read_codes(new, read([fragments[place] for place in new])) if new else None)
+        new = [key for key in fragments if key not in kept]
+        codes = _joined(known, kept, _read_codes(new, read([fragments[key] for key in new])) if new else None)
     with _ONE_AT_A_TIME:
         if codes.nbytes <= _CODES.maxsize:
             _CODES[dataset.uri] = codes
     return replace(codes, may_hold_deleted=may_hold_deleted)
 
 
-def _read_codes(places: Sequence[_Place], rows: pa.Table) -> BlockCodes:
+def _read_codes(fragments: Sequence[_FragmentKey], rows: pa.Table) -> BlockCodes:
     rows = rows.sort_by("_rowaddr").combine_chunks()
     joined = b"".join(rows[CODE_COLUMN].to_pylist())
     words = np.frombuffer(joined, np.uint64).reshape(len(rows), -1).T if len(rows) else np.zeros((2, 0), np.uint64)
     half = len(words) // 2
     fragment = rows["_rowaddr"].to_numpy() >> np.uint64(ADDRESS_BITS)
-    numbers = np.array([number for number, _ in places], np.uint64)
+    numbers = np.array([number for number, _ in fragments], np.uint64)
     first, end = np.searchsorted(fragment, numbers), np.searchsorted(fragment, numbers, side="right")
     bounds = zip(first.tolist(), end.tolist(), strict=True)
     return BlockCodes(
         rows["_rowid"].to_numpy(),
         np.ascontiguousarray(words[:half]),
         np.ascontiguousarray(words[half:]),
-        dict(zip(places, bounds, strict=True)),
+        dict(zip(fragments, bounds, strict=True)),
     )
 
 
-def _joined(known: BlockCodes, kept: dict[_Place, tuple[int, int]], new: BlockCodes | None) -> BlockCodes:
+def _joined(known: BlockCodes, kept: dict[_FragmentKey, tuple[int, int]], new: BlockCodes | None) -> BlockCodes:
     """Return the ``kept`` ranges of ``known``, and ``new`` codes behind them."""
     held = [slice(*bounds) for bounds in kept.values()]
     ends = np.cumsum([each.stop - each.start for each in held]).tolist()
-    places = dict(zip(kept, pairwise([0, *ends]), strict=True))
+    ranges = dict(zip(kept, pairwise([0, *ends]), strict=True))
     others = [new] if new is not None and len(new) else []
     if new is not None:
-        places |= {place: (ends[-1] + first, ends[-1] + end) for place, (first, end) in new.places.items()}
+        ranges |= {fragment: (ends[-1] + first, ends[-1] + end) for fragment, (first, end) in new.ranges.items()}
     return BlockCodes(
         np.concatenate([*(known.rows[each] for each in held), *(each.rows for each in others)]),
         np.concatenate([*(known.signs[:, each] for each in held), *(each.signs for each in others)], axis=1),
         np.concatenate([*(known.large[:, each] for each in held), *(each.large for each in others)], axis=1),
-        places,
+        ranges,
     )

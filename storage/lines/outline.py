@@ -1,7 +1,7 @@
 """Encode and decode outlines: the definitions that enclose or begin in a block of lines (decision 0012).
 
 The outline of a block is stored in its first row. For a document from which text was extracted, it also has anchors:
-the places in the file where its lines come from.
+the positions in the file that its lines come from.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OUTLINE_COLUMN = "outline"
 _ANCHOR = "@"
 """Marks an anchor, in the position of a kind."""
 _UNREACHED = (".bz2", ".gz", ".lz4", ".xz", ".zst", ".zstd")
-"""A viewer opens none of these at a place inside."""
+"""No viewer opens these at a position inside the file."""
 _SEPARATORS = re.compile(r"<[^<>]*>|::|->|\s*>\s*|[.\\#/:]")
 """Separators of the names in a qualified name, in outlines and in queries of any language."""
 
@@ -58,7 +58,7 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A place in a file that a viewer can open, ``cell 7`` or ``p. 12``, and the lines of extracted text from there.
+    """A position in a file that a viewer can open, ``cell 7`` or ``p. 12``, and the lines of extracted text from there.
 
     Lines are 0-based and both ends are included.
     """
@@ -98,11 +98,11 @@ _SLIDE = re.compile(r"slide (\d+)")
 _CELL = re.compile(r"[^!#]+![A-Z]{1,3}\d+")
 
 
-def place_of(anchor: str | None, line: int | str) -> str:
+def location_of(anchor: str | None, line: int | str) -> str:
     """Return the part of a location behind the path: the anchor of a document, else the line.
 
     Examples:
-        >>> place_of("p. 12", 412), place_of("cell 7", 30), place_of("Sheet1!B7", 9), place_of(None, 4)
+        >>> location_of("p. 12", 412), location_of("cell 7", 30), location_of("Sheet1!B7", 9), location_of(None, 4)
         ('p12', 'cell 7', 'Sheet1!B7', '4')
     """
     if anchor is None:

@@ -75,7 +75,7 @@ class Pattern:
 
         Without ``ignore_case``, case counts if ``text`` has a capital.
 
-        Raises UsageError, which names the place in the pattern.
+        Raises UsageError, which names the position in the pattern.
 
         Examples:
             >>> Pattern.of("csrf_[a-z]+").ignore_case
@@ -99,7 +99,7 @@ class Pattern:
             _check(text)
         expression = quoted(text) if literal else _QUOTE.sub(_unquoted, text)
         read = _Reader(expression, text, multiline=multiline).read()
-        for at in reversed(read.unnamed):  # the places of matches are reported for named groups alone
+        for at in reversed(read.unnamed):  # the positions of matches are reported for named groups alone
             expression = f"{expression[: at + 1]}?:{expression[at + 1 :]}"
         if ignore_case is None:
             ignore_case = not read.has_capital
@@ -211,7 +211,7 @@ def folded(data: bytes) -> bytes:
 
 
 def _check(text: str) -> None:
-    """Raise UsageError, with the place, if RE2 rejects ``text``."""
+    """Raise UsageError, with the position, if RE2 rejects ``text``."""
     try:
         pc.match_substring_regex(pa.array([""]), text)
     except pa.ArrowInvalid as error:
@@ -235,7 +235,7 @@ def _too_large(text: str) -> UsageError:
 
 
 def _unbalanced(text: str) -> int:
-    """Return the place of the unbalanced parenthesis or bracket, or -1."""
+    """Return the position of the unbalanced parenthesis or bracket, or -1."""
     opened: list[int] = []
     at = 0
     while at < len(text):
@@ -257,7 +257,7 @@ def _unbalanced(text: str) -> int:
 
 
 def _end_of_class(text: str, at: int) -> int | None:
-    """Return the place after the class that begins at ``at``, or None if it has no end."""
+    """Return the position after the class that begins at ``at``, or None if it has no end."""
     at += 2 if text.startswith("[^", at) else 1
     first = True
     while at < len(text):

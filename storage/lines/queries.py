@@ -564,10 +564,10 @@ class LineQuery:
         of_document: dict[tuple[str, str], list[Passage]] = {}
         for each in requested:
             of_document.setdefault((each.entity, each.path), []).append(each)
-        places = zip(*(rows[name].to_pylist() for name in PASSAGE_COLUMNS[:3]), strict=True)
+        found = zip(*(rows[name].to_pylist() for name in PASSAGE_COLUMNS[:3]), strict=True)
         held = [
             any(each.first <= number <= each.last for each in of_document.get((entity, path), ()))
-            for entity, path, number in places
+            for entity, path, number in found
         ]
         return rows.filter(pa.array(held, pa.bool_()))
 
@@ -585,11 +585,11 @@ class LineQuery:
         rows = self._read([*columns, "column_number"], where=where)
         rows = rows.filter(pc.equal(rows["column_number"], 0))
         found = zip(*(rows[name].to_pylist() for name in columns), strict=True)
-        places = set(requested)
+        keys = set(requested)
         return {
             (entity, path, number): (text, content)
             for entity, path, number, text, content in found
-            if (entity, path, number) in places
+            if (entity, path, number) in keys
         }
 
     def outlines(self, requested: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:
@@ -605,8 +605,8 @@ class LineQuery:
         for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True):
             block = entity, path, number // LINES_PER_BLOCK
             known[block] = max(known.get(block, ""), outline, key=len)  # a block that continues a line has fewer
-        places = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in requested)
-        return {line: known[block] for line, block in places if block in known}
+        blocks = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in requested)
+        return {line: known[block] for line, block in blocks if block in known}
 
     def _matching_afterwards(self, search: Any, limit: int, fetch: int) -> Scored:
         """Like ``_matching``, but filter the results of a search of all blocks, ``fetch`` or more, until enough are

@@ -57,7 +57,7 @@ CODE_COLUMN = "block_code"
 PACK_COLUMN, PACK_LINE_COLUMN, GRAMS_COLUMN = "pack", "pack_line", "grams"
 SPELLED, CONTINUED = "\x1f", "\r"
 _COMPRESSED = {"lance-encoding:compression": "zstd", "lance-encoding:structural-encoding": "miniblock"}
-"""Neighbouring values are compressed together, in half the bytes, and a value is read without looking up its place."""
+"""Neighbouring values are compressed together, in half the bytes, and a value is read without looking up its offset."""
 
 
 def schema(dim: int) -> pa.Schema:

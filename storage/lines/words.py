@@ -61,8 +61,8 @@ voor waar wat wordt ze zijn
 _STOP_WORDS = {language: frozenset(words.split()) for language, words in _FILLERS.items()}
 STOP_WORDS = _STOP_WORDS["en"]
 """Words of a question that do not help to find its answer."""
-QueryForm = Literal["phrase", "question", "sentence"]
-"""The form of a query: names and keywords, a question, or a sentence that describes something."""
+QueryForm = Literal["phrase", "question", "usage", "sentence"]
+"""The form of a query: names and keywords, a question, one about usage, or a descriptive sentence."""
 _WORDS_OF_SENTENCES = """
 a an the this that these those its any each das dem den der ein eine einem einen einer
 """
@@ -70,6 +70,14 @@ _WORDS_OF_QUESTIONS = """
 how what when where which who why wann warum was welche wer weshalb wie wo
 """
 _ARTICLES, _QUESTION_WORDS = frozenset(_WORDS_OF_SENTENCES.split()), frozenset(_WORDS_OF_QUESTIONS.split())
+_USAGE = re.compile(
+    r"how to\b|(?:(?:how|where|when|what|which)(?: \w+)? )?(?:can|could|do|must|should) (?:i|we|you)\b|can it\b"
+    r"|what(?:'s| is| are)\b|what do(?:es)?\b.*\bmean\b|why\b|was (?:ist|sind)\b|warum\b|wieso\b|weshalb\b"
+    r"|(?:wie|wo|wann|womit) \w* ?(?:ich|man|wir)\b|(?:kann|muss|soll) (?:ich|man|wir)\b"
+    r"|如何|怎[么麼樣样]|什么是|什麼是|为什么|為什麼|どうやって|なぜ|.*とは",
+    re.IGNORECASE,
+)
+"""The beginning of a question about how to use something, or what it is, which documentation answers."""
 _MIN_FILLERS = 2
 """Number of stop words of a language other than English that identify the language of a question."""
 
@@ -150,12 +158,17 @@ def names_in(query: str) -> list[str]:
 def query_form(query: str) -> QueryForm:
     """Return whether ``query`` is a phrase, a question or a sentence.
 
-    Keywords name a subject, and so do questions; a sentence with an article, as in a doc comment, describes one place.
+    Keywords name a subject, and so do questions; a sentence with an article, as in a doc comment, describes one item.
+    "usage" is a question about how to use something, what it is, or why.
 
     >>> query_form("retry backoff"), query_form("how is the cache flushed"), query_form("Return the path of a lease")
     ('phrase', 'question', 'sentence')
+    >>> query_form("how do I flush the cache"), query_form("what is a lease")
+    ('usage', 'usage')
     """
     words = re.findall(r"\w+", query.lower())
+    if _USAGE.match(query.lstrip()):
+        return "usage"
     if query.rstrip().endswith(("?", "\uff1f")) or (len(words) > 1 and words[0] in _QUESTION_WORDS):
         return "question"
     return "phrase" if _ARTICLES.isdisjoint(words) else "sentence"

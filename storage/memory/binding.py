@@ -198,8 +198,8 @@ def record_is_damaged(workspace: Workspace) -> bool:
 def record_may_be_damaged(workspace: Workspace, catalog: Catalog) -> bool:
     """Return whether the record cannot be read, or has another id than a catalog that otherwise fits.
 
-    Such a ``catalog`` is at the recorded place and knows everything in the indexes. Raises CatalogError, StorageError,
-    WorkspaceTooNew.
+    Such a ``catalog`` is at the recorded location and knows everything in the indexes. Raises CatalogError,
+    StorageError, WorkspaceTooNew.
     """
     if older_tenants(workspace, catalog):
         return False

@@ -172,7 +172,7 @@ class MemoryStore:
         Later calls raise StoreClosed. A store that is never closed closes itself when the process ends.
 
         Examples:
-            >>> with driftline.MemoryStore(f"{place}-closed") as closed:
+            >>> with driftline.MemoryStore(f"{location}-closed") as closed:
             ...     closed.store("key", 1, "org:acme")
         """
         self._closing.close()

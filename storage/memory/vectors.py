@@ -183,17 +183,17 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VectorFilter:
-    """The conditions of a hit: it is at or below an entity of each tuple of ``places``, and has all ``fields``.
+    """The conditions of a hit: it is at or below an entity of each tuple of ``scopes``, and has all ``fields``.
 
     A field equals the given value, or one of a list of values. An empty list allows nothing.
     """
 
-    places: tuple[tuple[Entity, ...], ...] = ()
+    scopes: tuple[tuple[Entity, ...], ...] = ()
     fields: Mapping[str, Any] | None = None
 
     def to_sql(self) -> str:
         """Return the filter as a Lance expression, with every value quoted."""
-        parts = ["key <> ''", *(_has_any("places", [top.directory for top in tops]) for tops in self.places)]
+        parts = ["key <> ''", *(_has_any("places", [top.directory for top in tops]) for tops in self.scopes)]
         for name, expected in (self.fields or {}).items():
             values = expected if isinstance(expected, (list, tuple)) else [expected]
             parts.append(_has_any("fields", [field_tag(name, value) for value in values]))

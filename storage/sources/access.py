@@ -139,10 +139,10 @@ def _opened(path: str, dir_fd: int | None) -> Iterator[BinaryIO | None]:
 
 def only_owner_reads(folder: str) -> bool:
     """Return whether modes keep group and others from reading ``folder``, its own or those of a folder above it."""
-    place = Path(os.path.realpath(folder))
+    root = Path(os.path.realpath(folder))
     try:
-        own = place.stat().st_mode
-        above = [parent.stat().st_mode for parent in place.parents]
+        own = root.stat().st_mode
+        above = [parent.stat().st_mode for parent in root.parents]
     except OSError:
         return False
     others = own & stat.S_IROTH and all(mode & stat.S_IXOTH for mode in above)
@@ -156,11 +156,11 @@ class SourceAccess:
 
     Other people may have written the records of a workspace, so a record by itself allows nothing.
 
-    Remote sources may be read only at or below one of ``places``, the URIs and folders that the caller named; local
+    Remote sources may be read only at or below one of ``roots``, the URIs and folders that the caller named; local
     ones also at or below ``folder``, and anywhere if that is None.
     """
 
-    places: tuple[str, ...] = ()
+    roots: tuple[str, ...] = ()
     folder: str | None = None
 
     def allows(self, uri: str) -> bool:
@@ -170,8 +170,8 @@ class SourceAccess:
             return True
         if is_local and os.path.normpath(uri) != uri:
             return False
-        places = self.places if self.folder is None or not is_local else (*self.places, self.folder)
-        return any(uri == place or uri.startswith(f"{place.rstrip('/')}/") for place in places)
+        roots = self.roots if self.folder is None or not is_local else (*self.roots, self.folder)
+        return any(uri == root or uri.startswith(f"{root.rstrip('/')}/") for root in roots)
 
 
 LOCAL = SourceAccess()

@@ -124,8 +124,8 @@ class Host:
         """A name for people, such as ``github.com/acme``."""
         if self.provider == "list" and not self.url:
             return "list"
-        place = self.url if self.provider in ("folder", "list") else self.site.partition("://")[2]
-        return f"{place}/{self.owner}" if self.owner else place
+        base = self.url if self.provider in ("folder", "list") else self.site.partition("://")[2]
+        return f"{base}/{self.owner}" if self.owner else base
 
     def token(self, environ: Mapping[str, str]) -> str:
         """Return the token, "" without one. Raises UsageError if its variable is not set."""
@@ -276,12 +276,12 @@ def _list_folder(host: Host, listing: Listing) -> None:
             listing.problems.append(f"{folder} cannot be read ({error.strerror})")
             return
         for name in inside:
-            place = os.path.join(folder, name)
-            if bare_repository(place) is not None or bare_repository(os.path.join(place, ".git")) is not None:
-                path = os.path.relpath(place, host.url)
+            found = os.path.join(folder, name)
+            if bare_repository(found) is not None or bare_repository(os.path.join(found, ".git")) is not None:
+                path = os.path.relpath(found, host.url)
                 listing.add(Repository(path, path.removesuffix(".git")))
             elif depth < MAX_FOLDER_DEPTH:
-                walk(place, depth + 1)
+                walk(found, depth + 1)
 
     walk(host.url, 1)
 
@@ -293,8 +293,8 @@ def _list_uris(host: Host, listing: Listing) -> None:
         if remote is None:
             listing.problems.append(f"{redacted(uri)!r} is not the URI of a git repository")
             continue
-        _, _, place = remote.location.rpartition("://")
-        parts = [part for part in place.removesuffix(".git").split("/") if part]
+        _, _, path = remote.location.rpartition("://")
+        parts = [part for part in path.removesuffix(".git").split("/") if part]
         if not remote.is_local:  # without the host; a colon precedes a port, or the path of user@host:path
             host_part = parts.pop(0)
             parts[:0] = (

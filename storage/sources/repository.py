@@ -211,7 +211,7 @@ def _parsed(listing: bytes) -> Iterator[TreeEntry]:
                 name.decode()
             except UnicodeDecodeError:
                 reason = SkipReason.BAD_NAME
-        if mode[:2] != "04" and path not in seen:  # a folder in the place of a file
+        if mode[:2] != "04" and path not in seen:  # a folder in place of a file
             seen.add(path)
             yield TreeEntry(path, blob, int(size) if size.isdecimal() else 0, reason)
 

@@ -118,13 +118,13 @@ class SourceRecord(BaseModel):
         return self.uri == other.uri
 
     def seen_from(self, workspace: str) -> SourceRecord:
-        """Return the record with the current place of the source, inferred from how the workspace moved.
+        """Return the record with the current location of the source, inferred from how the workspace moved.
 
         A source that contains the workspace still contains it, under the same name. A source next to or below the
         workspace has moved with it if it is found there. Any other source has not moved.
 
         Args:
-            workspace: the current place of the workspace.
+            workspace: the current location of the workspace.
 
         Returns:
             The record.

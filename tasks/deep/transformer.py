@@ -120,9 +120,9 @@ class _Drawing:
         self.constant("positions", positions)
         shape = self.node("Shape", ["input_ids"], "length", start=1, end=2)
         start, axis = self.constant("zero", np.array([0])), self.constant("axis", np.array([0]))
-        places = self.node("Slice", ["positions", start, shape, axis], "places")
+        positioned = self.node("Slice", ["positions", start, shape, axis], "positioned")
         self.node("Cast", ["attention_mask"], "mask", to=TensorProto.INT32)
-        summed = self.node("Add", [words, places], "embeddings.sum")
+        summed = self.node("Add", [words, positioned], "embeddings.sum")
         gamma, beta = self.weight("embeddings.LayerNorm.weight"), self.weight("embeddings.LayerNorm.bias")
         epsilon = self.shape.epsilon
         return self.node("LayerNormalization", [summed, gamma, beta], "embeddings", axis=-1, epsilon=epsilon)

@@ -88,13 +88,13 @@ class Extracted:
         try:
             text = _encodable(str(said["text"]))
             lines = text.count("\n")
-            anchors = tuple(Anchor(*_place(*each, lines=lines)) for each in said["anchors"])
-            return cls(text, anchors, tuple(Part(*_place(*each, lines=lines)) for each in said["parts"]))
+            anchors = tuple(Anchor(*_anchored_lines(*each, lines=lines)) for each in said["anchors"])
+            return cls(text, anchors, tuple(Part(*_anchored_lines(*each, lines=lines)) for each in said["parts"]))
         except (KeyError, TypeError, ValueError):
             raise Refused(SkipReason.DAMAGED) from None
 
 
-def _place(name: object, first: object, last: object, *, lines: int) -> tuple[str, int, int]:
+def _anchored_lines(name: object, first: object, last: object, *, lines: int) -> tuple[str, int, int]:
     if not (isinstance(first, int) and isinstance(last, int) and 0 <= first <= last <= lines):
         raise ValueError("no lines of the text")
     return _BLANKS.sub(" ", _encodable(str(name)))[:MAX_ANCHOR_CHARACTERS], first, last
@@ -653,20 +653,20 @@ def definitions_by_part(
 ) -> tuple[list[tuple[str, str]], Callable[[list[list[Definition]]], list[list[Definition]]]]:
     """Return texts by language, as ``(path, text)``, and a function that maps their definitions to ``documents``."""
     texts: list[tuple[str, str]] = []
-    places: list[tuple[int, int]] = []
+    origins: list[tuple[int, int]] = []
     for at, (path, extracted) in enumerate(documents):
         if not extracted.parts:
             texts.append((path, extracted.text))
-            places.append((at, 0))
+            origins.append((at, 0))
             continue
         lines = extracted.text.split("\n")
         for part in extracted.parts:
             texts.append((f"{path}.{part.suffix}", "\n".join(lines[part.first : part.last + 1])))
-            places.append((at, part.first))
+            origins.append((at, part.first))
 
     def joined(found: list[list[Definition]]) -> list[list[Definition]]:
         result: list[list[Definition]] = [[] for _ in documents]
-        for (at, shift), each in zip(places, found, strict=True):
+        for (at, shift), each in zip(origins, found, strict=True):
             result[at] += (Definition(d.kind, d.name, d.line + shift, d.first + shift, d.last + shift) for d in each)
         return result
 

@@ -282,13 +282,13 @@ class _Sheet(_Handler):
         self._draft, self._name, self._strings = draft, name, strings
         self._cells: list[str] = []
         self._first = ""
-        self._kind = self._place = ""
+        self._kind = self._cell = ""
         self._value: list[str] = []
         self._reads = False
 
     def start(self, tag: str, attributes: Attributes) -> None:
         if tag == "c":
-            self._kind, self._place = attributes.get("t", "n"), attributes.get("r", "")
+            self._kind, self._cell = attributes.get("t", "n"), attributes.get("r", "")
         self._reads = tag in ("v", "t")
 
     def data(self, text: str) -> None:
@@ -305,7 +305,7 @@ class _Sheet(_Handler):
                 value = self._strings[at] if 0 <= at < len(self._strings) else ""
             value = " ".join(value.split())
             if value and not self._cells:
-                self._first = self._place
+                self._first = self._cell
             if value:
                 self._cells.append(value)
         elif tag == "row" and self._cells:

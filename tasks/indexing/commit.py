@@ -44,7 +44,7 @@ class ChangeSet:
 
 @dataclass(slots=True)
 class Committer:
-    """The only place that commits to a source, under its lease. ``batch`` counts its commits, from 1."""
+    """The only code that commits to a source, under its lease. ``batch`` counts its commits, from 1."""
 
     workspace: Workspace
     entity: Entity

@@ -57,7 +57,7 @@ class LineStore:
             DriftlineError: UsageError, ModelNotFound, UnsafeStore, AccessDenied, StorageError.
 
         Examples:
-            >>> LineStore.open(place).delete_documents(["unknown.md"])
+            >>> LineStore.open(location).delete_documents(["unknown.md"])
             0
         """
         workspace = Workspace.open_for_writing(workspace_path)
@@ -83,7 +83,7 @@ class LineStore:
             DriftlineError: UsageError, LeaseHeld, StorageError.
 
         Examples:
-            >>> store = LineStore.open(f"{place}-own")
+            >>> store = LineStore.open(f"{location}-own")
             >>> vector = [1.0] + [0.0] * (store.workspace.config.dim - 1)
             >>> store.upsert_line_embeddings([driftline.LineEmbedding("own.txt", 0, vector, "renew")])
             1

@@ -191,12 +191,12 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
     document, near_document = moved[found.lines.document], _positions(of_nearest, documents)
     near_number = nearest["line_number"].to_numpy().astype(np.int64)
     near_column = nearest["column_number"].to_numpy().astype(np.int64)
-    places = _places(document, found.lines.number, found.column)
-    near_places = _places(near_document, near_number, near_column)
-    new = np.flatnonzero(~np.isin(near_places, places))
+    keys = _row_keys(document, found.lines.number, found.column)
+    near_keys = _row_keys(near_document, near_number, near_column)
+    new = np.flatnonzero(~np.isin(near_keys, keys))
     texts = [*found.texts, *nearest["text"].take(pa.array(new)).to_pylist()]
     counts, lengths = count_words(texts[len(found) :], found.words)
-    order = np.argsort(np.concatenate([places, near_places[new]]))
+    order = np.argsort(np.concatenate([keys, near_keys[new]]))
     return Candidates(
         found.words,
         found.names,
@@ -210,7 +210,7 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
         np.concatenate([found.block, np.full(len(new), -1)])[order],
         moved[found.block_documents],
         found.block_names,
-        np.concatenate([found.near | np.isin(places, near_places), np.ones(len(new), np.bool_)])[order],
+        np.concatenate([found.near | np.isin(keys, near_keys), np.ones(len(new), np.bool_)])[order],
         np.concatenate([found.counts, counts])[order],
         np.concatenate([found.lengths, lengths])[order],
         found.definitions,
@@ -224,8 +224,8 @@ def _positions(wanted: Sequence[Document], documents: Sequence[Document]) -> NDA
     return np.fromiter((position[document] for document in wanted), np.int64, len(wanted))
 
 
-def _places(document: NDArray[np.int64], number: NDArray[np.int64], column: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return one number per row, in the order of documents, lines and columns, which are below 2**16."""
+def _row_keys(document: NDArray[np.int64], number: NDArray[np.int64], column: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return one sortable number per row, in the order of documents, lines and columns, which are below 2**16."""
     return document << 47 | number << 16 | column
 
 
@@ -312,9 +312,9 @@ def rank(
 
 def _of_kinds(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
     """Return ``(d,)``: the share of relevance that each document keeps, by its kind."""
-    shares = np.where(_of_documents(candidates, is_prose), weights.text, 1.0)
+    shares = np.where(_of_documents(candidates, is_prose), weights.text, weights.source)
     shares *= np.where(_of_documents(candidates, is_auxiliary), weights.auxiliary, 1.0)
-    if not _ASKS_FOR_TESTS & {*candidates.words}:
+    if weights.source < weights.text or not _ASKS_FOR_TESTS & {*candidates.words}:  # how to test: not in a test, either
         shares *= np.where(_of_documents(candidates, is_test), weights.test, 1.0)
     return shares.astype(np.float32)
 

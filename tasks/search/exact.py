@@ -47,7 +47,7 @@ from driftline.tasks.search.hits import (
     read_documents,
     symbol_of,
 )
-from driftline.tasks.search.query import ExactCounts, SearchReport, answer, nothing_indexed, table_places
+from driftline.tasks.search.query import ExactCounts, SearchReport, answer, nothing_indexed, tables_of
 from driftline.tasks.search.request import Explanation, SearchRequest, is_auxiliary, is_prose, is_test
 from driftline.tasks.text import rows_of_line
 
@@ -94,7 +94,7 @@ class ExactTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class IndexedDocument:
     """A document of one of the tables that are searched."""
 
     path: str
@@ -103,7 +103,7 @@ class Place:
     table: int
 
     @property
-    def document(self) -> Document:
+    def key(self) -> Document:
         """Return its entity and path, which identify it."""
         return self.entity, self.path
 
@@ -121,9 +121,9 @@ def importance(path: str) -> int:
     return 2 if is_test(path) else int(is_prose(path))
 
 
-Matches = tuple[Place, NDArray[np.int64], NDArray[np.bool_]]
+Matches = tuple[IndexedDocument, NDArray[np.int64], NDArray[np.bool_]]
 """A document, the numbers of its matching lines, ``(n,)``, and which patterns match each of them, ``(p, n)``."""
-_Wanted = tuple[Place, int, int]
+_Wanted = tuple[IndexedDocument, int, int]
 """A document, the row id of a pack of it, and the number of the first line in that."""
 
 
@@ -140,7 +140,7 @@ class ExactFinder:
     patterns: Sequence[Pattern]
     late: Callable[[], bool]
     order: Callable[[str, str], int]
-    chosen: Callable[[list[Place]], Iterator[Place]]
+    chosen: Callable[[list[IndexedDocument]], Iterator[IndexedDocument]]
     documents: frozenset[Document] | None = None
     max_packs: int | None = None
     cut: bool = False
@@ -151,11 +151,11 @@ class ExactFinder:
         if any(pattern.multiline for pattern in self.patterns):
             yield from self._in_whole_documents()
             return
-        for place, parts in groupby(self._parts(), key=lambda part: part[0]):
+        for document, parts in groupby(self._parts(), key=lambda part: part[0]):
             found = [*parts]
             matched = np.concatenate([of_lines for *_, of_lines in found], axis=1)
             if matched.any(axis=1).all():
-                yield place, np.concatenate([numbers for _, numbers, _ in found]), matched
+                yield document, np.concatenate([numbers for _, numbers, _ in found]), matched
 
     def _parts(self) -> Iterator[Matches]:
         """Yield the matches of each pack, in the order of the results."""
@@ -172,13 +172,13 @@ class ExactFinder:
 
     def _in_whole_documents(self) -> Iterator[Matches]:
         """Like ``lines``, with all packs of a document together."""
-        for place, packs in groupby(self._wanted(), key=lambda pack: pack[0]):
+        for document, packs in groupby(self._wanted(), key=lambda pack: pack[0]):
             if self.late() or (self.max_packs is not None and self.read >= self.max_packs):
                 self.cut = True
                 return
             whole = [*packs]
             self.read += len(whole)
-            read = texts(self.tables[place.table], [row for _, row, _ in whole]).to_pylist()
+            read = texts(self.tables[document.table], [row for _, row, _ in whole]).to_pylist()
             text = "\n".join([*(each.removesuffix("\n") for each in read[:-1]), read[-1]])
             lines = text.removesuffix("\n").split("\n")
             matched = np.zeros((len(self.patterns), len(lines)), np.bool_)
@@ -189,7 +189,7 @@ class ExactFinder:
                     matched[at] = pattern.matches(pa.array(lines, pa.string())).to_numpy(zero_copy_only=False)
             numbers = np.flatnonzero(matched.any(axis=0))
             if matched.any(axis=1).all():
-                yield place, np.asarray(whole[0][2] + numbers, np.int64), np.asarray(matched[:, numbers])
+                yield document, np.asarray(whole[0][2] + numbers, np.int64), np.asarray(matched[:, numbers])
 
     def _wanted(self) -> list[_Wanted]:
         """Return the packs that may match, in the order of the results."""
@@ -199,11 +199,11 @@ class ExactFinder:
             rows = packs.rows.take(pa.array(np.flatnonzero(self._may_match(query, packs))))
             columns = (rows[name].to_pylist() for name in ("path", "entity", "hash"))
             of_packs = [*zip(*columns, strict=True)]
-            places = {each: Place(each[0], each[1], each[2], table) for each in {*of_packs}}
+            documents = {each: IndexedDocument(each[0], each[1], each[2], table) for each in {*of_packs}}
             others = (rows[name].to_pylist() for name in ("_rowid", "line"))
-            found += zip(map(places.__getitem__, of_packs), *others, strict=True)
-        keys = {place: (self.order(*place.document), place.path, place.entity) for place, _, _ in found}
-        chosen = {place: at for at, place in enumerate(self.chosen(sorted(keys, key=keys.__getitem__)))}
+            found += zip(map(documents.__getitem__, of_packs), *others, strict=True)
+        keys = {document: (self.order(*document.key), document.path, document.entity) for document, _, _ in found}
+        chosen = {document: at for at, document in enumerate(self.chosen(sorted(keys, key=keys.__getitem__)))}
         return sorted((each for each in found if each[0] in chosen), key=lambda each: (chosen[each[0]], each[2]))
 
     def _may_match(self, query: LineQuery, packs: Packs) -> NDArray[np.bool_]:
@@ -217,8 +217,8 @@ class ExactFinder:
         if left.any():
             left &= allowed(query, packs)
         if self.documents is not None:
-            places = zip(packs.rows["entity"].to_pylist(), packs.rows["path"].to_pylist(), strict=True)
-            left &= np.fromiter((place in self.documents for place in places), np.bool_, len(left))
+            keys = zip(packs.rows["entity"].to_pylist(), packs.rows["path"].to_pylist(), strict=True)
+            left &= np.fromiter((key in self.documents for key in keys), np.bool_, len(left))
         for possible in of_patterns if len(of_patterns) > 1 else ():
             left &= (np.bincount(packs.documents, possible) > 0)[packs.documents]
         return left
@@ -239,14 +239,15 @@ class ExactFinder:
             inside = matched[:, start:stop]
             numbers = np.flatnonzero(inside.any(axis=0))
             if len(numbers):
-                place, _, first = batch[row]
-                yield place, np.asarray(first + numbers, np.int64), np.asarray(inside[:, numbers])
+                document, _, first = batch[row]
+                yield document, np.asarray(first + numbers, np.int64), np.asarray(inside[:, numbers])
 
     def _texts(self, batch: Sequence[_Wanted]) -> pa.StringArray:
-        tables = sorted({place.table for place, _, _ in batch})
-        rows = [(at, row) for table in tables for at, (place, row, _) in enumerate(batch) if place.table == table]
+        tables = sorted({document.table for document, _, _ in batch})
+        rows = [(at, row) for table in tables for at, (document, row, _) in enumerate(batch) if document.table == table]
         parts = [
-            texts(self.tables[table], [row for place, row, _ in batch if place.table == table]) for table in tables
+            texts(self.tables[table], [row for document, row, _ in batch if document.table == table])
+            for table in tables
         ]
         return pa.concat_arrays(parts).take(pa.array(np.argsort([at for at, _ in rows])))
 
@@ -291,7 +292,7 @@ def search_exactly(
     report = found.ranked(request) if request.query.strip() and not request.count else found.in_order(request)
     if request.facets:
         every = ExactSearch(workspace, tables, terms, found.late, left_out, max_packs=MAX_FACET_PACKS)
-        matches = [Match(place.entity, place.path) for place, _ in every.lines()]
+        matches = [Match(document.entity, document.path) for document, _ in every.lines()]
         report = replace(report, facets=counted(matches, request, complete=not every.cut))
     return replace(report, explanation=found.explained(request)) if request.explain else report
 
@@ -308,12 +309,12 @@ def what_is_missing(counts: ExactCounts, shown: int) -> str:
 def open_tables(workspace: Workspace, where: LineFilter | None) -> list[LineQuery]:
     """Return a query over each table of lines that there is, with the filter of its sources."""
     narrowed = relative_to_sources(workspace, where) if where else None
-    places = [each for tenant in workspace.tenants() for each in table_places(workspace, tenant, narrowed)]
-    tables = [LineQuery(workspace.lines(place), filtered) for place, filtered in places]
+    found = [each for tenant in workspace.tenants() for each in tables_of(workspace, tenant, narrowed)]
+    tables = [LineQuery(workspace.lines(entity), filtered) for entity, filtered in found]
     return [each for each in tables if each.table.exists()]
 
 
-Line = tuple[Place, int]
+Line = tuple[IndexedDocument, int]
 """A document and the number of a line of it, 0-based."""
 
 
@@ -336,7 +337,7 @@ class ExactSearch:
         self.records = SourceRecords(self.workspace)
         self.patterns = [*self.terms.patterns, *map(use_of, self.terms.uses)]
 
-    def lines(self) -> Iterator[tuple[Place, list[int]]]:
+    def lines(self) -> Iterator[tuple[IndexedDocument, list[int]]]:
         """Yield the documents that hold all terms, in order, and the numbers of their matching lines."""
         defined, used, inside = (
             [self._defined(name) for name in names]
@@ -346,8 +347,8 @@ class ExactSearch:
         documents = frozenset[Document].intersection(*required) if required else None
         homes = {document for found in used for document in found}
         order = _nearness(homes) if used else lambda entity, path: importance(path)
-        for place, of_patterns in self._matching(order, documents, defined or inside):
-            key = place.document
+        for document, of_patterns in self._matching(order, documents, defined or inside):
+            key = document.key
             of_uses = of_patterns[len(self.terms.patterns) :] if used else []
             for matching, found in zip(of_uses, used, strict=True):
                 matching -= {each.line for _, each in found.get(key, ())}
@@ -361,55 +362,57 @@ class ExactSearch:
                 if all(any(first <= number <= last for first, last in each) for each in ranges)
             ]
             if kept:
-                yield place, kept
+                yield document, kept
 
     def _matching(
         self,
         order: Callable[[str, str], int],
         documents: frozenset[Document] | None,
-        defined: Sequence[Mapping[Document, Sequence[tuple[Place, Definition]]]],
-    ) -> Iterator[tuple[Place, list[set[int]]]]:
+        defined: Sequence[Mapping[Document, Sequence[tuple[IndexedDocument, Definition]]]],
+    ) -> Iterator[tuple[IndexedDocument, list[set[int]]]]:
         """Yield documents, and the lines that match each pattern, or without patterns those of the definitions."""
         if self.patterns:
             finder = ExactFinder(self.tables, self.patterns, self.late, order, self._chosen, documents, self.max_packs)
-            for place, numbers, matched in finder.lines():
-                yield place, [{*numbers[of_pattern].tolist()} for of_pattern in matched]
+            for document, numbers, matched in finder.lines():
+                yield document, [{*numbers[of_pattern].tolist()} for of_pattern in matched]
             self.cut = finder.cut
             return
         of_document = {document: each[0] for found in defined for document, (each, *_) in found.items()}
-        places = [of_document[document] for document in documents or ()]
-        for place in self._chosen(sorted(places, key=lambda each: (order(*each.document), each.path, each.entity))):
-            yield place, [{each.line for _, each in found[place.document]} for found in defined]
+        indexed = [of_document[document] for document in documents or ()]
+        for document in self._chosen(sorted(indexed, key=lambda each: (order(*each.key), each.path, each.entity))):
+            yield document, [{each.line for _, each in found[document.key]} for found in defined]
 
-    def _defined(self, name: str) -> dict[Document, list[tuple[Place, Definition]]]:
+    def _defined(self, name: str) -> dict[Document, list[tuple[IndexedDocument, Definition]]]:
         """Return the definitions of a name in code, by their documents. As for uses, case counts."""
         parts = parts_of_name(name)
-        found: dict[Document, list[tuple[Place, Definition]]] = {}
+        found: dict[Document, list[tuple[IndexedDocument, Definition]]] = {}
         for table, query in enumerate(self.tables):
             for entity, path, digest, definition in query.definitions(name):
                 if definition.is_code and parts_of_name(definition.name)[-len(parts) :] == parts:
-                    found.setdefault((entity, path), []).append((Place(path, entity, digest, table), definition))
+                    found.setdefault((entity, path), []).append(
+                        (IndexedDocument(path, entity, digest, table), definition)
+                    )
         return found
 
-    def _chosen(self, places: list[Place]) -> Iterator[Place]:
-        """Yield ``places`` without those that are left out, and without files that an earlier source has shown."""
-        several = len({place.entity for place in places}) > 1
+    def _chosen(self, documents: list[IndexedDocument]) -> Iterator[IndexedDocument]:
+        """Yield ``documents`` without those that are left out, and without files that an earlier source has shown."""
+        several = len({document.entity for document in documents}) > 1
         owners: dict[tuple[str, ...], str] = {}
-        for place in places:
-            if any(leaves_out(place.path) for leaves_out in self.left_out):
+        for document in documents:
+            if any(leaves_out(document.path) for leaves_out in self.left_out):
                 continue
             if (
                 not several
-                or owners.setdefault(identity_of(_window(place), self.records), place.entity) == place.entity
+                or owners.setdefault(identity_of(_window(document), self.records), document.entity) == document.entity
             ):
-                yield place
+                yield document
 
     def first(self, limit: int | None, *, files: bool = False) -> tuple[list[Line], ExactCounts]:
         """Return the first ``limit`` lines, one for each document with ``files``, and the known counts."""
         kept: list[Line] = []
         lines = documents = 0
         reason: Literal["limit", "time"] | None = None
-        for place, numbers in self.lines():
+        for document, numbers in self.lines():
             documents += 1
             if limit is None:
                 lines += len(numbers)
@@ -417,7 +420,7 @@ class ExactSearch:
             taken = numbers[:1] if files else numbers
             room = limit - len(kept)
             lines += (len(numbers) if room else 0) if files else min(len(numbers), room)
-            kept += [(place, number) for number in taken[:room]]
+            kept += [(document, number) for number in taken[:room]]
             if len(taken) > room:
                 reason, documents = "limit", documents - (not room)
                 break
@@ -442,8 +445,8 @@ class ExactSearch:
         with self.timers.timed("exact"):
             lines, counts = self.first(MAX_RANKED)
         of_document: dict[Document, list[Line]] = {}
-        for place, number in lines:
-            of_document.setdefault(place.document, []).append((place, number))
+        for document, number in lines:
+            of_document.setdefault(document.key, []).append((document, number))
         if not lines:
             return SearchReport("", (), notes=("No line matches the exact terms.",), exact=counts)
         wider = replace(request, top_k=max(request.top_k, RANKED_WINDOWS), n_lines=max(request.n_lines, 1))
@@ -462,7 +465,7 @@ class ExactSearch:
             scores |= dict.fromkeys(sorted(inside, key=lambda each: abs(each[1] + 1 - hit.line)), hit)
         ranked = [*scores, *(each for each in lines if each not in scores)]
         if request.files:
-            best: dict[Place, Line] = {}
+            best: dict[IndexedDocument, Line] = {}
             for line in ranked:
                 best.setdefault(line[0], line)
             ranked = [*best.values()]
@@ -480,7 +483,7 @@ class ExactSearch:
 
     def hits(self, lines: Sequence[Line], n_lines: int) -> Iterator[Hit]:
         """Yield the results of ``lines``, with ``n_lines`` of context on each side, as they were indexed."""
-        windows = [_window(place, number) for place, number in lines]
+        windows = [_window(document, number) for document, number in lines]
         add_definitions(self.tables, windows)
         read = read_documents(self.workspace, windows, self.records, context=False)
         anchors = anchors_of(self.tables, windows, read)
@@ -488,25 +491,25 @@ class ExactSearch:
         contexts = [*_contexts(self.tables, lines, n_lines)]
         own = [context[number - start] for (_, number), (start, context) in zip(lines, contexts, strict=True)]
         spans = self.terms.spans(own)
-        places = {place for place, _ in lines}
-        as_indexed = {place for place in places if is_unchanged(read.get(place.document), place.hash)}
+        named = {document for document, _ in lines}
+        as_indexed = {document for document in named if is_unchanged(read.get(document.key), document.hash)}
         found = zip(lines, windows, contexts, own, spans, strict=True)
-        for rank, ((place, number), window, (start, context), text, matches) in enumerate(found, start=1):
+        for rank, ((document, number), window, (start, context), text, matches) in enumerate(found, start=1):
             at = matches[0][0] if matches else 0
-            first_row, unchanged = rows_of_line(text)[0][1] if text else "", place in as_indexed
-            now = read.get(place.document)
+            first_row, unchanged = rows_of_line(text)[0][1] if text else "", document in as_indexed
+            now = read.get(document.key)
             judged = judge_read(
                 first_row,
                 number + 1,
                 now,
                 unchanged=unchanged,
-                path=place.path,
-                redaction=self.records.redaction(place.entity),
+                path=document.path,
+                redaction=self.records.redaction(document.entity),
             )
             yield Hit(
-                path=place.path,
+                path=document.path,
                 file=file_of(self.records, window),
-                source=place.entity,
+                source=document.entity,
                 line=number + 1,
                 start_line=start + 1,
                 end_line=start + len(context),
@@ -519,8 +522,8 @@ class ExactSearch:
                 freshness=judged.state.value if judged else None,
                 line_now=judged.line if judged else None,
                 column=at + 1,
-                **anchored(place.path, anchors.get((place.entity, place.path, number))),
-                url=links.url(place.entity, place.path, number + 1),
+                **anchored(document.path, anchors.get((document.entity, document.path, number))),
+                url=links.url(document.entity, document.path, number + 1),
                 matches=tuple((begin + 1, end + 1) for begin, end in matches),
                 **symbol_of(window.definition),
             )
@@ -532,8 +535,8 @@ def use_of(name: str) -> Pattern:
     return Pattern.of(parts[-1] if parts else name, literal=True, ignore_case=False, words=True)
 
 
-def _window(place: Place, number: int = 0) -> Window:
-    return Window(place.entity, place.path, place.hash, number, 0.0, "", 0.0, first=number, last=number)
+def _window(document: IndexedDocument, number: int = 0) -> Window:
+    return Window(document.entity, document.path, document.hash, number, 0.0, "", 0.0, first=number, last=number)
 
 
 def _nearness(homes: set[Document]) -> Callable[[str, str], int]:
@@ -570,12 +573,14 @@ def _contexts(
     tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield for each of ``lines`` the number of the first line of its context, and the context."""
-    packs = {place: packs_of(tables[place.table]).of(*place.document) for place in {place for place, _ in lines}}
+    packs = {
+        document: packs_of(tables[document.table]).of(*document.key) for document in {document for document, _ in lines}
+    }
     needed: dict[Line, range] = {}
-    for place, number in lines:
-        first_lines, _ = packs[place]
+    for document, number in lines:
+        first_lines, _ = packs[document]
         first = bisect_right(first_lines, max(0, number - n_lines)) - 1
-        needed[place, number] = range(first, bisect_right(first_lines, number + n_lines))
+        needed[document, number] = range(first, bisect_right(first_lines, number + n_lines))
     texts_of: dict[tuple[int, int], str] = {}
     for table in range(len(tables)):
         rows = sorted({packs[p][1][at] for (p, _), span in needed.items() if p.table == table for at in span})
@@ -584,14 +589,14 @@ def _contexts(
             read = texts(tables[table], part).to_pylist()
             texts_of |= {(table, row): text for row, text in zip(part, read, strict=True)}
     split: dict[tuple[int, int], list[str]] = {}
-    for place, number in lines:
-        first_lines, rows = packs[place]
+    for document, number in lines:
+        first_lines, rows = packs[document]
         known: list[str] = []
-        for at in needed[place, number]:
-            key = place.table, rows[at]
+        for at in needed[document, number]:
+            key = document.table, rows[at]
             if key not in split:
                 split[key] = texts_of[key].removesuffix("\n").split("\n")
             known += split[key]
-        first = first_lines[needed[place, number].start]
+        first = first_lines[needed[document, number].start]
         start = max(first, number - n_lines)
         yield start, tuple(known[start - first : number + n_lines + 1 - first])

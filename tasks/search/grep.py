@@ -58,7 +58,7 @@ class NamedText:
         return joined([definitions(path, text) for path, text in texts])[0]
 
     def anchor(self, line: int) -> str | None:
-        """Return the place of a 0-based line in a file from which text was extracted."""
+        """Return the position of a 0-based line in a file from which text was extracted."""
         anchors = self.extracted.anchors if self.extracted else ()
         return next((each.name for each in anchors if each.first <= line <= each.last), None)
 

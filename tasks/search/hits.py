@@ -34,7 +34,7 @@ from driftline.storage.entities import Entity, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
 from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.exact import lines_of_document
-from driftline.storage.lines.outline import Definition, anchor_at, anchors_in, fragment_of, innermost, place_of
+from driftline.storage.lines.outline import Definition, anchor_at, anchors_in, fragment_of, innermost, location_of
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.lines.table import LINES_PER_BLOCK
@@ -55,13 +55,13 @@ MAX_WINDOW_LINES = 32
 GROWTH = 0.7
 """The share of a window's relevance that a hit needs to extend it: others cost a reader more than they tell."""
 GROWTH_ACROSS = 0.9
-"""The same for a hit in another definition, unless the query is a sentence, whose place may be in either."""
+"""The same for a hit in another definition, unless the query is a sentence, whose answer may be in either."""
 MAX_HEAD_LINES = 8
 """Maximum number of lines that a window grows by so as to begin with its definition."""
 JUDGED_WINDOWS = 60
 """Windows that show which files a query is about."""
 MAX_WINDOWS_OF_DEFINITION = 3
-"""Keeps a long function from filling all places, as a long section of prose may."""
+"""Keeps a long function from filling all results, as a long section of prose may."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Window:
 
     ``best`` is the hit that answers best by itself, and ``fit`` its quality. ``distance``, ``text``, ``column``, at
     which the text begins in its line, and ``definition``, the innermost around it, belong to this hit; the definition
-    is unknown unless the window is ``outlined``. ``score`` is that of the hit that places the window: its relevance, of
+    is unknown unless the window is ``outlined``. ``score`` is that of the hit that ranks the window: its relevance, of
     which ``attainable`` is the maximum, or its cosine if hits are ordered by that; nothing is attainable then.
     ``set_back`` is what better windows of its file have taken from the score, which makes it no less likely. ``copies``
     are other documents of its source with the same content. If the query has ``named`` the definition, the window stays
@@ -197,12 +197,12 @@ def arranged(
 ) -> list[Window]:
     """Order ``windows`` by their scores and by their files: other hits in a file, and its name.
 
-    ``words`` are the distinct terms of the query, and ``form`` its form. Each window gets the score that places it.
+    ``words`` are the distinct terms of the query, and ``form`` its form. Each window gets the score that ranks it.
     """
     windows = _without_copies(windows)
     if not windows or not words or form == "sentence":
         return list(windows)
-    limit = weights.question_words if form == "question" else weights.phrase_words
+    limit = weights.question_words if form in ("question", "usage") else weights.phrase_words
     least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
     of_file: dict[tuple[str, str], float] = defaultdict(float)
     for window in windows:
@@ -268,7 +268,7 @@ def judge(text: str, line: int, current: Sequence[str], column: int = 0) -> Fres
     """Judge ``text``, indexed as ``line`` (1-based), against a file with the lines ``current``.
 
     It is the part of the line that begins at ``column`` (0-based), as ``tasks.text.rows_of_line`` splits lines. A line
-    that is elsewhere has moved to the nearest place, or to the later of two equally near ones.
+    that is elsewhere has moved to the nearest equal line, or to the later of two equally near ones.
     """
 
     def matches(number: int) -> bool:
@@ -327,7 +327,7 @@ class Excerpt:
     """Lines of a document from ``start_line`` (1-based) on, as they were indexed.
 
     ``current`` is False if the document cannot be read or has changed. The lines then come from the index. ``url`` is
-    the permanent link of the requested line, as of a hit. ``anchors`` are the places of a document with the first of
+    the permanent link of the requested line, as of a hit. ``anchors`` are the sections of a document with the first of
     these lines that each has, in order.
     """
 
@@ -371,8 +371,8 @@ def read_excerpt(
     if not part:
         raise NotIndexed(f"The document has no line {line}", path, "Take line numbers from search results.")
     document = str(entity), path
-    has_places = is_named_like_document(path) or (data is not None and is_extracted(path, data))
-    anchors = _anchors_between(workspace, entity, path, first, first + len(part) - 1) if has_places else ()
+    may_have_anchors = is_named_like_document(path) or (data is not None and is_extracted(path, data))
+    anchors = _anchors_between(workspace, entity, path, first, first + len(part) - 1) if may_have_anchors else ()
     links = find_links(workspace, lambda _: record, {document: digest}, {document: data})
     return Excerpt(*document, first + 1, tuple(part), current, links.url(*document, line), anchors)
 
@@ -536,9 +536,9 @@ class Hit:
     look at data that was read anyway. ``symbol`` is the qualified name of the innermost definition around the best
     line, ``kind`` its kind (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` its lines as they
     were indexed, comments above it included; None outside of any, and if definitions are not indexed. ``anchor`` is the
-    place of the best line in a file from which text was extracted (``cell 7``); line numbers are those of that text.
+    position of the best line in a file from which text was extracted (``cell 7``); line numbers are those of that text.
     ``fragment`` is the URL fragment for a viewer (``page=12``), None if no viewer supports one.
-    ``matches`` are the places in the best line that match the patterns of an exact search: the columns of the first
+    ``matches`` are the positions in the best line that match the patterns of an exact search: the columns of the first
     character and after the last one, 1-based. ``url`` is the permanent link of the best line at a commit on the host of
     its repository; None if it is not known that the text there is the same.
     """
@@ -583,11 +583,11 @@ class Hit:
         return {name: getattr(self, name) for name in self.__slots__} | listed
 
     def __repr__(self) -> str:
-        return f"<Hit {self.rank}. {self.path}:{place_of(self.anchor, self.line)} {self.text.strip()[:80]!r}>"
+        return f"<Hit {self.rank}. {self.path}:{location_of(self.anchor, self.line)} {self.text.strip()[:80]!r}>"
 
     def _repr_html_(self) -> str:
         lines = enumerate(self.context, start=self.start_line)
-        return html_table((f"{self.path}:{place_of(self.anchor, self.line)}", f"{self.score:.2f}"), lines)
+        return html_table((f"{self.path}:{location_of(self.anchor, self.line)}", f"{self.score:.2f}"), lines)
 
 
 _ARROW: Mapping[str, pa.DataType] = {
@@ -696,8 +696,8 @@ def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> N
     """Add the definitions that the tables know to windows with unknown ones."""
     lacking = {(each.entity, each.path, each.best): each for each in windows if not each.outlined}
     for table in tables if lacking else ():
-        for place, outline in table.outlines([*lacking]).items():
-            window = lacking[place]
+        for line, outline in table.outlines([*lacking]).items():
+            window = lacking[line]
             window.definition, window.outlined = innermost(decode_outline(outline), window.best), True
 
 
@@ -744,9 +744,9 @@ def anchors_of(
         document = read.get((window.entity, window.path))
         if is_named_like_document(window.path) or (isinstance(document, bytes) and is_extracted(window.path, document)):
             best_lines.append((window.entity, window.path, window.best))
-    found = {place: outline for table in tables if best_lines for place, outline in table.outlines(best_lines).items()}
-    named = {place: anchor_at(outline, place[2]) for place, outline in found.items()}
-    return {place: name for place, name in named.items() if name is not None}
+    found = {line: outline for table in tables if best_lines for line, outline in table.outlines(best_lines).items()}
+    named = {line: anchor_at(outline, line[2]) for line, outline in found.items()}
+    return {line: name for line, name in named.items() if name is not None}
 
 
 def read_documents(

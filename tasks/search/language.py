@@ -90,7 +90,7 @@ class Question:
 
 
 def asked_by(request: SearchRequest) -> Question:
-    """Read the query of a request, with the exact terms of its options. Raises UsageError, which names the place."""
+    """Read the query of a request, with the exact terms of its options. Raises UsageError, which names the position."""
     exact: dict[str, Any] = {"fixed": request.fixed or (), "regex": request.regex or ()}
     exact |= {"ignore_case": request.ignore_case, "whole_words": request.whole_words, "multiline": request.multiline}
     return parse(request.query, **exact)
@@ -138,7 +138,7 @@ def parse(
     """Read a query, and add ``fixed`` texts and the expressions ``regex`` to its terms.
 
     ``ignore_case`` holds where the query does not say ``case:``; ``whole_words`` and ``multiline`` for all patterns.
-    Raises UsageError, which names the place.
+    Raises UsageError, which names the position.
 
     Examples:
         >>> parse('retry "max_attempts" lang:go').words

@@ -261,7 +261,7 @@ def find_links(
 
 _Fact = tuple[str, str, str, str, str]
 _KNOWN: LRUCache[_Fact, _Revision | None] = LRUCache(KNOWN_DOCUMENTS)
-"""The places of documents by two names of their source, commit, path and hash; None if the content there differs."""
+"""The locations of documents by two names of their source, commit, path and hash; None if the content there differs."""
 _KNOWN_LOCK = threading.Lock()
 
 
@@ -273,7 +273,7 @@ def _known(keys: Mapping[str, _Fact]) -> dict[str, _Revision | None]:
 def _recorded(
     workspace: Workspace, entity: str, record: SourceRecord, wanted: Mapping[str, str]
 ) -> dict[str, _Revision]:
-    """Return the places of documents at the commit that the index has reached.
+    """Return the locations of documents at the commit that the index has reached.
 
     At the end of that run, each document was as in the commit. It still is if its row in the manifest, read after the
     record, is of that run or an earlier one. A copy may have a record that is newer than its manifest.
@@ -308,7 +308,7 @@ _PUSHED_LOCK = threading.Lock()
 def _in_work_tree(
     workspace: Workspace, record: SourceRecord, wanted: Mapping[str, str], read: Mapping[str, object]
 ) -> dict[str, _Revision]:
-    """Return the places of documents at the newest pushed commit of their work tree, whose files were ``read``."""
+    """Return the locations of documents at the newest pushed commit of their work tree, whose files were ``read``."""
     is_readable = "://" not in record.uri and "::" not in record.uri and workspace.access.allows(record.uri)
     pushed = _pushed(record.uri) if wanted and is_readable else None
     if pushed is None:

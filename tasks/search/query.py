@@ -57,6 +57,7 @@ from driftline.tasks.search.hits import (
     hits,
     merge_windows,
 )
+from driftline.tasks.search.ranking import USAGE_WEIGHTS, WEIGHTS
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest, without_empty
 
@@ -66,11 +67,11 @@ _Found = TypeVar("_Found")
 FETCH_FACTOR = 3
 """Lines to fetch per result, because neighbouring ones merge; more are fetched if that is not enough."""
 CANDIDATE_BLOCKS = 100
-CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {"phrase": 100, "question": 100, "sentence": 50}
+CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {"phrase": 100, "question": 100, "usage": 100, "sentence": 50}
 CANDIDATE_LINES = 30
 """Candidates of a hybrid search: blocks by words, and blocks by meaning, or nearest lines if a distance limits it.
 
-More if results are missing. A sentence describes one place, which more blocks by meaning rather hide."""
+More if results are missing. A sentence describes one definition, which more blocks by meaning tend to hide."""
 CANDIDATE_DEFINITIONS = 20
 """Definitions to look up for each name in a query."""
 MAX_TENANTS_AT_ONCE = 8
@@ -306,8 +307,8 @@ def _why_nothing(
 
 
 def _matches(workspace: Workspace, where: LineFilter | None) -> bool:
-    places = (place for tenant in workspace.tenants() for place in table_places(workspace, tenant, where))
-    tables = ((workspace.lines(entity), narrowed) for entity, narrowed in places)
+    found = (each for tenant in workspace.tenants() for each in tables_of(workspace, tenant, where))
+    tables = ((workspace.lines(entity), narrowed) for entity, narrowed in found)
     return any(LineQuery(table, narrowed).matches for table, narrowed in tables if table.exists())
 
 
@@ -384,8 +385,8 @@ def _open(
 
         def opened(tenant: Entity) -> list[LineQuery]:
             queries: list[LineQuery] = []
-            for place, narrowed in table_places(workspace, tenant, where):
-                query = LineQuery(workspace.lines(place), narrowed, *filtering)
+            for entity, narrowed in tables_of(workspace, tenant, where):
+                query = LineQuery(workspace.lines(entity), narrowed, *filtering)
                 try:
                     query.open(words=mode != "vector", lines=mode == "vector", blocks=mode == "hybrid")
                 except DriftlineError:
@@ -415,7 +416,7 @@ def _threads() -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
-def table_places(
+def tables_of(
     workspace: Workspace, tenant: Entity, where: LineFilter | None
 ) -> Iterator[tuple[Entity, LineFilter | None]]:
     """Yield the tables of a tenant to search, as arguments of ``Workspace.lines``, each with its filter.
@@ -492,7 +493,7 @@ class _Finder:
     def hybrid(self, wanted: int, n_lines: int, *, meaning: bool) -> list[Window]:
         """Return windows around the best-ranked lines of the blocks that are best by words and by meaning.
 
-        If a distance limits the search, the nearest lines take the place of the blocks by meaning.
+        If a distance limits the search, the nearest lines replace the blocks by meaning.
         """
         max_gap = 2 * max(n_lines, DEFAULT_N_LINES) + 1  # ranking already uses the neighbours
         by_distance = meaning and self.max_distance is not None
@@ -503,6 +504,7 @@ class _Finder:
             blocks, found_near, lines = self._candidates(n_blocks, n_near)
             with self.explanation.timed("rank"):
                 options: dict[str, Any] = {"wanted": wanted, "meaning": meaning, "only": self.only}
+                options["weights"] = USAGE_WEIGHTS if form == "usage" else WEIGHTS
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 farthest = np.inf if self.max_distance is None else self.max_distance
                 near = self._kept(row for row in rows if row["distance"] <= farthest)
@@ -576,11 +578,11 @@ class _Finder:
     def _allowed(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the ``rows`` of nearest lines that ``only`` allows, with their definitions if it needs them."""
         if self.only.needs_definitions:
-            places = [(row["entity"], row["path"], row["line_number"]) for row in rows]
-            outlines = {place: text for table in self.tables for place, text in table.outlines(places).items()}
-            for row, place in zip(rows, places, strict=True):
-                row["definition"] = innermost(decode(outlines.get(place, "")), place[2])
-                row["outlined"] = place in outlines
+            lines = [(row["entity"], row["path"], row["line_number"]) for row in rows]
+            outlines = {line: text for table in self.tables for line, text in table.outlines(lines).items()}
+            for row, line in zip(rows, lines, strict=True):
+                row["definition"] = innermost(decode(outlines.get(line, "")), line[2])
+                row["outlined"] = line in outlines
         if self.only == ALL_LINES:
             return rows
         return [row for row in rows if self.only.allow(row.get("definition"), row["line_number"], row["path"])]

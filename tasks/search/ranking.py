@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -42,13 +42,13 @@ class Weights:
     words. ``document`` is for the BM25 of the ``document_blocks`` best blocks of a document. ``definition`` is for a
     line that begins one, ``name`` for one that begins a definition that the query names.
 
-    A line keeps the share ``test`` of its relevance in a test, unless the query is about tests, ``text`` in prose, and
-    ``auxiliary`` in a file that repeats, lists or illustrates others.
+    A line keeps the share ``test`` of its relevance in a test, unless the query is about tests, ``text`` in prose,
+    ``source`` in anything else, and ``auxiliary`` in a file that repeats, lists or illustrates others.
 
     Windows gain shares of the best score: ``file`` for the best window of the file with most windows, less for other
     files; ``stem`` for a file name with all words of the query, or a share of it; ``again`` for each better window of
     the same file. These apply to queries about a subject: phrases of up to ``phrase_words`` telling words and questions
-    of up to ``question_words``. They fade for longer ones, and do not apply to sentences, which describe one place.
+    of up to ``question_words``. They fade for longer ones, and do not apply to sentences, which describe one item.
 
     A few lines of code show their meaning; prose takes a paragraph, and even then words say more.
     """
@@ -63,6 +63,7 @@ class Weights:
     name: float = 20.0
     test: float = 0.7
     text: float = 0.85
+    source: float = 1.0
     auxiliary: float = 0.9
     file: float = 0.25
     stem: float = 0.25
@@ -74,6 +75,8 @@ class Weights:
 
 
 WEIGHTS = Weights()
+USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0)
+"""The weights for a question about how to use something or what it is: documentation answers it, not the source."""
 
 
 BM25_K1, BM25_B = 1.2, 0.75

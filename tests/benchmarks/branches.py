@@ -56,18 +56,18 @@ def main() -> int:
             "bytes of a branch beyond 1.5 times those of the main run", (branch - 1.5 * main) / 1e6, 1, "MB"
         )
 
-        place = folder / "main"
-        shutil.copytree(template, place)
-        _index(source, place, "topic")
-        merged = _index(source, place)
+        location = folder / "main"
+        shutil.copytree(template, location)
+        _index(source, location, "topic")
+        merged = _index(source, location)
         print(f"  main run after the merge: {merged:,} lines embedded")
         verdict.at_most("lines that the main run embeds after a merge", merged, 0, "")
-        workspace = Workspace.open(str(place))  # main holds the same files as the branch
+        workspace = Workspace.open(str(location))  # main holds the same files as the branch
         turns = 2 if options.small else TURNS
         of_branch, of_main = _searches(on_branch(workspace, "topic"), workspace, turns=turns)
         print(f"  search: {of_branch * 1e3:.1f} ms on the branch, {of_main * 1e3:.1f} ms on main")
         verdict.at_most("search of a branch, p50, of one of main", of_branch / of_main, 1.2)
-        _hundred(folder, source, place, branches, verdict, turns)
+        _hundred(folder, source, location, branches, verdict, turns)
         _several(folder, tree.path, verdict, turns)
         _requests(folder, source, verdict)
     return verdict.exit_code
@@ -102,14 +102,14 @@ def _runs(source: Path, template: Path, folder: Path, rounds: int) -> tuple[floa
     added = {"branch": 0, "main": 0}
     for _ in range(rounds):
         for name, found in times.items():
-            place = folder / f"run of {name}"
-            shutil.copytree(template, place)
-            found.append(_seconds(lambda: _index(source, place, "topic" if name == "branch" else None)))  # noqa: B023
+            location = folder / f"run of {name}"
+            shutil.copytree(template, location)
+            found.append(_seconds(lambda: _index(source, location, "topic" if name == "branch" else None)))  # noqa: B023
             if name == "branch":
-                added[name] = list_branches(Workspace.open(str(place)))[0].size_bytes
+                added[name] = list_branches(Workspace.open(str(location)))[0].size_bytes
             else:
-                added[name] = _size(place) - before
-            shutil.rmtree(place)
+                added[name] = _size(location) - before
+            shutil.rmtree(location)
     branch, main = (min(times[name]) for name in ("branch", "main"))
     print(f"  run over {CHANGED_FILES} changed files: {branch:.2f} s of a new branch, {main:.2f} s of main")
     return branch / main, (added["branch"], added["main"])
@@ -133,30 +133,30 @@ def _searches(*workspaces: Workspace, turns: int) -> list[float]:
 
 def _several(folder: Path, tree: Path, verdict: measure.Verdict, turns: int) -> None:
     """What a search costs of which ten sources are on branches, and one is not, compared with one of main."""
-    place, files = folder / "several", sorted(path for path in tree.rglob("*.py") if path.is_file())
+    location, files = folder / "several", sorted(path for path in tree.rglob("*.py") if path.is_file())
     sources = [folder / "sources" / f"part{number}" for number in range(min(SOURCES + 1, len(files)))]
     for number, path in enumerate(files):
         sources[number % len(sources)].mkdir(parents=True, exist_ok=True)
         shutil.copy(path, sources[number % len(sources)] / f"{number}.py")
     for source in sources:
-        _index(source, place, entity=f"source:{source.name}")
+        _index(source, location, entity=f"source:{source.name}")
     for source in sources[1:]:
         _change(source, "on a branch")
-        _index(source, place, "topic", entity=f"source:{source.name}")
-    workspace = Workspace.open(str(place))
+        _index(source, location, "topic", entity=f"source:{source.name}")
+    workspace = Workspace.open(str(location))
     several, main = _searches(on_branch(workspace, "topic"), workspace, turns=turns + 1)
     print(f"  search: {several * 1e3:.1f} ms over {len(sources) - 1} branches and main, {main * 1e3:.1f} ms over main")
     verdict.at_most(f"search over main and {len(sources) - 1} branches, p50, of one of main", several / main, 1.2)
 
 
-def _hundred(folder: Path, source: Path, place: Path, branches: int, verdict: measure.Verdict, turns: int) -> None:
+def _hundred(folder: Path, source: Path, location: Path, branches: int, verdict: measure.Verdict, turns: int) -> None:
     """What many branches cost the main index, compared with a copy of the workspace without them."""
     without = folder / "without"
-    shutil.copytree(place, without)
+    shutil.copytree(location, without)
     for number in range(branches):
         path = source / f"only on branch {number}.py"
         path.write_text(f"# branch {number}\n")
-        _index(source, place, f"topic/{number}")
+        _index(source, location, f"topic/{number}")
         path.unlink()
     measured: dict[str, list[float]] = {}
     for name, work in (
@@ -164,7 +164,7 @@ def _hundred(folder: Path, source: Path, place: Path, branches: int, verdict: me
         ("search of main", lambda at: _searches(Workspace.open(str(at)), turns=turns)),
         ("survey of a cleanup", lambda at: survey(Workspace.open(str(at)))),
     ):
-        times = [(_seconds(lambda: work(place)), _seconds(lambda: work(without))) for _ in range(turns + 1)]  # noqa: B023
+        times = [(_seconds(lambda: work(location)), _seconds(lambda: work(without))) for _ in range(turns + 1)]  # noqa: B023
         measured[name] = [min(pair[0] for pair in times), min(pair[1] for pair in times)]
         with_them, alone = measured[name]
         print(f"  {name}: {with_them:.3f} s with {branches} branches, {alone:.3f} s without")

@@ -100,8 +100,8 @@ def main() -> int:
         pulled = _cost(proxy, "pull after it", lambda: _pull(uri, copy, env))
         offline = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
         of_copy, of_local = (
-            measure.median([_search(place, query, offline).seconds for query in QUERIES[:5]])
-            for place in (str(copy), str(folder / "local"))
+            measure.median([_search(location, query, offline).seconds for query in QUERIES[:5]])
+            for location in (str(copy), str(folder / "local"))
         )
         print(f"  cold search of the pulled copy {of_copy:.2f} s, of a local workspace {of_local:.2f} s")
     measure.bars("Seconds at 30 ms a request", "s", {name: cost.seconds for name, cost in costs.items()})

@@ -176,21 +176,21 @@ def _pdf_anchors(lines: Sequence[str], anchors: Sequence[Anchor], reference: str
 
 def _html_anchors(lines: Sequence[str], anchors: Sequence[Anchor], data: bytes) -> tuple[int, int]:
     """Of the lines, how many have the nearest id above them, but for NEAR characters, and how many there are."""
-    whole, places = _ids(html.document_fromstring(data))
-    starts = [place for place, _ in places]
+    whole, locations = _ids(html.document_fromstring(data))
+    starts = [location for location, _ in locations]
     at = good = of = 0
     for anchor in anchors:
         for line in filter(None, map(_bare, lines[anchor.first : anchor.last + 1])):
             at = max(at, whole.find(line, at))
             nearest = starts[bisect_right(starts, at) - 1]
-            good += any(name == anchor.name[1:] and nearest - NEAR <= place <= at for place, name in places)
+            good += any(name == anchor.name[1:] and nearest - NEAR <= location <= at for location, name in locations)
             of += 1
     return good, of
 
 
 def _ids(tree: html.HtmlElement) -> tuple[str, list[tuple[int, str]]]:
-    """The text of a page without blanks, and its ids with the places in the text where they stand."""
-    parts, places, size = list[str](), [(0, "")], 0
+    """The text of a page without blanks, and its ids with their positions in the text."""
+    parts, locations, size = list[str](), [(0, "")], 0
 
     def add(text: str | None) -> None:
         nonlocal size
@@ -200,7 +200,7 @@ def _ids(tree: html.HtmlElement) -> tuple[str, list[tuple[int, str]]]:
     def walk(element: html.HtmlElement) -> None:
         name = element.get("id") or (element.get("name") if element.tag == "a" else None)
         if name:
-            places.append((size, name))
+            locations.append((size, name))
         add(element.text)
         for child in element:
             if isinstance(child.tag, str):
@@ -208,7 +208,7 @@ def _ids(tree: html.HtmlElement) -> tuple[str, list[tuple[int, str]]]:
             add(child.tail)
 
     walk(tree)
-    return "".join(parts), places
+    return "".join(parts), locations
 
 
 def _bare(line: str) -> str:

@@ -138,9 +138,9 @@ def _questions(tree: str, asked: list[tuple[str, str, str]]) -> QuerySet:
     for ending, name, question in asked:
         path = next(path for path in sorted(files) if f"/{path}".endswith(f"/{ending}"))
         known = definitions(path, files[path].read_text("utf-8"))
-        place = next(each for each in known if each.name == name or each.name.endswith(f" > {name}"))
+        location = next(each for each in known if each.name == name or each.name.endswith(f" > {name}"))
         half: Half = "tuning" if hashlib.sha256(question.encode()).digest()[0] % 2 else "reporting"
-        found.append(Query(question, path, place.first + 1, place.last + 1, half))
+        found.append(Query(question, path, location.first + 1, location.last + 1, half))
     return QuerySet(queries.kind, queries.tree, tuple(found))
 
 

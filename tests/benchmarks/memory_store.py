@@ -44,7 +44,7 @@ def main() -> int:
     for name, url in catalogs(options):
         entries = 2_000 if options.small else options.postgres if url else options.entries
         print(f"{name}, {entries:,} entries", flush=True)
-        with measure.scratch() as folder, place(folder, options.bucket) as (uri, storage_options):
+        with measure.scratch() as folder, location(folder, options.bucket) as (uri, storage_options):
             catalog_url = url or f"sqlite:///{folder / 'catalog.sqlite'}"
             with MemoryStore(uri, catalog_url=catalog_url, storage_options=storage_options) as store:
                 # No background work during the measurements.
@@ -79,7 +79,7 @@ def catalogs(options: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
 
 
 @contextmanager
-def place(folder: Path, in_bucket: bool) -> Iterator[tuple[str, dict[str, str] | None]]:
+def location(folder: Path, in_bucket: bool) -> Iterator[tuple[str, dict[str, str] | None]]:
     """The URI of the workspace and its storage options: below ``folder``, or in an S3 server that stores there."""
     if not in_bucket:
         yield str(folder / "workspace"), None

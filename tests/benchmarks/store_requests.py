@@ -90,8 +90,8 @@ def _index(server: S3Server, endpoint: str) -> tuple[float, dict[str, Any]]:
         "AWS_SECRET_ACCESS_KEY": server.secret_key,
         "AWS_REGION": "us-east-1",
     }
-    places = [f"s3://{server.bucket}/source", "--workspace", f"s3://{server.bucket}/workspace"]
-    result = measure.run([*measure.DRIFTLINE, "index", *places, "--json"], env)
+    locations = [f"s3://{server.bucket}/source", "--workspace", f"s3://{server.bucket}/workspace"]
+    result = measure.run([*measure.DRIFTLINE, "index", *locations, "--json"], env)
     return result.seconds, json.loads(result.output)
 
 

@@ -38,9 +38,9 @@ def main() -> int:
             assert server.stderr is not None
             try:
                 said = iter(server.stderr)
-                place = urlsplit(next(line for line in said if "serving" in line).split()[-1]).netloc
+                location = urlsplit(next(line for line in said if "serving" in line).split()[-1]).netloc
                 next(line for line in said if "unchanged" in line)
-                seconds = [_seconds_to_found(place, source, number) for number in range(rounds)]
+                seconds = [_seconds_to_found(location, source, number) for number in range(rounds)]
             finally:
                 server.kill()
     print(f"  {', '.join(f'{each:.2f}' for each in seconds)} s")
@@ -49,9 +49,9 @@ def main() -> int:
     return verdict.exit_code
 
 
-def _seconds_to_found(place: str, source: Path, number: int) -> float:
+def _seconds_to_found(location: str, source: Path, number: int) -> float:
     name = f"saved_{number}.py"
-    connection = http.client.HTTPConnection(place, timeout=PATIENCE_SECONDS)
+    connection = http.client.HTTPConnection(location, timeout=PATIENCE_SECONDS)
     target = f"/api/v1/search?q=zebraword{number}&mode=text&top_k=1&path={name}"
     started = time.perf_counter()
     (source / name).write_text(f"def zebraword{number}():\n    return {number}\n")

@@ -117,7 +117,7 @@ class Load:
 class Server:
     """A ``driftline web`` process."""
 
-    place: str
+    address: str
     process: psutil.Process
     start_seconds: float
 
@@ -133,7 +133,7 @@ class Server:
         return float(sum(each.user + each.system for each in times))
 
     def ask(self, target: str) -> bytes:
-        connection = http.client.HTTPConnection(self.place, timeout=60)
+        connection = http.client.HTTPConnection(self.address, timeout=60)
         connection.request("GET", target)
         response = connection.getresponse()
         body = response.read()
@@ -150,7 +150,7 @@ class Server:
             "request = function() n = n + 1; return wrk.format('GET', paths[n % #paths + 1]) end\n"
         )
         command = ["wrk", "-t1", f"-c{CLIENTS}", f"-d{seconds}s", "--latency", "--timeout", "60s", "-s", str(script)]
-        return Load.parse(measure.run([*command, f"http://{self.place}"]).output)
+        return Load.parse(measure.run([*command, f"http://{self.address}"]).output)
 
 
 def page_of(query: str) -> str:
@@ -164,11 +164,11 @@ def serving(workspace: str) -> Iterator[Server]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            place = urlsplit(next(line for line in process.stderr if "serving" in line).split()[-1]).netloc
-            server = Server(place, psutil.Process(process.pid), 0)
+            address = urlsplit(next(line for line in process.stderr if "serving" in line).split()[-1]).netloc
+            server = Server(address, psutil.Process(process.pid), 0)
             while b"ready" not in server.ask("/readyz"):
                 time.sleep(0.01)
-            yield Server(place, server.process, time.perf_counter() - started)
+            yield Server(address, server.process, time.perf_counter() - started)
         finally:
             process.send_signal(signal.SIGTERM)
 
@@ -176,7 +176,7 @@ def serving(workspace: str) -> Iterator[Server]:
 def one_client(server: Server, target: str, rounds: int, verdict: measure.Verdict) -> None:
     """What HTTP adds to the same searches of the library, in turn."""
     workspace = Workspace.open(target)
-    connection = http.client.HTTPConnection(server.place, timeout=60)
+    connection = http.client.HTTPConnection(server.address, timeout=60)
     own, asked = list[float](), list[float]()
     for number in range(rounds + 1):
         for query in QUERIES:
@@ -208,10 +208,10 @@ def first_page(server: Server, verdict: measure.Verdict) -> None:
             with browser.fresh() as window:  # nothing is cached
                 received = list[int]()
                 window.page.on("requestfinished", partial(_add_size, received))
-                window.page.goto(f"http://{server.place}{page_of(query)}", wait_until="networkidle")
+                window.page.goto(f"http://{server.address}{page_of(query)}", wait_until="networkidle")
                 sizes.append(sum(received))
         for query in ("", *QUERIES):
-            browser.page.goto(f"http://{server.place}{page_of(query)}")
+            browser.page.goto(f"http://{server.address}{page_of(query)}")
             paints.append(browser.first_paint_milliseconds())
     print(
         f"  first paint without a query {paints[0]:.0f} ms, with results {', '.join(f'{p:.0f}' for p in paints[1:])} ms"
@@ -237,7 +237,7 @@ def cpu_of_one(server: Server, rounds: int) -> float:
 
 
 def command_seconds(server: Server) -> float:
-    return measure.run([*measure.DRIFTLINE, "search", QUERIES[0], "--server", f"http://{server.place}"]).seconds
+    return measure.run([*measure.DRIFTLINE, "search", QUERIES[0], "--server", f"http://{server.address}"]).seconds
 
 
 @contextmanager

@@ -130,10 +130,10 @@ def _mrr(asked: Sequence[Asked], embedder: Embedder, weights: Weights) -> float:
     total = 0.0
     for each in asked:
         rows = rank(each.vector, each.candidates, each.blocks, embedder, wanted=TOP_K, weights=weights)
-        for place, window in enumerate(merge_windows(rows, REACH, TOP_K), start=1):
+        for location, window in enumerate(merge_windows(rows, REACH, TOP_K), start=1):
             first, last = window.first + 1 - DEFAULT_N_LINES, window.last + 1 + DEFAULT_N_LINES
             if each.query.met_by(window.path, first, last):
-                total += 1 / place
+                total += 1 / location
                 break
     return total / len(asked)
 

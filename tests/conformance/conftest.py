@@ -77,10 +77,10 @@ def empty_workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) 
     """A workspace of the small model over an empty folder, which tests copy: that is faster than to make one."""
     import driftline as dl
 
-    place = tmp_path_factory.mktemp("empty-workspace")
-    (place / "nothing").mkdir()
-    dl.index(str(place / "nothing"), workspace=str(place / "ws"), model=str(tiny_model))
-    return place / "ws"
+    folder = tmp_path_factory.mktemp("empty-workspace")
+    (folder / "nothing").mkdir()
+    dl.index(str(folder / "nothing"), workspace=str(folder / "ws"), model=str(tiny_model))
+    return folder / "ws"
 
 
 @pytest.fixture

@@ -36,20 +36,20 @@ def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def open_backend(place: Path | str, catalog: str | None = None, **options: Any) -> HierarchicalLTMBackend:
-    """The store behind dictionaries in the folder ``place``; without vectors unless ``options`` ask for them."""
+def open_backend(folder: Path | str, catalog: str | None = None, **options: Any) -> HierarchicalLTMBackend:
+    """The store behind dictionaries in the folder ``folder``; without vectors unless ``options`` ask for them."""
     given: dict[str, Any] = {"embedding": {"enabled": False}, "hierarchy_levels": LEVELS, **options}
-    return dl.create_ltm_backend("hierarchical", catalog_url=catalog, storage_uri=str(place), **given)
+    return dl.create_ltm_backend("hierarchical", catalog_url=catalog, storage_uri=str(folder), **given)
 
 
-def files(place: Path, pattern: str) -> list[str]:
-    """The files below ``place`` that match ``pattern``, by their paths in it, sorted."""
-    return sorted(path.relative_to(place).as_posix() for path in place.rglob(pattern))
+def files(folder: Path, pattern: str) -> list[str]:
+    """The files below ``folder`` that match ``pattern``, by their paths in it, sorted."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob(pattern))
 
 
-def blobs(place: Path) -> list[str]:
+def blobs(folder: Path) -> list[str]:
     """The values of entries that lie in files of their own."""
-    return [path for path in files(place, "*.json") if "session:" in path or ("/_" not in path and ":" in path)]
+    return [path for path in files(folder, "*.json") if "session:" in path or ("/_" not in path and ":" in path)]
 
 
 def keys(page: Mapping[str, Any]) -> list[str]:
@@ -83,8 +83,8 @@ ROOT = Path(__file__).parents[2]
 
 def reference_pages() -> dict[str, str]:
     """The pages that users read, by their paths."""
-    places = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "flows").glob("*.md")]
-    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in places if path.exists()}
+    folders = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "flows").glob("*.md")]
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in folders if path.exists()}
 
 
 def decided(*words: str) -> bool:

@@ -77,14 +77,14 @@ def error_type(answer: Answer) -> str:
     return str(answer["error_type"])
 
 
-def places(hits: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
+def locations(hits: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """File names, without folders, and lines of hits, in their order."""
     return [(os.path.basename(hit.get("path") or hit["file"]), hit["line"]) for hit in hits]
 
 
 def names(answer: Answer) -> set[str]:
     """The file names, without folders, of an answer's results."""
-    return {name for name, _ in places(ok(answer)["results"])}
+    return {name for name, _ in locations(ok(answer)["results"])}
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:

@@ -22,9 +22,9 @@ from tests.conformance.search_support import (
     actions,
     error_type,
     files_of,
+    locations,
     names,
     ok,
-    places,
     plant,
     without_variables,
 )
@@ -50,10 +50,10 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the tree ``project`` and the workspace ``ws`` over it, which tests only read."""
-    place = tmp_path_factory.mktemp("notes")
-    plant(place / "project", NOTES)
-    dl.index(str(place / "project"), workspace=str(place / "ws"))
-    return place
+    location = tmp_path_factory.mktemp("notes")
+    plant(location / "project", NOTES)
+    dl.index(str(location / "project"), workspace=str(location / "ws"))
+    return location
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_indexed_lines_are_found(registry: Registry, notes: Path) -> None:
 
     found = search()
     assert found["query"] == "when does a lease expire"
-    assert ("leases.md", 2) in places(found["results"])[:3]
+    assert ("leases.md", 2) in locations(found["results"])[:3]
     assert [hit["rank"] for hit in found["results"]] == list(range(1, len(found["results"]) + 1))
     project = notes / "project"
     everything = ["leases.py", "login.py", "parser.py", "errors.rs", "notes.txt", "leases.md", "cooking.md"]
@@ -232,7 +232,7 @@ def test_semantic_search_may_use_a_workspace(own: Path, registry: Registry) -> N
     given = {"query": "parser", "files": [str(own / "tree")], "top_k": 1, "n_lines": 0}
     plain = ok(registry["search.semantic"]({}, **given))
     quick = ok(registry["search.semantic"]({}, **given, workspace=str(own / "ws")))
-    assert places(plain["results"]) == places(quick["results"]) == [("a.md", 1)]
+    assert locations(plain["results"]) == locations(quick["results"]) == [("a.md", 1)]
     assert error_type(registry["search.semantic"]({}, **given, workspace=str(own / "nowhere"))) == "workspace_not_found"
 
 
@@ -241,18 +241,18 @@ nodes:
   - name: open
     uses: search.workspace_create
     with: {path: "~/workspaces/notes/"}
-    output: place
+    output: location
   - name: learn
     uses: search.workspace_index
     with:
-      workspace: "{{ place.workspace }}"
+      workspace: "{{ location.workspace }}"
       paths: [src/, lib/]
       extensions: [".py", ".rs"]
     output: learned
   - name: ask
     uses: search.workspace_search
     with:
-      workspace: "{{ place.workspace }}"
+      workspace: "{{ location.workspace }}"
       query: "what happens when a login fails"
       top_k: 10
     output: found
@@ -265,7 +265,7 @@ def test_searches_need_no_workspace(registry: Registry, tmp_path: Path, monkeypa
     monkeypatch.chdir(plant(tmp_path / "project", NOTES))
     before = files_of(tmp_path)
     found = ok(registry["search.semantic"]({}, query="when does a lease expire", files="docs/**/*.md"))
-    assert places(found["results"])[0] == ("leases.md", 2)
+    assert locations(found["results"])[0] == ("leases.md", 2)
     match = ok(registry["semtools.search"]({}, query="a lease expires", files=["docs"], max_distance=1))["best_match"]
     assert (match["file"], match["line"]) == ("docs/leases.md", 2)
     assert files_of(tmp_path) == before
@@ -391,12 +391,12 @@ def test_damage_and_lost_connections_have_types(registry: Registry, own: Path, m
 @criterion("000", "AC 1", "create makes or opens a workspace at a path")
 @criterion("000", "T11", "the action creates a workspace")
 def test_a_workspace_is_created_at_a_path(registry: Registry, tmp_path: Path) -> None:
-    place = tmp_path / "deep" / "workspace"
-    first = ok(registry["search.workspace_create"]({}, path=str(place)))
-    assert first == {"success": True, "workspace": str(place), "created": True}
-    assert dl.open(str(place)).stats().total_documents == 0
-    again = ok(registry["search.workspace_create"]({}, path=f"{place}/"))
-    assert again == {"success": True, "workspace": str(place), "created": False}
+    location = tmp_path / "deep" / "workspace"
+    first = ok(registry["search.workspace_create"]({}, path=str(location)))
+    assert first == {"success": True, "workspace": str(location), "created": True}
+    assert dl.open(str(location)).stats().total_documents == 0
+    again = ok(registry["search.workspace_create"]({}, path=f"{location}/"))
+    assert again == {"success": True, "workspace": str(location), "created": False}
 
 
 @criterion("000", "AC 1", "a tilde in the path is the home folder")
@@ -440,7 +440,7 @@ def test_a_workspace_may_be_a_uri(kind: str, registry: Registry, own: Path, requ
     given = {"workspace": made["workspace"]}
     assert ok(registry["search.workspace_index"]({}, **given, paths=[str(own / "tree")]))["indexed"] == 3
     found = ok(registry["search.workspace_search"]({}, **given, query="parser", top_k=1))
-    assert places(found["results"]) == [("a.md", 1)]
+    assert locations(found["results"]) == [("a.md", 1)]
     assert ok(registry["search.workspace_stats"]({}, **given))["total_lines"] == 6
 
 
@@ -453,9 +453,9 @@ def test_an_agent_creates_indexes_and_searches(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(plant(tmp_path / "project", NOTES))
     state = run_yaml(AGENT, actions(), {}, keeps_types=keeps_types)
-    assert ok(state["place"])["workspace"] == str(tmp_path / "workspaces" / "notes")
+    assert ok(state["location"])["workspace"] == str(tmp_path / "workspaces" / "notes")
     assert (ok(state["learned"])["indexed"], state["learned"]["total_lines"]) == (4, 8)
-    assert places(ok(state["found"])["results"])[0] in (("login.py", 1), ("login.py", 2), ("errors.rs", 1))
+    assert locations(ok(state["found"])["results"])[0] in (("login.py", 1), ("login.py", 2), ("errors.rs", 1))
     assert "notes.txt" not in names(state["found"])
 
 
@@ -493,7 +493,7 @@ def test_the_whole_flow(registry: Registry, tmp_path: Path) -> None:
     given = {"workspace": made["workspace"]}
 
     def best(query: str) -> tuple[str, int]:
-        return places(ok(registry["search.workspace_search"]({}, **given, query=query, top_k=1))["results"])[0]
+        return locations(ok(registry["search.workspace_search"]({}, **given, query=query, top_k=1))["results"])[0]
 
     assert ok(registry["search.workspace_index"]({}, **given, paths=[str(tree)]))["indexed"] == 2
     assert best("how to cook potatoes") == ("a.txt", 1)
@@ -564,7 +564,7 @@ def test_another_version_embeds_again(own: Path, registry: Registry, monkeypatch
     assert (answer["indexed"], answer["updated"], answer["skipped"]) == (0, 3, 0)
     assert state_of(own, "a.md") == "unchanged"
     found = ok(registry["search.workspace_search"]({}, workspace=str(own / "ws"), query="parser", top_k=1))
-    assert places(found["results"]) == [("a.md", 1)]
+    assert locations(found["results"]) == [("a.md", 1)]
 
 
 @criterion("000", "T5", "an unchanged file is skipped")

@@ -50,28 +50,30 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+def location(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """A folder with ``home`` and ``other``, ``driftline.toml`` over both, and the workspace ``ws``; only read."""
-    place = tmp_path_factory.mktemp("filters")
+    location = tmp_path_factory.mktemp("filters")
     for folder, count in PER_FOLDER.items():
         for n in range(count):
             text = f"{WORDS[n % 10]} {WORDS[n // 10]} {folder.replace('/', ' ')}\n{WORDS[-1 - n % 10]} argument\n"
-            plant(place / "home" / folder, {f"{n:02}.txt": text})
-    plant(place / "home" / "it's 100% odd [x]/naïve", {"file name.txt": "parser of odd names\n"})
-    plant(place / "other", {"work/notes/other.md": "parser elsewhere\n"})
-    plant(place, {"driftline.toml": CONFIG})
+            plant(location / "home" / folder, {f"{n:02}.txt": text})
+    plant(location / "home" / "it's 100% odd [x]/naïve", {"file name.txt": "parser of odd names\n"})
+    plant(location / "other", {"work/notes/other.md": "parser elsewhere\n"})
+    plant(location, {"driftline.toml": CONFIG})
     for source in ("home", "other"):
-        dl.index(str(place / source), workspace=str(place / "ws"), entity=f"source:{source}", model=str(tiny_model))
-    return place
+        dl.index(
+            str(location / source), workspace=str(location / "ws"), entity=f"source:{source}", model=str(tiny_model)
+        )
+    return location
 
 
 Search = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def search(place: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch) -> Search:
+def search(location: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch) -> Search:
     """``driftline search --explain --json`` in the folder of the configuration."""
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(location)
 
     def run(query: str = "parser", *options: object) -> dict[str, Any]:
         outcome = driftline("search", query, "--json", "--explain", "-n", 0, *options)
@@ -108,17 +110,19 @@ def test_a_directory_filters_before_the_search(mode: str, search: Search) -> Non
 
 
 @criterion("002", "solution 2", "named workspaces change without indexing again")
-def test_named_workspaces_need_no_new_index(search: Search, place: Path, tmp_path: Path, driftline: Driftline) -> None:
+def test_named_workspaces_need_no_new_index(
+    search: Search, location: Path, tmp_path: Path, driftline: Driftline
+) -> None:
     assert search("parser", "--in", "work")["explanation"]["matches"] == 40
-    runs = driftline("runs", "--workspace", place / "ws", "--json").json["runs"]
-    source = f'[[sources]]\nuri = "{place}/home"\nentity = "source:home"\n'
-    workspaces = f'[workspaces.work]\ndirs = ["{place}/home/personal"]\n'
-    plant(tmp_path, {"driftline.toml": f'workspace = "{place}/ws"\n{source}{workspaces}'})
+    runs = driftline("runs", "--workspace", location / "ws", "--json").json["runs"]
+    source = f'[[sources]]\nuri = "{location}/home"\nentity = "source:home"\n'
+    workspaces = f'[workspaces.work]\ndirs = ["{location}/home/personal"]\n'
+    plant(tmp_path, {"driftline.toml": f'workspace = "{location}/ws"\n{source}{workspaces}'})
     moved = search("parser", "--in", "work", "--config", tmp_path / "driftline.toml")
     assert moved["explanation"]["matches"] == 160
     assert all(path.startswith("personal/") for path in paths(moved))
     indexing = ("index", "compact", "remove")
-    after = driftline("runs", "--workspace", place / "ws", "--json").json["runs"]
+    after = driftline("runs", "--workspace", location / "ws", "--json").json["runs"]
     assert [run for run in after if run["kind"] in indexing] == [run for run in runs if run["kind"] in indexing]
 
 
@@ -145,8 +149,8 @@ def test_each_strategy_gives_the_same_answer(mode: str, search: Search) -> None:
 
 @criterion("002", "normalization", "a directory may end in a slash or not, and be spelt in any way")
 @pytest.mark.parametrize("spelling", ["work", "work/", "./work", "work//", "work/.", "work/notes/..", "{home}/work/"])
-def test_a_directory_may_be_spelt_in_any_way(spelling: str, search: Search, place: Path) -> None:
-    answer = search("parser", "--dir", spelling.format(home=place / "home"), "--entity", "source:home")
+def test_a_directory_may_be_spelt_in_any_way(spelling: str, search: Search, location: Path) -> None:
+    answer = search("parser", "--dir", spelling.format(home=location / "home"), "--entity", "source:home")
     assert answer["explanation"]["matches"] == 40
 
 
@@ -169,9 +173,9 @@ def test_few_matches_are_all_found(mode: str, strategy: str, search: Search) -> 
 
 
 @criterion("002", "fallback 3", "filtering afterwards stays available, for Python and on the command line")
-def test_filtering_afterwards_stays_available(search: Search, place: Path) -> None:
+def test_filtering_afterwards_stays_available(search: Search, location: Path) -> None:
     where = dl.LineFilter(dirs=("work",))
-    after = dl.search(str(place / "ws"), "parser", where=where, strategy="postfilter", explain=True, n_lines=0)
+    after = dl.search(str(location / "ws"), "parser", where=where, strategy="postfilter", explain=True, n_lines=0)
     command = search("parser", "--dir", "work", "--strategy", "postfilter")
     assert hits(after.to_dict()) == hits(command)
     assert after.to_dict()["explanation"]["strategy"] == "postfilter"
@@ -179,12 +183,12 @@ def test_filtering_afterwards_stays_available(search: Search, place: Path) -> No
 
 @criterion("002", "configuration", "strategy and fallback_threshold stand in [search] of driftline.toml")
 def test_the_strategy_is_configured(
-    place: Path, tmp_path: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
+    location: Path, tmp_path: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By Driftline's names or the documents'; 0.5 is the threshold unless another is set."""
 
     def explained(settings: str, *options: object) -> dict[str, Any]:
-        plant(tmp_path, {"driftline.toml": f'workspace = "{place}/ws"\n[search]\n{settings}\n'})
+        plant(tmp_path, {"driftline.toml": f'workspace = "{location}/ws"\n[search]\n{settings}\n'})
         monkeypatch.chdir(tmp_path)
         outcome = driftline(
             "search", "parser", "--dir", "personal", "--mode", "vector", "--json", "--explain", *options
@@ -218,10 +222,10 @@ def test_a_filter_saves_comparisons(search: Search) -> None:
 
 
 @criterion("002", "impact 2", "a filtered search finds what a search of that directory alone finds")
-def test_a_filter_loses_nothing(search: Search, place: Path, tiny_model: Path, tmp_path: Path) -> None:
-    dl.index(str(place / "home/work"), workspace=str(tmp_path / "alone"), model=str(tiny_model))
+def test_a_filter_loses_nothing(search: Search, location: Path, tiny_model: Path, tmp_path: Path) -> None:
+    dl.index(str(location / "home/work"), workspace=str(tmp_path / "alone"), model=str(tiny_model))
     alone = dl.search(str(tmp_path / "alone"), "parser group", mode="vector", top_k=12, n_lines=0).to_dict()
-    among = search("parser group", "--dir", str(place / "home/work"), "--mode", "vector", "--top-k", 12)
+    among = search("parser group", "--dir", str(location / "home/work"), "--mode", "vector", "--top-k", 12)
     assert [hit["distance"] for hit in among["results"]] == pytest.approx([hit["distance"] for hit in alone["results"]])
 
 
@@ -251,20 +255,20 @@ def test_quality_is_measured(tmp_path: Path, tiny_model: Path, driftline: Driftl
 
 
 @criterion("002", "monitoring 1", "the hit rate of a filter is told, and kept")
-def test_hit_rates_are_reported_and_kept(place: Path, search: Search, driftline: Driftline, tmp_path: Path) -> None:
+def test_hit_rates_are_reported_and_kept(location: Path, search: Search, driftline: Driftline, tmp_path: Path) -> None:
     """Kept in the run history: the report plots it."""
     rate = search("parser", "--dir", "work", "--entity", "source:home")["explanation"]["hit_rate"]
     assert rate == pytest.approx(40 / 202, abs=0.01)
-    assert driftline("report", "--workspace", place / "ws", "-o", tmp_path / "report.html").code == 0
+    assert driftline("report", "--workspace", location / "ws", "-o", tmp_path / "report.html").code == 0
     assert "hit rate" in (tmp_path / "report.html").read_text().lower()
 
 
 @criterion("002", "monitoring 2", "the times of searches are told by phase, and kept")
-def test_times_are_reported_and_kept(place: Path, search: Search, driftline: Driftline) -> None:
+def test_times_are_reported_and_kept(location: Path, search: Search, driftline: Driftline) -> None:
     seconds = search("parser", "--dir", "work")["explanation"]["seconds"]
     assert {"vector", "text", "rank"} <= set(seconds)
     assert all(value >= 0 for value in seconds.values())
-    rows = driftline("runs", "--workspace", place / "ws", "--json").json["runs"]
+    rows = driftline("runs", "--workspace", location / "ws", "--json").json["runs"]
     assert any("hit_rate" in row for row in rows), "no search stands in the run history"
 
 
@@ -303,7 +307,7 @@ def test_an_empty_workspace_finds_nothing(search: Search, tmp_path: Path) -> Non
 
 
 @criterion("002", "edge 2", "a path that is not there finds nothing, or is named")
-def test_an_invalid_path_is_named_or_finds_nothing(search: Search, place: Path, driftline: Driftline) -> None:
+def test_an_invalid_path_is_named_or_finds_nothing(search: Search, location: Path, driftline: Driftline) -> None:
     assert search("parser", "--dir", "nowhere")["results"] == []
     assert search("parser", "--dir", "/nowhere/at/all")["results"] == []
     outside = driftline("search", "parser", "--dir", "../outside")

@@ -86,16 +86,16 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """The folder of the store."""
     return tmp_path / "memory"
 
 
 @pytest.fixture
-def backend(place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[HierarchicalLTMBackend]:
+def backend(folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[HierarchicalLTMBackend]:
     """A store whose root is ``org:acme``."""
     monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
-    with open_backend(place, sqlite_catalog) as opened:
+    with open_backend(folder, sqlite_catalog) as opened:
         yield opened
 
 
@@ -115,13 +115,13 @@ def failing_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_rows, "put", fail)
 
 
-def orphan(backend: HierarchicalLTMBackend, place: Path, key: str = "lost") -> str:
+def orphan(backend: HierarchicalLTMBackend, folder: Path, key: str = "lost") -> str:
     """Store a large value whose entry the catalog refuses; the path of its blob."""
-    before = set(blobs(place))
+    before = set(blobs(folder))
     with pytest.MonkeyPatch.context() as patch:
         failing_catalog(patch)
         assert not backend.store(key, LARGE + key, S123)["success"]
-    (path,) = set(blobs(place)) - before
+    (path,) = set(blobs(folder)) - before
     return path
 
 
@@ -163,11 +163,11 @@ def test_a_store_opens_with_that_configuration(
 
 
 @criterion("003", "AC 2", "the factory takes a kind and flat arguments")
-def test_the_factory_makes_a_hierarchical_backend(place: Path, postgres_catalog: str) -> None:
+def test_the_factory_makes_a_hierarchical_backend(folder: Path, postgres_catalog: str) -> None:
     with dl.create_ltm_backend(
         "hierarchical",
         catalog_url=postgres_catalog,
-        storage_uri=f"file://{place}/",
+        storage_uri=f"file://{folder}/",
         hierarchy_levels=["org", "team", "member"],
         hierarchy_defaults={"team": "_none"},
         index_config={"row_group_size": 122880, "compression": "zstd"},
@@ -180,21 +180,21 @@ def test_the_factory_makes_a_hierarchical_backend(place: Path, postgres_catalog:
 
 
 @criterion("003", "design", "the class opens a store by itself, with the documented arguments in their order")
-def test_the_class_opens_a_store(place: Path, sqlite_catalog: str) -> None:
-    given: list[Any] = [sqlite_catalog, f"file://{place}", LEVELS, {"org": "acme"}]
+def test_the_class_opens_a_store(folder: Path, sqlite_catalog: str) -> None:
+    given: list[Any] = [sqlite_catalog, f"file://{folder}", LEVELS, {"org": "acme"}]
     given += [{"row_group_size": 122880, "compression": "zstd"}, {"metadata_cache_ttl": 60, "threads": 2}]
     with HierarchicalLTMBackend(*given) as backend:
         assert ok(backend.store("key", 1))["entity"] == ACME
         assert ok(backend.register_entity("org", "acme"))["entity"] == ACME
         assert ok(backend.register_entity("project", "alpha", parent=("org", "acme")))["entity"] == ALPHA
         assert ok(backend.register_entity(("user", "bob")))["entity"] == f"{ACME}/project:_unassigned/user:bob"
-    with HierarchicalLTMBackend(catalog_url=sqlite_catalog, storage_uri=str(place), hierarchy_levels=LEVELS) as again:
+    with HierarchicalLTMBackend(catalog_url=sqlite_catalog, storage_uri=str(folder), hierarchy_levels=LEVELS) as again:
         assert ok(again.retrieve("key"))["value"] == 1
 
 
 @criterion("003", "AC 6", "_generate_hierarchical_path gives the URI of an entity's folder")
-def test_the_path_of_an_entity_is_a_uri(registered: HierarchicalLTMBackend, place: Path) -> None:
-    assert registered._generate_hierarchical_path(SESSION) == f"{place}/{S123}/"
+def test_the_path_of_an_entity_is_a_uri(registered: HierarchicalLTMBackend, folder: Path) -> None:
+    assert registered._generate_hierarchical_path(SESSION) == f"{folder}/{S123}/"
     ok(registered.store("key", LARGE, SESSION))
     assert list(Path(registered._generate_hierarchical_path(SESSION)).glob("*.json"))
 
@@ -223,17 +223,17 @@ def test_a_value_that_was_read_is_read_from_the_cache(
 
 
 @criterion("003", "AC 3", "store keeps a value of an entity: blob, catalog, index")
-def test_store_associates_a_value_with_an_entity(registered: HierarchicalLTMBackend, place: Path) -> None:
+def test_store_associates_a_value_with_an_entity(registered: HierarchicalLTMBackend, folder: Path) -> None:
     value = {"messages": [LARGE]}
     stored = registered.store(key="conversation:001", value=value, entity=SESSION)
     assert ok(stored)["entity"] == S123
-    (blob,) = blobs(place)
+    (blob,) = blobs(folder)
     assert blob.startswith(f"{S123}/")
     entry = ok(registered.retrieve("conversation:001"))["entry"]
     assert (entry["value"], entry["entity"]) == (value, S123)
     registered.core.flush()
     for directory in LINEAGE:
-        assert files(place / directory, "_index_delta_*.parquet")
+        assert files(folder / directory, "_index_delta_*.parquet")
 
 
 @criterion("003", "AC 3", "store takes metadata and a time of expiry")
@@ -269,23 +269,23 @@ def test_retrieve_by_entity_covers_all_that_lies_below(registered: HierarchicalL
 
 
 @criterion("003", "AC 7", "each write makes delta files at every level; removals are kept as tombstones")
-def test_indexes_grow_by_delta_files(backend: HierarchicalLTMBackend, place: Path) -> None:
+def test_indexes_grow_by_delta_files(backend: HierarchicalLTMBackend, folder: Path) -> None:
     """A tombstone is a row of a delta file, which names the key and that it was removed."""
     ok(backend.store("kept", 1, S123))
     ok(backend.store("removed", 2, S123))
     backend.core.flush()
-    first = {directory: set(files(place / directory, "_index_delta_*.parquet")) for directory in LINEAGE}
+    first = {directory: set(files(folder / directory, "_index_delta_*.parquet")) for directory in LINEAGE}
     assert all(first.values())
     ok(backend.delete("removed"))
     backend.core.flush()
     for directory in LINEAGE:
-        (new,) = {path.name for path in (place / directory).glob("_index_delta_*.parquet")} - first[directory]
-        rows = pq.read_table(place / directory / new, columns=["key", "op"]).to_pylist()
+        (new,) = {path.name for path in (folder / directory).glob("_index_delta_*.parquet")} - first[directory]
+        rows = pq.read_table(folder / directory / new, columns=["key", "op"]).to_pylist()
         assert rows == [{"key": "removed", "op": "remove"}]
 
 
 @criterion("003", "AC 8", "compact_indexes folds deltas into the main index and counts")
-def test_compact_indexes_folds_what_has_many_deltas(backend: HierarchicalLTMBackend, place: Path) -> None:
+def test_compact_indexes_folds_what_has_many_deltas(backend: HierarchicalLTMBackend, folder: Path) -> None:
     for n in range(4):
         ok(backend.store(f"key {n}", n, S123))
         backend.core.flush()
@@ -294,15 +294,15 @@ def test_compact_indexes_folds_what_has_many_deltas(backend: HierarchicalLTMBack
     assert sorted(answer["compacted_paths"]) == LINEAGE
     assert answer["entries_processed"] == 4
     for directory in LINEAGE:
-        assert (place / directory / "_index.parquet").exists()
-        assert not list((place / directory).glob("_index_delta_*.parquet"))
+        assert (folder / directory / "_index.parquet").exists()
+        assert not list((folder / directory).glob("_index_delta_*.parquet"))
     assert ok(backend.retrieve_by_entity("project", "alpha"))["total_count"] == 4
 
 
 @criterion("003", "AC 6", "a value lies below the whole path of its entity")
-def test_the_path_of_a_value_comes_from_the_closure_table(registered: HierarchicalLTMBackend, place: Path) -> None:
+def test_the_path_of_a_value_comes_from_the_closure_table(registered: HierarchicalLTMBackend, folder: Path) -> None:
     ok(registered.store("key", LARGE, SESSION))
-    assert [path.rpartition("/")[0] for path in blobs(place)] == [S123]
+    assert [path.rpartition("/")[0] for path in blobs(folder)] == [S123]
 
 
 # -- queries ---------------------------------------------------------------------------------
@@ -336,9 +336,9 @@ def test_the_cache_and_the_threads_have_the_documented_defaults() -> None:
 
 @criterion("003", "AC 9", "performance_config has metadata_cache_ttl and threads")
 def test_the_time_to_live_of_the_cache_is_configurable(
-    place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_backend(place, sqlite_catalog, performance_config={"metadata_cache_ttl": 0, "threads": 2}) as backend:
+    with open_backend(folder, sqlite_catalog, performance_config={"metadata_cache_ttl": 0, "threads": 2}) as backend:
         performance = backend.configuration.performance
         assert (performance.metadata_cache.ttl_seconds, performance.parallel_reads.threads) == (0, 2)
         ok(backend.store("large", LARGE, "session:s1"))
@@ -352,14 +352,14 @@ def test_the_time_to_live_of_the_cache_is_configurable(
 
 @criterion("003", "AC 11", "each organisation has a tree and answers of its own")
 def test_organisations_are_isolated(
-    backend: HierarchicalLTMBackend, place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+    backend: HierarchicalLTMBackend, folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LTM_ROOT_ENTITY_ID")
     ok(backend.store("plan", "ours " + LARGE, S123))
-    with open_backend(place, sqlite_catalog, hierarchy={"root_entity": {"type": "org", "id": "globex"}}) as theirs:
+    with open_backend(folder, sqlite_catalog, hierarchy={"root_entity": {"type": "org", "id": "globex"}}) as theirs:
         ok(theirs.store("plan", "theirs " + LARGE, GLOBEX))
     assert backend.store("plan", 1, GLOBEX)["error_type"] == "bad_entity"
-    assert {path.partition("/")[0] for path in blobs(place)} == {ACME, "org:globex"}
+    assert {path.partition("/")[0] for path in blobs(folder)} == {ACME, "org:globex"}
     assert ok(backend.retrieve("plan"))["value"].startswith("ours")
     assert ok(backend.retrieve("plan", "org:globex"))["value"].startswith("theirs")
     for kind, name in [("org", "acme"), ("project", "alpha"), ("user", "alice"), ("session", "s123")]:
@@ -370,9 +370,9 @@ def test_organisations_are_isolated(
 
 
 @criterion("003", "AC 13", "register_entity_with_defaults fills the levels that nobody names")
-def test_registering_fills_missing_levels(place: Path, sqlite_catalog: str) -> None:
+def test_registering_fills_missing_levels(folder: Path, sqlite_catalog: str) -> None:
     with open_backend(
-        place, sqlite_catalog, hierarchy_defaults={"org": "default", "project": "_unassigned"}
+        folder, sqlite_catalog, hierarchy_defaults={"org": "default", "project": "_unassigned"}
     ) as backend:
         full = backend.register_entity_with_defaults("session", "s123", parents=PARENTS)
         assert full == S123
@@ -419,21 +419,21 @@ def test_a_failed_blob_leaves_no_entry(backend: HierarchicalLTMBackend, monkeypa
 
 @criterion("003", "AC 15", "a lost connection is made again")
 def test_a_lost_connection_is_made_again(
-    place: Path, postgres_catalog: str, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    folder: Path, postgres_catalog: str, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
-    with open_backend(place, postgres_catalog) as backend:
+    with open_backend(folder, postgres_catalog) as backend:
         ok(backend.store("key", 1, S123))
         assert postgres_server.drop_connections()
         assert ok(backend.retrieve("key"))["value"] == 1
 
 
 @criterion("003", "AC 15", "three retries, each after a longer wait, then ConnectionError")
-def test_a_catalog_that_stays_unavailable_is_a_connection_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_that_stays_unavailable_is_a_connection_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     with pytest.raises(ConnectionError) as failure:
-        open_backend(place, NOWHERE)
+        open_backend(folder, NOWHERE)
     assert getattr(failure.value, "kind", None) == "connection_error"
     assert len(waits) == 3
     assert waits[1] / waits[0] == pytest.approx(waits[2] / waits[1])
@@ -442,10 +442,10 @@ def test_a_catalog_that_stays_unavailable_is_a_connection_error(place: Path, mon
 
 @criterion("003", "AC 15", "the pool has the size that is configured")
 def test_the_pool_has_the_configured_size(
-    place: Path, postgres_catalog: str, postgres_server: PostgresServer, tmp_path: Path
+    folder: Path, postgres_catalog: str, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     (tmp_path / "memory.yaml").write_text("settings: {ltm: {catalog: {pool_size: 3}}}")
-    with open_backend(place, postgres_catalog, config=str(tmp_path / "memory.yaml")) as backend:
+    with open_backend(folder, postgres_catalog, config=str(tmp_path / "memory.yaml")) as backend:
         with ThreadPoolExecutor(12) as pool:
             list(pool.map(lambda n: ok(backend.store(f"key {n}", n, S123)), range(24)))
         import psycopg
@@ -460,28 +460,28 @@ def test_the_pool_has_the_configured_size(
 
 @criterion("003", "AC 16", "writers need no lock: each has delta files of its own, readers take them together")
 def test_concurrent_writers_lose_nothing(
-    place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch, driftline: Callable[..., Any]
+    folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch, driftline: Callable[..., Any]
 ) -> None:
     monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
 
     def work(writer: int) -> None:
-        with open_backend(place, sqlite_catalog) as backend:
+        with open_backend(folder, sqlite_catalog) as backend:
             for n in range(5):
                 ok(backend.store(f"{writer} {n}", n, S123))
                 backend.core.flush()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
-    assert len(list((place / S123).glob("_index_delta_*.parquet"))) >= 4
+    assert len(list((folder / S123).glob("_index_delta_*.parquet"))) >= 4
     monkeypatch.setenv("DATABASE_URL", sqlite_catalog)
-    listed = driftline("memory", "list", ALPHA, "--workspace", place, "--json").json
+    listed = driftline("memory", "list", ALPHA, "--workspace", folder, "--json").json
     assert {entry["key"] for entry in listed["entries"]} == {f"{writer} {n}" for writer in range(4) for n in range(5)}
     assert listed["total_count"] == 20
 
 
 @criterion("003", "AC 17", "a compaction that fails at any step is finished by the next")
 def test_a_compaction_that_fails_is_finished_by_the_next(
-    backend: HierarchicalLTMBackend, place: Path, monkeypatch: pytest.MonkeyPatch
+    backend: HierarchicalLTMBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each write to an index fails once, and so does each deletion; nothing is lost in between."""
     steps: list[str] = []
@@ -520,22 +520,22 @@ def test_a_compaction_that_fails_is_finished_by_the_next(
         failing.clear()
         assert ok(backend.retrieve_by_entity("org", "acme"))["total_count"] == 2 * (step + 2)
         ok(backend.compact_indexes(None, 0))
-        assert not list((place / ACME).glob("_index_delta_*.parquet"))
-        rows = pq.read_table(place / ACME / "_index.parquet", columns=["key"])["key"].to_pylist()
+        assert not list((folder / ACME).glob("_index_delta_*.parquet"))
+        rows = pq.read_table(folder / ACME / "_index.parquet", columns=["key"])["key"].to_pylist()
         assert len(rows) == len(set(rows)) == 2 * (step + 2)
 
 
 @criterion("003", "AC 18", "cleanup_orphans reports or deletes old blobs without an entry")
 def test_orphans_are_counted_and_deleted(
-    backend: HierarchicalLTMBackend, place: Path, caplog: pytest.LogCaptureFixture
+    backend: HierarchicalLTMBackend, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ok(backend.store("kept", LARGE, S123))
-    (kept,) = blobs(place)
-    path = orphan(backend, place)
+    (kept,) = blobs(folder)
+    path = orphan(backend, folder)
     young = ok(backend.cleanup_orphans())
     assert (young["orphan_count"], young["deleted_count"]) == (0, 0)
     for each in (kept, path):
-        age(place / each, 3_700)
+        age(folder / each, 3_700)
     dry = ok(backend.cleanup_orphans(3600, True))
     assert (dry["orphan_count"], dry["deleted_count"], dry["deleted_paths"]) == (1, 0, [])
     assert dry["scanned_count"] >= 2
@@ -544,40 +544,40 @@ def test_orphans_are_counted_and_deleted(
     assert (done["orphan_count"], done["deleted_count"]) == (1, 1)
     assert [each.endswith(path) for each in done["deleted_paths"]] == [True]
     assert path in caplog.text
-    assert blobs(place) == [kept]
+    assert blobs(folder) == [kept]
 
 
 @criterion("003", "AC 14", "a failed catalog names the blob, in the error and in the log")
 def test_a_failed_catalog_names_the_blob(
-    backend: HierarchicalLTMBackend, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    backend: HierarchicalLTMBackend, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing_catalog(monkeypatch)
     with caplog.at_level(logging.WARNING), pytest.raises(CatalogError) as failure:
         backend.core.store("key", LARGE, S123)
-    (path,) = blobs(place)
+    (path,) = blobs(folder)
     assert failure.value.blob_path is not None
     assert failure.value.blob_path.endswith(path)
     assert path in caplog.text
     answer = backend.store("key", LARGE, S123)
     assert (answer["success"], answer["error_type"]) == (False, "catalog_error")
-    assert (place / answer["blob_path"]).exists()
+    assert (folder / answer["blob_path"]).exists()
 
 
 # -- the listed test cases -------------------------------------------------------------------
 
 
 @criterion("003", "UNIT-001", "a path includes every level of the hierarchy")
-def test_a_path_includes_every_level(place: Path, sqlite_catalog: str) -> None:
-    with open_backend(place, sqlite_catalog) as backend:
+def test_a_path_includes_every_level(folder: Path, sqlite_catalog: str) -> None:
+    with open_backend(folder, sqlite_catalog) as backend:
         ok(backend.store("key", LARGE, "session:s1"))
-        (path,) = blobs(place)
+        (path,) = blobs(folder)
         assert [part.partition(":")[0] for part in path.split("/")[:-1]] == LEVELS
 
 
 @criterion("003", "UNIT-003", "defaults stand in for levels that nobody names")
-def test_defaults_stand_in_for_missing_levels(place: Path, sqlite_catalog: str) -> None:
+def test_defaults_stand_in_for_missing_levels(folder: Path, sqlite_catalog: str) -> None:
     defaults = {"org": "default", "project": "_unassigned", "user": "nobody"}
-    with open_backend(place, sqlite_catalog, hierarchy_defaults=defaults) as backend:
+    with open_backend(folder, sqlite_catalog, hierarchy_defaults=defaults) as backend:
         assert ok(backend.store("a", 1, "session:s1"))["entity"] == (
             "org:default/project:_unassigned/user:nobody/session:s1"
         )
@@ -585,13 +585,13 @@ def test_defaults_stand_in_for_missing_levels(place: Path, sqlite_catalog: str) 
 
 
 @criterion("003", "INT-001", "a blob lies at the path of its entity")
-def test_store_creates_the_blob_at_its_path(backend: HierarchicalLTMBackend, place: Path) -> None:
+def test_store_creates_the_blob_at_its_path(backend: HierarchicalLTMBackend, folder: Path) -> None:
     import json
 
     ok(backend.store("key", {"text": LARGE}, S123))
-    (path,) = blobs(place)
+    (path,) = blobs(folder)
     assert path.startswith(f"{S123}/")
-    assert json.loads((place / path).read_text()) == {"text": LARGE}
+    assert json.loads((folder / path).read_text()) == {"text": LARGE}
 
 
 @criterion("003", "INT-003", "a failed blob does not reach the catalog")
@@ -634,16 +634,16 @@ def test_retrieve_by_entity_gives_the_right_entries(backend: HierarchicalLTMBack
 @criterion("003", "INT-006", "one organisation cannot see another's entries")
 @pytest.mark.parametrize("catalog", ["sqlite", "postgres"])
 def test_one_organisation_cannot_see_another(
-    catalog: str, request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch
+    catalog: str, request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = request.getfixturevalue(f"{catalog}_catalog")
     for name in ("acme", "globex"):
         monkeypatch.setenv("LTM_ROOT_ENTITY_ID", name)
-        with open_backend(place, url) as backend:
+        with open_backend(folder, url) as backend:
             ok(backend.store("plan", name, f"org:{name}/project:alpha"))
     for name in ("acme", "globex"):
         monkeypatch.setenv("LTM_ROOT_ENTITY_ID", name)
-        with open_backend(place, url) as backend:
+        with open_backend(folder, url) as backend:
             assert ok(backend.retrieve("plan"))["value"] == name
             page = ok(backend.retrieve_by_entity("project", "alpha"))
             assert ([entry["value"] for entry in page["entries"]], page["total_count"]) == ([name], 1)
@@ -651,34 +651,34 @@ def test_one_organisation_cannot_see_another(
 
 
 @criterion("003", "INT-007", "a write makes delta files")
-def test_a_write_makes_delta_files(backend: HierarchicalLTMBackend, place: Path) -> None:
+def test_a_write_makes_delta_files(backend: HierarchicalLTMBackend, folder: Path) -> None:
     """They may come a moment after the write, and are there once the store is closed."""
     ok(backend.store("key", 1, S123))
     backend.close()
-    found = files(place, "_index_delta_*.parquet")
+    found = files(folder, "_index_delta_*.parquet")
     assert [path.rpartition("/")[0] for path in found] == LINEAGE
     assert len({path.rpartition("/")[2] for path in found}) == len(found)
 
 
 @criterion("003", "INT-008", "a compaction merges the deltas into one index")
-def test_a_compaction_merges_the_deltas(backend: HierarchicalLTMBackend, place: Path) -> None:
+def test_a_compaction_merges_the_deltas(backend: HierarchicalLTMBackend, folder: Path) -> None:
     for n in range(3):
         ok(backend.store(f"key {n}", n, S123))
         backend.core.flush()
     ok(backend.delete("key 1"))
     backend.core.flush()
     ok(backend.compact_indexes(None, 0))
-    assert not files(place, "_index_delta_*.parquet")
-    table = pq.read_table(place / S123 / "_index.parquet", columns=["key", "op"]).to_pylist()
+    assert not files(folder, "_index_delta_*.parquet")
+    table = pq.read_table(folder / S123 / "_index.parquet", columns=["key", "op"]).to_pylist()
     assert sorted(row["key"] for row in table if row["op"] == "add") == ["key 0", "key 2"]
 
 
 @criterion("003", "INT-009", "an old orphan is removed, a young one stays")
-def test_old_orphans_are_removed(backend: HierarchicalLTMBackend, place: Path) -> None:
-    old, young = orphan(backend, place, "old"), orphan(backend, place, "young")
-    age(place / old, 3_700)
+def test_old_orphans_are_removed(backend: HierarchicalLTMBackend, folder: Path) -> None:
+    old, young = orphan(backend, folder, "old"), orphan(backend, folder, "young")
+    age(folder / old, 3_700)
     assert ok(backend.cleanup_orphans())["deleted_count"] == 1
-    assert blobs(place) == [young]
+    assert blobs(folder) == [young]
 
 
 AGENT = """
@@ -752,10 +752,10 @@ def test_an_unknown_entity_type_is_refused(backend: HierarchicalLTMBackend) -> N
 
 @criterion("003", "INT-004", "a failed catalog logs the orphan")
 def test_a_failed_catalog_logs_the_orphan(
-    backend: HierarchicalLTMBackend, place: Path, caplog: pytest.LogCaptureFixture
+    backend: HierarchicalLTMBackend, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        path = orphan(backend, place)
+        path = orphan(backend, folder)
     assert any(path in record.getMessage() for record in caplog.records if record.name.startswith("driftline"))
 
 
@@ -780,22 +780,22 @@ def test_an_agent_writes_reads_and_queries(
 def test_two_organisations_never_meet(
     tmp_path: Path, tiny_model: Path, postgres_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = tmp_path / "memory"
+    folder = tmp_path / "memory"
     for name in ("acme", "globex"):
         monkeypatch.setenv("LTM_ROOT_ENTITY_ID", name)
-        with open_backend(place, postgres_catalog, embedding={"model": str(tiny_model)}) as backend:
+        with open_backend(folder, postgres_catalog, embedding={"model": str(tiny_model)}) as backend:
             for n in range(3):
                 ok(backend.store(f"note {n}", {"of": name, "text": f"a note on parsers {n} {LARGE}"}, "user:alice"))
     for name in ("acme", "globex"):
         monkeypatch.setenv("LTM_ROOT_ENTITY_ID", name)
-        with open_backend(place, postgres_catalog, embedding={"model": str(tiny_model)}) as backend:
+        with open_backend(folder, postgres_catalog, embedding={"model": str(tiny_model)}) as backend:
             found = [hit["record"] for hit in ok(backend.search_memory("parsers", 20))["results"]]
             found += ok(backend.retrieve_by_entity("user", "alice"))["entries"]
             found += ok(backend.search("note"))["entries"]
             found += ok(backend.retrieve_batch(["note 0", "note 1"]))["entries"].values()
             assert len(found) == 3 + 3 + 3 + 2
             assert {entry["value"]["of"] for entry in found} == {name}
-    assert {path.partition("/")[0] for path in blobs(place)} == {ACME, "org:globex"}
+    assert {path.partition("/")[0] for path in blobs(folder)} == {ACME, "org:globex"}
 
 
 @criterion("003", "PERF-002", "the benchmark measures a project at 5 million entries against 500 ms")
@@ -810,11 +810,11 @@ def test_the_benchmark_measures_a_project(benchmark_help: str) -> None:
 
 @criterion("003", "Environment", "seven variables configure the store")
 def test_environment_variables_configure_the_store(
-    place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variables = {
         "DATABASE_URL": sqlite_catalog,
-        "LTM_STORAGE_URI": f"file://{place}",
+        "LTM_STORAGE_URI": f"file://{folder}",
         "LTM_ROOT_ENTITY_TYPE": "org",
         "LTM_ROOT_ENTITY_ID": "acme",
         "LTM_METADATA_CACHE_TTL": "60",
@@ -828,12 +828,12 @@ def test_environment_variables_configure_the_store(
         assert (found.performance.metadata_cache.ttl_seconds, found.performance.parallel_reads.threads) == (60, 4)
         assert found.index.compaction_threshold == 7
         assert ok(backend.store("key", 1))["entity"] == ACME
-    assert files(place, "_index_delta_*.parquet")
+    assert files(folder, "_index_delta_*.parquet")
 
 
 @criterion("003", "Environment", "what is not set has the documented default")
-def test_variables_that_are_not_set_have_their_defaults(place: Path, sqlite_catalog: str) -> None:
-    with open_backend(place, sqlite_catalog) as backend:
+def test_variables_that_are_not_set_have_their_defaults(folder: Path, sqlite_catalog: str) -> None:
+    with open_backend(folder, sqlite_catalog) as backend:
         assert ok(backend.store("key", 1))["entity"] == "org:default"
         assert backend.configuration.index.compaction_threshold == 100
         performance = backend.configuration.performance

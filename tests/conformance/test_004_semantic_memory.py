@@ -65,14 +65,14 @@ def embedder() -> Directions:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("semantic") / "memory"
 
 
 @pytest.fixture(scope="module")
-def store(place: Path, embedder: Directions) -> Iterator[MemoryStore]:
+def store(folder: Path, embedder: Directions) -> Iterator[MemoryStore]:
     """Ten records in a real table, of three sources, two projects and two phases."""
-    with dl.MemoryStore(str(place), embedder=lambda: embedder) as opened:
+    with dl.MemoryStore(str(folder), embedder=lambda: embedder) as opened:
         opened.store_many(
             MemoryItem(
                 text,
@@ -108,10 +108,10 @@ def found(
 
 
 @criterion("004", "test 1", "a real table of ten known records")
-def test_the_records_lie_in_a_real_table(store: MemoryStore, place: Path) -> None:
+def test_the_records_lie_in_a_real_table(store: MemoryStore, folder: Path) -> None:
     import lance
 
-    (table,) = place.rglob("memory_embeddings*.lance")
+    (table,) = folder.rglob("memory_embeddings*.lance")
     keys = lance.dataset(str(table)).to_table(columns=["key"])["key"].to_pylist()
     assert sorted(key for key in keys if key) == TEXTS
 
@@ -194,10 +194,10 @@ def test_the_filter_is_applied_before_the_limit(store: MemoryStore) -> None:
 
 
 @criterion("004", "step 5", "score is 1 - distance, rank counts from 1")
-def test_the_score_is_one_minus_the_distance(store: MemoryStore, place: Path) -> None:
+def test_the_score_is_one_minus_the_distance(store: MemoryStore, folder: Path) -> None:
     import lance
 
-    (table,) = place.rglob("memory_embeddings*.lance")
+    (table,) = folder.rglob("memory_embeddings*.lance")
     rows = lance.dataset(str(table)).to_table(columns=["key", "vector"]).to_pylist()
     vectors = {row["key"]: np.array(row["vector"], np.float32) for row in rows if row["key"]}
     for rank, hit in enumerate(store.search_memory("query", 10, None, ACME), 1):
@@ -271,10 +271,10 @@ def test_every_door_gives_the_same_hits(
     from driftline.flows.mcp_server.server import make_server
     from driftline.storage.workspace.workspace import Workspace
 
-    place = tmp_path / "memory"
+    folder = tmp_path / "memory"
     (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")
     monkeypatch.setenv("LTM_CONFIG", str(tmp_path / "memory.yaml"))
-    monkeypatch.setenv("LTM_STORAGE_URI", str(place))
+    monkeypatch.setenv("LTM_STORAGE_URI", str(folder))
     with dl.create_ltm_backend("hierarchical") as backend:
         for n, text in enumerate(("parser", "namespace", "subcommand")):
             ok(backend.store(text, text, None, {"n": n}))
@@ -287,14 +287,14 @@ def test_every_door_gives_the_same_hits(
     registry: dict[str, Callable[..., Any]] = {}
     register_actions(registry)
     answers = [ok(registry["memory.search"]({}, query="namespace", top_k="2"))]
-    answers.append(driftline("memory", "search", "namespace", "--top-k", 2, "--workspace", place, "--json").json)
+    answers.append(driftline("memory", "search", "namespace", "--top-k", 2, "--workspace", folder, "--json").json)
 
     async def ask() -> Any:
         server = make_server(opened, find_memory(load_memory_configuration(), opened))
         async with Client(server, read_timeout_seconds=PATIENCE_SECONDS) as client:
             return await client.call_tool("search_memory", {"query": "namespace", "top_k": 2})
 
-    opened = Workspace.open(str(place))
+    opened = Workspace.open(str(folder))
     answers.append(asyncio.run(ask()).structured_content)
     for answer in answers:
         hits = [(hit["record"]["key"], hit["score"], hit["rank"]) for hit in answer["results"]]
@@ -369,11 +369,11 @@ def test_answers_are_json(tmp_path: Path, tiny_model: Path) -> None:
 
 
 @criterion("004", "check 3", "a search changes nothing")
-def test_a_search_changes_nothing(store: MemoryStore, place: Path) -> None:
+def test_a_search_changes_nothing(store: MemoryStore, folder: Path) -> None:
     found(store)
-    before = {path: path.stat().st_mtime_ns for path in place.rglob("*.lance/**/*") if path.is_file()}
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.lance/**/*") if path.is_file()}
     found(store, "record3", 10, {"source": "tas"})
-    assert {path: path.stat().st_mtime_ns for path in place.rglob("*.lance/**/*") if path.is_file()} == before
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.lance/**/*") if path.is_file()} == before
 
 
 @criterion("004", "docs 1", "a page says options, result, default, filter and the formula of the score")

@@ -29,8 +29,8 @@ from tests.conformance.search_support import (
     action_pages,
     actions,
     error_type,
+    locations,
     ok,
-    places,
     plant,
     without_variables,
 )
@@ -52,11 +52,11 @@ ODD_FILES = {"2024": "the year 2024 and 42\n", "[odd].md": "parser\n"}
 @pytest.fixture(scope="module")
 def indexed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """A project that nobody changes, and beside it a workspace of the small model over two of its folders."""
-    place = tmp_path_factory.mktemp("indexed")
-    plant(place / "project", {**FILES, **ODD_FILES})
-    sources = [str(place / "project" / name) for name in ("docs", "src")]
-    dl.index(*sources, workspace=str(place / "ws"), model=str(tiny_model))
-    return place
+    location = tmp_path_factory.mktemp("indexed")
+    plant(location / "project", {**FILES, **ODD_FILES})
+    sources = [str(location / "project" / name) for name in ("docs", "src")]
+    dl.index(*sources, workspace=str(location / "ws"), model=str(tiny_model))
+    return location
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +129,7 @@ def test_a_group_can_be_imported(group: str, tmp_path: Path) -> None:
     of_search = {name for name in everything if name.startswith(SEARCH)}
     assert set(found) == (of_search if group == "search" else everything - of_search)
     if group == "search":
-        assert places(ok(found["search.semantic"]({}, query="parser", files="docs"))["results"])[0] == ("a.md", 1)
+        assert locations(ok(found["search.semantic"]({}, query="parser", files="docs"))["results"])[0] == ("a.md", 1)
 
 
 @criterion("engine", "4", "actions can be imported one by one")
@@ -289,11 +289,13 @@ def test_json_text_is_a_list(registry: Registry, ws: str) -> None:
     assert indexed["skipped"] == 2
     given = {"workspace": ws, "query": "parser", "top_k": 10}
     found = ok(registry["search.workspace_search"]({}, **given, paths='["docs/a.md"]'))["results"]
-    assert {name for name, _ in places(found)} == {"a.md"}
+    assert {name for name, _ in locations(found)} == {"a.md"}
     assert ok(registry["search.workspace_search"]({}, **given, paths="[]"))["results"] == []
     several = ok(registry["search.semantic"]({}, query="parser", files='["docs/a.md", "src/*.py"]'))["results"]
-    assert {name for name, _ in places(several)} == {"a.md", "c.py"}
-    assert places(ok(registry["search.semantic"]({}, query="parser", files="[odd].md"))["results"]) == [("[odd].md", 1)]
+    assert {name for name, _ in locations(several)} == {"a.md", "c.py"}
+    assert locations(ok(registry["search.semantic"]({}, query="parser", files="[odd].md"))["results"]) == [
+        ("[odd].md", 1)
+    ]
 
 
 TEMPLATES = """
@@ -325,7 +327,7 @@ def test_an_agent_of_templates_works(keeps_types: bool, registry: Registry, ws: 
     state |= {"question": "parser", "count": 1, "zero": 0}
     done = run_yaml(TEMPLATES, registry, state, keeps_types=keeps_types)
     assert ok(done["index"])["skipped"] == 3
-    assert places(ok(done["found"])["results"]) == [("a.md", 1)]
+    assert locations(ok(done["found"])["results"]) == [("a.md", 1)]
     assert done["found"]["results"][0]["context"] == ["parser"]
     assert ok(done["matches"])["matches"][0]["text"] == "parser"
 

@@ -71,23 +71,23 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """The folder of the store."""
     return tmp_path / "memory"
 
 
 @pytest.fixture
-def backend(place: Path, sqlite_catalog: str) -> Iterator[HierarchicalLTMBackend]:
+def backend(folder: Path, sqlite_catalog: str) -> Iterator[HierarchicalLTMBackend]:
     """A store of which nothing but its place is configured."""
-    with open_backend(place, sqlite_catalog) as opened:
+    with open_backend(folder, sqlite_catalog) as opened:
         yield opened
 
 
 @pytest.fixture
-def acme(place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[HierarchicalLTMBackend]:
+def acme(folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[HierarchicalLTMBackend]:
     """A store whose root is ``org:acme``."""
     monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
-    with open_backend(place, sqlite_catalog) as opened:
+    with open_backend(folder, sqlite_catalog) as opened:
         yield opened
 
 
@@ -103,11 +103,11 @@ def test_the_type_of_the_catalog_may_be_sqlalchemy(url: str, tmp_path: Path) -> 
 
 
 @criterion("memory", "1", "the factory takes the sections of the file, too")
-def test_the_factory_takes_sections(place: Path, sqlite_catalog: str) -> None:
+def test_the_factory_takes_sections(folder: Path, sqlite_catalog: str) -> None:
     with dl.create_ltm_backend(
         "hierarchical",
         catalog={"type": "sqlalchemy", "url": sqlite_catalog, "pool_size": 3},
-        storage={"uri": f"file://{place}"},
+        storage={"uri": f"file://{folder}"},
         hierarchy={"levels": LEVELS, "root_entity": {"type": "org", "id": "acme"}, "defaults": {"project": "none"}},
         performance={"metadata_cache": {"enabled": False}, "parallel_reads": {"threads": 2}},
         index={"format": "parquet", "row_group_size": 122880, "compression": "zstd", "compaction_threshold": 9},
@@ -120,12 +120,12 @@ def test_the_factory_takes_sections(place: Path, sqlite_catalog: str) -> None:
 
 
 @criterion("memory", "1", "sections and flat arguments go together, and the flat ones win")
-def test_flat_arguments_and_sections_go_together(place: Path, sqlite_catalog: str) -> None:
+def test_flat_arguments_and_sections_go_together(folder: Path, sqlite_catalog: str) -> None:
     with dl.create_ltm_backend(
         "hierarchical",
         catalog_url=sqlite_catalog,
         catalog={"pool_size": 3},
-        storage_uri=str(place),
+        storage_uri=str(folder),
         storage={"uri": "file:///nowhere"},
         hierarchy_levels=LEVELS,
         hierarchy={"root_entity": {"id": "acme"}},
@@ -133,12 +133,12 @@ def test_flat_arguments_and_sections_go_together(place: Path, sqlite_catalog: st
     ) as backend:
         assert backend.configuration.catalog.pool_size == 3
         assert ok(backend.store("key", 1))["entity"] == ACME
-    assert place.exists()
+    assert folder.exists()
 
 
 @criterion("memory", "1", "postgresql+psycopg2:// is understood")
-def test_the_url_may_name_the_driver_of_the_documents(place: Path, postgres_catalog: str) -> None:
-    with open_backend(place, postgres_catalog.replace("postgresql:", "postgresql+psycopg2:")) as backend:
+def test_the_url_may_name_the_driver_of_the_documents(folder: Path, postgres_catalog: str) -> None:
+    with open_backend(folder, postgres_catalog.replace("postgresql:", "postgresql+psycopg2:")) as backend:
         ok(backend.store("key", 1, S123))
         assert ok(backend.retrieve("key", ACME))["value"] == 1
 
@@ -166,8 +166,8 @@ def test_an_entity_may_be_a_pair_everywhere(acme: HierarchicalLTMBackend) -> Non
 
 
 @criterion("memory", "2", "the typed store takes pairs, too")
-def test_the_typed_store_takes_pairs(place: Path) -> None:
-    with dl.MemoryStore(str(place)) as store:
+def test_the_typed_store_takes_pairs(folder: Path) -> None:
+    with dl.MemoryStore(str(folder)) as store:
         store.store("key", 1, SESSION)
         store.store_many([MemoryItem("other", 2, SESSION)])
         assert sorted(entry.key for entry in store.search("", None, SESSION)) == ["key", "other"]
@@ -177,8 +177,8 @@ def test_the_typed_store_takes_pairs(place: Path) -> None:
 
 
 @criterion("memory", "2", "in actions a pair is a list")
-def test_a_pair_is_a_list_in_actions(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LTM_STORAGE_URI", str(place))
+def test_a_pair_is_a_list_in_actions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LTM_STORAGE_URI", str(folder))
     registry: dict[str, Run] = {}
     register_actions(registry)
     session = ["session", "s123"]
@@ -197,12 +197,12 @@ def test_a_pair_is_a_list_in_actions(place: Path, monkeypatch: pytest.MonkeyPatc
 @criterion("memory", "3", "a registered entity is found by its name, for writes and reads")
 @pytest.mark.parametrize("root", [None, "acme"])
 def test_a_registered_entity_is_found_by_its_name(
-    root: str | None, place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+    root: str | None, folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a configured root, in any organisation; with one, in that."""
     if root:
         monkeypatch.setenv("LTM_ROOT_ENTITY_ID", root)
-    with open_backend(place, sqlite_catalog) as backend:
+    with open_backend(folder, sqlite_catalog) as backend:
         assert backend.register_entity_with_defaults("session", "s123", parents=PARENTS) == S123
         assert ok(backend.store("key", 1, "session:s123"))["entity"] == S123
         assert ok(backend.retrieve("key", "session:s123"))["value"] == 1
@@ -239,11 +239,11 @@ def test_only_an_unknown_entity_gets_defaults(acme: HierarchicalLTMBackend) -> N
 
 @criterion("memory", "3", "an entity of another organisation is not what a name means")
 def test_a_name_does_not_lead_to_another_organisation(
-    acme: HierarchicalLTMBackend, place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+    acme: HierarchicalLTMBackend, folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ok(acme.register_entity(S123))
     monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "globex")
-    with open_backend(place, sqlite_catalog) as globex:
+    with open_backend(folder, sqlite_catalog) as globex:
         ok(globex.register_entity(GLOBEX))
     assert ok(acme.store("key", 1, "session:s123"))["entity"] == S123
 
@@ -251,12 +251,12 @@ def test_a_name_does_not_lead_to_another_organisation(
 # -- 4: the root -----------------------------------------------------------------------------
 
 
-def ask_mcp(place: Path, question: dict[str, Any]) -> dict[str, Any]:
+def ask_mcp(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
     """What the tool ``search_memory`` answers."""
     from driftline.flows.mcp_server.server import make_server
     from driftline.storage.workspace.workspace import Workspace
 
-    opened = Workspace.open(str(place))
+    opened = Workspace.open(str(folder))
 
     async def talk() -> Any:
         server = make_server(opened, find_memory(load_memory_configuration(), opened))
@@ -287,23 +287,23 @@ def test_what_names_no_organisation_is_in_the_root(acme: HierarchicalLTMBackend)
 
 @criterion("memory", "4", "a default for the organisation does not beat the root")
 def test_the_root_wins_over_the_default_of_its_level(
-    place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
-    with open_backend(place, sqlite_catalog, hierarchy_defaults={"org": "default"}) as backend:
+    with open_backend(folder, sqlite_catalog, hierarchy_defaults={"org": "default"}) as backend:
         assert ok(backend.store("key", 1, "project:alpha"))["entity"] == ALPHA
 
 
 @criterion("memory", "4", "the command line and MCP look in the root")
 def test_the_command_line_and_mcp_look_in_the_root(
-    place: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driftline: Run
+    folder: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driftline: Run
 ) -> None:
     (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")
     monkeypatch.setenv("LTM_CONFIG", str(tmp_path / "memory.yaml"))
     monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
 
     def run(*words: str) -> Any:
-        return driftline("memory", *words, "--workspace", place, "--json")
+        return driftline("memory", *words, "--workspace", folder, "--json")
 
     assert run("put", "plan", "parser", "--entity", "project:alpha").json["entity"] == ALPHA
     assert run("get", "plan").json["value"] == "parser"
@@ -312,7 +312,7 @@ def test_the_command_line_and_mcp_look_in_the_root(
     assert [hit["record"]["key"] for hit in run("search", "parser", "--in", "project:alpha").json["results"]] == [
         "plan"
     ]
-    (hit,) = ask_mcp(place, {"query": "parser", "entity": "project:alpha"})["results"]
+    (hit,) = ask_mcp(folder, {"query": "parser", "entity": "project:alpha"})["results"]
     assert hit["record"]["entity"] == ALPHA
 
 
@@ -322,10 +322,10 @@ def test_the_command_line_and_mcp_look_in_the_root(
     [("LTM_ROOT_ENTITY_ID", "acme", ACME), ("LTM_ROOT_ENTITY_TYPE", "org", "org:default")],
 )
 def test_either_half_of_the_root_works_alone(
-    variable: str, value: str, root: str, place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, value: str, root: str, folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
-    with open_backend(place, sqlite_catalog) as backend:
+    with open_backend(folder, sqlite_catalog) as backend:
         assert ok(backend.store("key", 1))["entity"] == root
 
 
@@ -343,18 +343,18 @@ SECRETS = {ACME: (HIDDEN,), ALPHA: (HIDDEN, ADJOINING)}
 class Walls:
     """A store of two organisations; what lies outside ``org:acme/project:alpha`` must neither show nor change."""
 
-    place: Path
+    folder: Path
     model: Path
 
     def open(self, kind: str, within: str) -> Any:
         options: dict[str, Any] = {"within": within}
         if kind == "store":
-            return dl.MemoryStore(str(self.place), **options)
-        return open_backend(self.place, embedding={"model": str(self.model)}, **options)
+            return dl.MemoryStore(str(self.folder), **options)
+        return open_backend(self.folder, embedding={"model": str(self.model)}, **options)
 
     def outside(self, within: str) -> dict[str, Any]:
         """Everything outside ``within``, as an unbound store and the disk have it."""
-        with dl.MemoryStore(str(self.place)) as store:
+        with dl.MemoryStore(str(self.folder)) as store:
             everything = [
                 entry
                 for name in ("acme", "globex", "umbrella", "default")
@@ -374,16 +374,16 @@ class Walls:
             },
             "entities": [name for name in entities if not f"{name}/".startswith(lies_within)],
             # Indexes of an ancestor change with what lies below it; those of others must stay.
-            "files": [path for path in files(self.place, "*") if path.startswith("org:globex/")],
+            "files": [path for path in files(self.folder, "*") if path.startswith("org:globex/")],
         }
 
 
 @pytest.fixture(scope="module")
 def walls(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Walls:
-    place = tmp_path_factory.mktemp("walls") / "memory"
+    folder = tmp_path_factory.mktemp("walls") / "memory"
     with pytest.MonkeyPatch.context() as patch:
         without_variables(patch)
-        with open_backend(place, embedding={"model": str(tiny_model)}) as backend:
+        with open_backend(folder, embedding={"model": str(tiny_model)}) as backend:
             ok(backend.store("plan", "our parser", S123))
             ok(backend.store("beside", f"{ADJOINING} parser", f"{ACME}/project:beta"))
             ok(backend.store("plan", f"{HIDDEN} parser {LARGE}", GLOBEX))
@@ -391,7 +391,7 @@ def walls(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Walls:
             with patch.context() as failing:
                 failing.setattr(entry_rows, "put", _fail)
                 assert not backend.store("lost", LARGE, GLOBEX)["success"]
-    return Walls(place, tiny_model)
+    return Walls(folder, tiny_model)
 
 
 def _fail(*_: object) -> None:
@@ -447,9 +447,9 @@ STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
 @pytest.mark.parametrize("kind", ["backend", "store"])
 @pytest.mark.parametrize("within", [ACME, ALPHA])
 def test_no_public_call_leaves_its_boundary(kind: str, within: str, walls: Walls, tmp_path: Path) -> None:
-    place = tmp_path / "memory"
-    shutil.copytree(walls.place, place)
-    bounded = Walls(place, walls.model)
+    folder = tmp_path / "memory"
+    shutil.copytree(walls.folder, folder)
+    bounded = Walls(folder, walls.model)
     before = bounded.outside(within)
     with bounded.open(kind, within) as target:
         calls = public_calls(target)
@@ -476,9 +476,9 @@ def test_no_public_call_leaves_its_boundary(kind: str, within: str, walls: Walls
 
 @criterion("memory", "5", "an entity outside that exists is told like one that does not")
 def test_an_error_does_not_reveal_what_exists_outside(walls: Walls, tmp_path: Path) -> None:
-    place = tmp_path / "memory"
-    shutil.copytree(walls.place, place)
-    with Walls(place, walls.model).open("backend", ACME) as backend:
+    folder = tmp_path / "memory"
+    shutil.copytree(walls.folder, folder)
+    with Walls(folder, walls.model).open("backend", ACME) as backend:
         for name in ("retrieve", "delete", "register_entity", "delete_entity", "list_entities", "search"):
             said = []
             for org in ("globex", "umbrella"):
@@ -496,9 +496,9 @@ def test_an_error_does_not_reveal_what_exists_outside(walls: Walls, tmp_path: Pa
 @criterion("memory", "5", "upkeep of a bound store counts and touches what lies within")
 @pytest.mark.parametrize("within", [ACME, ALPHA])
 def test_the_upkeep_of_a_bound_store_stays_within(within: str, walls: Walls, tmp_path: Path) -> None:
-    place = tmp_path / "memory"
-    shutil.copytree(walls.place, place)
-    with Walls(place, walls.model).open("backend", within) as backend:
+    folder = tmp_path / "memory"
+    shutil.copytree(walls.folder, folder)
+    with Walls(folder, walls.model).open("backend", within) as backend:
         cleaned = ok(backend.cleanup_orphans(0, True))
         assert (cleaned["orphan_count"], cleaned["deleted_count"]) == (0, 0)
         assert "globex" not in json.dumps(cleaned)
@@ -509,8 +509,8 @@ def test_the_upkeep_of_a_bound_store_stays_within(within: str, walls: Walls, tmp
 
 @criterion("memory", "5", "a bound store takes its boundary for its root")
 @pytest.mark.parametrize("within", [ACME, ALPHA])
-def test_the_boundary_is_the_root(within: str, place: Path) -> None:
-    with open_backend(place, within=within) as backend:
+def test_the_boundary_is_the_root(within: str, folder: Path) -> None:
+    with open_backend(folder, within=within) as backend:
         assert ok(backend.store("key", 1))["entity"] == within
         assert ok(backend.store("deep", 1, "session:s1"))["entity"].startswith(f"{within}/")
         assert ok(backend.retrieve("key"))["value"] == 1
@@ -519,12 +519,12 @@ def test_the_boundary_is_the_root(within: str, place: Path) -> None:
 
 @criterion("memory", "5", "actions can be bound")
 def test_actions_can_be_bound(walls: Walls, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "memory"
-    shutil.copytree(walls.place, place)
-    monkeypatch.setenv("LTM_STORAGE_URI", str(place))
+    folder = tmp_path / "memory"
+    shutil.copytree(walls.folder, folder)
+    monkeypatch.setenv("LTM_STORAGE_URI", str(folder))
     (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")
     monkeypatch.setenv("LTM_CONFIG", str(tmp_path / "memory.yaml"))
-    before = Walls(place, tiny_model).outside(ALPHA)
+    before = Walls(folder, tiny_model).outside(ALPHA)
     registry: dict[str, Run] = {}
     options: dict[str, Any] = {"within": ALPHA}
     register_actions(registry, **options)
@@ -545,7 +545,7 @@ def test_actions_can_be_bound(walls: Walls, tmp_path: Path, tiny_model: Path, mo
         for name in ("globex", "acme")
     ]
     assert not any(secret in json.dumps(answer) for secret in SECRETS[ALPHA] for answer in answers)
-    assert Walls(place, tiny_model).outside(ALPHA) == before
+    assert Walls(folder, tiny_model).outside(ALPHA) == before
 
 
 @criterion("memory", "5", "driftline mcp --within serves one entity")
@@ -554,7 +554,7 @@ def test_the_mcp_server_can_be_bound(walls: Walls, tmp_path: Path, tiny_model: P
 
     (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")
     environment = {**os.environ, "LTM_CONFIG": str(tmp_path / "memory.yaml")}
-    command = [*COMMAND[1:], "mcp", "--workspace", str(walls.place), "--within", ALPHA]
+    command = [*COMMAND[1:], "mcp", "--workspace", str(walls.folder), "--within", ALPHA]
     questions: list[dict[str, Any]] = [{"query": "parser"}]
     questions += [{"query": "parser", "entity": outside} for outside in ("org:globex", GLOBEX, ACME)]
     questions += [{"query": "parser", "filter": {"entity": "org:globex"}}]
@@ -575,19 +575,19 @@ def test_the_mcp_server_can_be_bound(walls: Walls, tmp_path: Path, tiny_model: P
 @pytest.fixture(scope="module")
 def index_only(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """A workspace that was indexed and never remembered anything."""
-    place = tmp_path_factory.mktemp("index-only")
-    (place / "tree").mkdir()
-    (place / "tree" / "notes.txt").write_text("parser\nnamespace\n")
-    dl.index(str(place / "tree"), workspace=str(place / "ws"), model=str(tiny_model))
-    return place / "ws"
+    folder = tmp_path_factory.mktemp("index-only")
+    (folder / "tree").mkdir()
+    (folder / "tree" / "notes.txt").write_text("parser\nnamespace\n")
+    dl.index(str(folder / "tree"), workspace=str(folder / "ws"), model=str(tiny_model))
+    return folder / "ws"
 
 
 TABLES = ("entries", "entities", "owners", "outbox", "tenants", "about", "closure", "retired_blobs")
 
 
 @criterion("memory", "6", "the tables are called ltm_..., with a version table of their own")
-def test_the_tables_carry_a_prefix(place: Path, tmp_path: Path) -> None:
-    with open_backend(place, f"sqlite:///{tmp_path}/catalog.sqlite") as backend:
+def test_the_tables_carry_a_prefix(folder: Path, tmp_path: Path) -> None:
+    with open_backend(folder, f"sqlite:///{tmp_path}/catalog.sqlite") as backend:
         ok(backend.store("key", 1, S123))
     with sqlite3.connect(tmp_path / "catalog.sqlite") as connection:
         query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
@@ -598,7 +598,7 @@ def test_the_tables_carry_a_prefix(place: Path, tmp_path: Path) -> None:
 
 
 @criterion("memory", "6", "the catalog lives beside the application's tables and Alembic history")
-def test_the_catalog_lives_beside_an_application(place: Path, postgres_server: PostgresServer) -> None:
+def test_the_catalog_lives_beside_an_application(folder: Path, postgres_server: PostgresServer) -> None:
     url = postgres_server.database()
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE alembic_version (version_num varchar(32) PRIMARY KEY)")
@@ -606,9 +606,9 @@ def test_the_catalog_lives_beside_an_application(place: Path, postgres_server: P
         for name in TABLES:
             connection.execute(f"CREATE TABLE {name} (note text)".encode())
             connection.execute(f"INSERT INTO {name} VALUES ('of the application')".encode())
-    with open_backend(place, url) as backend:
+    with open_backend(folder, url) as backend:
         ok(backend.store("key", 1, S123))
-    with open_backend(place, url) as backend:
+    with open_backend(folder, url) as backend:
         assert ok(backend.retrieve("key", ACME))["value"] == 1
     with psycopg.connect(url) as connection:
         assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("9f3e",)]
@@ -648,21 +648,21 @@ def test_the_mcp_server_of_an_index_never_connects(url: str, index_only: Path, m
 class Damaged:
     """A workspace whose catalog lies elsewhere: one entry, whose blob is gone, and one blob without an entry."""
 
-    place: Path
+    folder: Path
     catalog: str
     orphan: str
 
 
 @pytest.fixture
-def damaged(place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> Damaged:
-    with open_backend(place, sqlite_catalog) as backend:
+def damaged(folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> Damaged:
+    with open_backend(folder, sqlite_catalog) as backend:
         ok(backend.store("key", LARGE, S123))
-        (place / blobs(place)[0]).unlink()
+        (folder / blobs(folder)[0]).unlink()
         with monkeypatch.context() as patch:
             patch.setattr(entry_rows, "put", _fail)
             assert not backend.store("lost", LARGE, S123)["success"]
-    (orphan,) = blobs(place)
-    return Damaged(place, sqlite_catalog, orphan)
+    (orphan,) = blobs(folder)
+    return Damaged(folder, sqlite_catalog, orphan)
 
 
 @pytest.fixture(params=["LTM_CONFIG", "driftline.toml"])
@@ -679,7 +679,7 @@ def configured(
     else:
         path = tmp_path / "driftline.toml"
         path.write_text(
-            f'workspace = "{damaged.place}"\n[memory.catalog]\nurl = "{damaged.catalog}"\n'
+            f'workspace = "{damaged.folder}"\n[memory.catalog]\nurl = "{damaged.catalog}"\n'
             "[memory.index]\ncompaction_threshold = 1\n"
         )
         monkeypatch.setenv("DRIFTLINE_CONFIG", str(path))
@@ -688,64 +688,64 @@ def configured(
 
 @criterion("memory", "7", "verify looks at the catalog that is configured")
 def test_verify_knows_the_catalog(configured: Damaged, driftline: Run) -> None:
-    outcome = driftline("verify", "--workspace", configured.place, "--json")
+    outcome = driftline("verify", "--workspace", configured.folder, "--json")
     assert (outcome.code, outcome.json["memory_entries"]) == (3, 1)
     assert outcome.json["findings"]
 
 
 @criterion("memory", "7", "cleanup looks at the catalog that is configured")
 def test_cleanup_knows_the_catalog(configured: Damaged, driftline: Run) -> None:
-    outcome = driftline("cleanup", "--workspace", configured.place, "--max-age-seconds", 0, "--delete", "--json")
+    outcome = driftline("cleanup", "--workspace", configured.folder, "--max-age-seconds", 0, "--delete", "--json")
     assert outcome.code == 0
     assert any(path.endswith(configured.orphan) for path in outcome.json["deleted_paths"])
 
 
 @criterion("memory", "7", "compact goes by the compaction_threshold that is configured")
 def test_compact_knows_the_threshold(configured: Damaged, driftline: Run) -> None:
-    with open_backend(configured.place, configured.catalog) as backend:
+    with open_backend(configured.folder, configured.catalog) as backend:
         for n in range(2):
             ok(backend.store(f"key {n}", n, S123))
             backend.core.flush()
-    assert driftline("compact", "--workspace", configured.place).code == 0
-    assert not files(configured.place, "_index_delta_*.parquet")
+    assert driftline("compact", "--workspace", configured.folder).code == 0
+    assert not files(configured.folder, "_index_delta_*.parquet")
 
 
 @criterion("memory", "7", "what the Prefect flows call knows the configuration, too")
 @pytest.mark.parametrize("configured", ["LTM_CONFIG"], indirect=True)
 def test_the_work_of_the_flows_knows_the_configuration(configured: Damaged) -> None:
     """The flows of compaction, cleanup and verification run these with the same requests."""
-    place = str(configured.place)
-    report = verify_workspace(VerifyRequest(place))
+    folder = str(configured.folder)
+    report = verify_workspace(VerifyRequest(folder))
     assert report.memory_entries == 1
-    cleaned = clean_workspace(CleanupRequest(place, 0.0, dry_run=True))
+    cleaned = clean_workspace(CleanupRequest(folder, 0.0, dry_run=True))
     assert any(each.path.endswith(configured.orphan) for each in cleaned.orphans)
-    with open_backend(configured.place, configured.catalog) as backend:
+    with open_backend(configured.folder, configured.catalog) as backend:
         for n in range(2):
             ok(backend.store(f"key {n}", n, S123))
             backend.core.flush()
-    compacted = compact_workspace(CompactRequest(place))
+    compacted = compact_workspace(CompactRequest(folder))
     assert set(LINEAGE) <= {path for tenant in compacted.tenants for path in tenant.folded}
 
 
 @criterion("memory", "7", "verify says that it did not look at a memory whose catalog it does not know")
 def test_verify_never_passes_silently(damaged: Damaged, driftline: Run) -> None:
-    outcome = driftline("verify", "--workspace", damaged.place, "--json")
+    outcome = driftline("verify", "--workspace", damaged.folder, "--json")
     assert outcome.code != 0 or any("catalog" in text for text in outcome.json["skipped"])
 
 
 @criterion("memory", "7", "LTM_COMPACTION_THRESHOLD counts for the command line")
-def test_the_threshold_of_the_environment_counts(place: Path, monkeypatch: pytest.MonkeyPatch, driftline: Run) -> None:
-    with open_backend(place) as backend:
+def test_the_threshold_of_the_environment_counts(folder: Path, monkeypatch: pytest.MonkeyPatch, driftline: Run) -> None:
+    with open_backend(folder) as backend:
         for n in range(3):
             ok(backend.store(f"key {n}", n, S123))
             backend.core.flush()
     monkeypatch.setenv("LTM_COMPACTION_THRESHOLD", "2")
-    assert driftline("compact", "--workspace", place).code == 0
-    assert not files(place, "_index_delta_*.parquet")
+    assert driftline("compact", "--workspace", folder).code == 0
+    assert not files(folder, "_index_delta_*.parquet")
 
 
 @criterion("memory", "7", "memory asks for its compaction, with the event of the sources")
-def test_memory_asks_for_its_compaction(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_asks_for_its_compaction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the latest when a store closes whose indexes have more deltas than the threshold."""
     from prefect.events.clients import AssertingEventsClient
     from prefect.events.worker import EventsWorker
@@ -754,13 +754,13 @@ def test_memory_asks_for_its_compaction(place: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     monkeypatch.setattr(EventsWorker, "_client_override", (AssertingEventsClient, ()))
     monkeypatch.setattr(EventsWorker, "send", lambda worker, event: sent.append(event))
-    with open_backend(place, index_config={"compaction_threshold": 1}) as backend:
+    with open_backend(folder, index_config={"compaction_threshold": 1}) as backend:
         for n in range(3):
             ok(backend.store(f"key {n}", n, S123))
             backend.core.flush()
     asked = [event for event in sent if event.event == "driftline.deltas.threshold"]
     assert asked
-    assert str(place) in {event.payload["workspace"] for event in asked}
+    assert str(folder) in {event.payload["workspace"] for event in asked}
 
 
 # -- 8: compaction ---------------------------------------------------------------------------
@@ -777,7 +777,7 @@ def two_organisations(backend: HierarchicalLTMBackend) -> HierarchicalLTMBackend
 
 
 @criterion("memory", "8", "without a path all indexes with more than max_deltas are compacted")
-def test_all_indexes_are_compacted_without_a_path(two_organisations: HierarchicalLTMBackend, place: Path) -> None:
+def test_all_indexes_are_compacted_without_a_path(two_organisations: HierarchicalLTMBackend, folder: Path) -> None:
     answer = ok(two_organisations.compact_indexes(None, max_deltas=1))
     parts = GLOBEX.split("/")
     lineage = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
@@ -786,12 +786,12 @@ def test_all_indexes_are_compacted_without_a_path(two_organisations: Hierarchica
 
 
 @criterion("memory", "8", "with a path that index is compacted, however few deltas it has")
-def test_the_index_of_a_path_is_compacted_anyway(two_organisations: HierarchicalLTMBackend, place: Path) -> None:
+def test_the_index_of_a_path_is_compacted_anyway(two_organisations: HierarchicalLTMBackend, folder: Path) -> None:
     answer = ok(two_organisations.compact_indexes(ALICE, max_deltas=100))
     assert answer["compacted_paths"] == [ALICE]
     assert answer["entries_processed"] == 1
-    assert not list((place / ALICE).glob("_index_delta_*.parquet"))
-    assert len(list((place / ACME).glob("_index_delta_*.parquet"))) == 2
+    assert not list((folder / ALICE).glob("_index_delta_*.parquet"))
+    assert len(list((folder / ACME).glob("_index_delta_*.parquet"))) == 2
 
 
 @criterion("memory", "8", "an entry counts once, in however many indexes it is")
@@ -806,8 +806,8 @@ def test_an_entry_counts_once(acme: HierarchicalLTMBackend) -> None:
 
 
 @criterion("memory", "9", "the typed API gives None on a miss")
-def test_the_typed_retrieve_gives_none_on_a_miss(place: Path) -> None:
-    with dl.MemoryStore(str(place)) as store:
+def test_the_typed_retrieve_gives_none_on_a_miss(folder: Path) -> None:
+    with dl.MemoryStore(str(folder)) as store:
         assert store.retrieve("nothing") is None
 
 
@@ -834,25 +834,25 @@ def test_the_arguments_have_the_documented_order(acme: HierarchicalLTMBackend) -
 
 
 @criterion("memory", "9", 'errors="raise" has the backend raise typed exceptions')
-def test_the_backend_can_raise(place: Path) -> None:
-    with open_backend(place, errors="raise") as backend:
+def test_the_backend_can_raise(folder: Path) -> None:
+    with open_backend(folder, errors="raise") as backend:
         with pytest.raises(BadEntry):
             backend.store("", 1)
         with pytest.raises(BadEntity):
             backend.store("key", 1, "galaxy:m31")
         assert ok(backend.store("key", 1))["entity"] == "org:default"
     with pytest.raises(DriftlineError):
-        open_backend(place, errors="perhaps")
+        open_backend(folder, errors="perhaps")
 
 
 @criterion("memory", "9", "every blob that was written in vain is named: error, dictionary, log")
 def test_every_blob_written_in_vain_is_named(
-    backend: HierarchicalLTMBackend, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    backend: HierarchicalLTMBackend, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(entry_rows, "put", _fail)
     with caplog.at_level(logging.WARNING), pytest.raises(CatalogError) as failure:
         backend.core.store_many([MemoryItem(f"key {n}", LARGE + str(n), S123) for n in range(3)])
-    written = blobs(place)
+    written = blobs(folder)
     assert len(written) == 3
     error: Any = failure.value
     assert sorted(error.blob_paths) == written
@@ -860,7 +860,7 @@ def test_every_blob_written_in_vain_is_named(
     assert all(path in caplog.text for path in written)
     answer = backend.store_many([{"key": f"key {n}", "value": LARGE + str(n), "entity": S123} for n in range(3)])
     assert answer["error_type"] == "catalog_error"
-    assert sorted(answer["blob_paths"]) == sorted(set(blobs(place)) - set(written))
+    assert sorted(answer["blob_paths"]) == sorted(set(blobs(folder)) - set(written))
     assert answer["blob_path"] in answer["blob_paths"]
 
 
@@ -909,11 +909,11 @@ def keeps_duckdb() -> bool:
 
 
 @criterion("memory", "11", "listing prints nothing to standard error")
-def test_a_listing_leaves_standard_error_empty(place: Path) -> None:
-    with open_backend(place) as backend:
+def test_a_listing_leaves_standard_error_empty(folder: Path) -> None:
+    with open_backend(folder) as backend:
         ok(backend.store("key", 1, "org:default/project:alpha"))
     done = subprocess.run(
-        [*COMMAND, "memory", "list", "--workspace", str(place)],
+        [*COMMAND, "memory", "list", "--workspace", str(folder)],
         capture_output=True,
         text=True,
         check=True,
@@ -925,10 +925,10 @@ def test_a_listing_leaves_standard_error_empty(place: Path) -> None:
 @criterion("memory", "11", "query_index answers ranges and sums over base and deltas")
 @pytest.mark.parametrize("kind", ["disk", "bucket"])
 def test_indexes_are_queried(
-    kind: str, place: Path, sqlite_catalog: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    kind: str, folder: Path, sqlite_catalog: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``range`` are the first key and the one behind the last, ``group_by`` a level."""
-    where = str(place) if kind == "disk" else request.getfixturevalue("s3_bucket")
+    where = str(folder) if kind == "disk" else request.getfixturevalue("s3_bucket")
     monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
     with open_backend(where, sqlite_catalog) as backend:
         for n in range(4):
@@ -972,9 +972,9 @@ def test_no_database_engine_is_needed_for_indexes() -> None:
 
 
 @pytest.fixture
-def remembered(place: Path, tiny_model: Path) -> Iterator[HierarchicalLTMBackend]:
+def remembered(folder: Path, tiny_model: Path) -> Iterator[HierarchicalLTMBackend]:
     """Four notes, one of which nothing but a name tells apart."""
-    with open_backend(place, embedding={"model": str(tiny_model)}) as backend:
+    with open_backend(folder, embedding={"model": str(tiny_model)}) as backend:
         notes: dict[str, tuple[str, dict[str, Any]]] = {
             "names": ("call acquireLease before the commit", {"entity": "invoice", "n": 1, "ratio": 0.5}),
             "parser": ("the parser of arguments", {"entity": "order", "n": 2.0}),
@@ -1017,13 +1017,13 @@ def test_numbers_match_numbers(remembered: HierarchicalLTMBackend) -> None:
 
 @criterion("memory", "12", "top_k=0 is valid through MCP")
 def test_no_hits_can_be_asked_for_through_mcp(
-    place: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")
     monkeypatch.setenv("LTM_CONFIG", str(tmp_path / "memory.yaml"))
-    with open_backend(place, embedding={"model": str(tiny_model)}) as backend:
+    with open_backend(folder, embedding={"model": str(tiny_model)}) as backend:
         ok(backend.store("key", "parser"))
-    assert ask_mcp(place, {"query": "parser", "top_k": 0})["results"] == []
+    assert ask_mcp(folder, {"query": "parser", "top_k": 0})["results"] == []
 
 
 @criterion("memory", "12", "the reference says what scores are")
@@ -1050,21 +1050,21 @@ def test_max_distance_drops_what_is_farther(remembered: HierarchicalLTMBackend) 
 
 
 @criterion("memory", "12", "explain tells how the hits were found")
-def test_explain_says_how_hits_were_found(remembered: HierarchicalLTMBackend, place: Path, driftline: Run) -> None:
+def test_explain_says_how_hits_were_found(remembered: HierarchicalLTMBackend, folder: Path, driftline: Run) -> None:
     options: dict[str, Any] = {"explain": True}
     answer = ok(remembered.search_memory("parser", 5, **options))
     assert answer["explanation"]
     assert "explanation" not in ok(remembered.search_memory("parser"))
-    assert driftline("memory", "search", "parser", "--workspace", place, "--explain", "--json").json["explanation"]
+    assert driftline("memory", "search", "parser", "--workspace", folder, "--explain", "--json").json["explanation"]
 
 
 @criterion("memory", "12", "the actions take max_distance and explain")
 def test_the_actions_take_the_options_of_the_search(
-    remembered: HierarchicalLTMBackend, place: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    remembered: HierarchicalLTMBackend, folder: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")
     monkeypatch.setenv("LTM_CONFIG", str(tmp_path / "memory.yaml"))
-    monkeypatch.setenv("LTM_STORAGE_URI", str(place))
+    monkeypatch.setenv("LTM_STORAGE_URI", str(folder))
     remembered.core.flush()
     registry: dict[str, Run] = {}
     register_actions(registry)

@@ -105,20 +105,20 @@ def ended(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, configuration: Path
 ) -> tuple[Path, str]:
     """A store whose only process has ended right after a write, and what that process said on standard error."""
-    place = tmp_path_factory.mktemp("ended") / "memory"
+    location = tmp_path_factory.mktemp("ended") / "memory"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LTM_", "DATABASE_URL"))}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, request.param],
-        env={**kept, "LTM_CONFIG": str(configuration), "LTM_STORAGE_URI": str(place), "PYTHONPATH": str(ROOT)},
+        env={**kept, "LTM_CONFIG": str(configuration), "LTM_STORAGE_URI": str(location), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == (-signal.SIGKILL if request.param == "kill" else 0), done.stderr
-    return place, done.stderr
+    return location, done.stderr
 
 
-def search_by_action(place: Path, driftline: Run) -> list[str]:
+def search_by_action(location: Path, driftline: Run) -> list[str]:
     registry: dict[str, Run] = {}
     engine = Closing()
     register_actions(registry, engine)
@@ -128,22 +128,22 @@ def search_by_action(place: Path, driftline: Run) -> list[str]:
     return [hit["record"]["key"] for hit in found]
 
 
-def search_by_command(place: Path, driftline: Run) -> list[str]:
-    found = driftline("memory", "search", "parser", "--workspace", place, "--json").json["results"]
+def search_by_command(location: Path, driftline: Run) -> list[str]:
+    found = driftline("memory", "search", "parser", "--workspace", location, "--json").json["results"]
     return [hit["record"]["key"] for hit in found]
 
 
-def list_by_command(place: Path, driftline: Run) -> list[str]:
-    return [entry["key"] for entry in driftline("memory", "list", "--workspace", place, "--json").json["entries"]]
+def list_by_command(location: Path, driftline: Run) -> list[str]:
+    return [entry["key"] for entry in driftline("memory", "list", "--workspace", location, "--json").json["entries"]]
 
 
-def search_by_mcp(place: Path, driftline: Run) -> list[str]:
+def search_by_mcp(location: Path, driftline: Run) -> list[str]:
     from mcp import Client
 
     from driftline.flows.mcp_server.server import make_server
     from driftline.storage.workspace.workspace import Workspace
 
-    opened = Workspace.open(str(place))
+    opened = Workspace.open(str(location))
 
     async def talk() -> Any:
         server = make_server(opened, find_memory(load_memory_configuration(), opened))
@@ -166,11 +166,11 @@ def test_what_a_process_left_is_found(
     monkeypatch: pytest.MonkeyPatch,
     driftline: Run,
 ) -> None:
-    place = tmp_path / "memory"
-    shutil.copytree(ended[0], place)
+    location = tmp_path / "memory"
+    shutil.copytree(ended[0], location)
     monkeypatch.setenv("LTM_CONFIG", str(configuration))
-    monkeypatch.setenv("LTM_STORAGE_URI", str(place))
-    until(lambda: read(place, driftline) == ["plan"], "the entry", poll=0.5)
+    monkeypatch.setenv("LTM_STORAGE_URI", str(location))
+    until(lambda: read(location, driftline) == ["plan"], "the entry", poll=0.5)
 
 
 @criterion("engine", "1", "a process that ends says nothing, and has flushed")

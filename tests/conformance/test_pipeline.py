@@ -47,20 +47,20 @@ def flow_run(
     prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
 ) -> dict[str, Any]:
     """A run over two sources, of 13 and 17 documents: the flow run, its task runs, and what was said of each."""
-    place = tmp_path_factory.mktemp("stages")
+    location = tmp_path_factory.mktemp("stages")
     for source, count in (("web", 13), ("app", 17)):
-        plant(place / source, {f"{n}.txt": "parser\n" for n in range(count)})
-    arguments = [json.dumps([str(place / "web"), str(place / "app")]), str(place / "ws"), str(tiny_model)]
+        plant(location / source, {f"{n}.txt": "parser\n" for n in range(count)})
+    arguments = [json.dumps([str(location / "web"), str(location / "app")]), str(location / "ws"), str(tiny_model)]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
         env={**prefect_server.environment, "PYTHONPATH": str(ROOT)},
-        cwd=place,
+        cwd=location,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (run,) = [each for each in prefect_server.post("flow_runs/filter", {}) if str(place) in json.dumps(each)]
+    (run,) = [each for each in prefect_server.post("flow_runs/filter", {}) if str(location) in json.dumps(each)]
     only = {"flow_runs": {"id": {"any_": [run["id"]]}}, "sort": "EXPECTED_START_TIME_ASC"}
     return {
         "run": run,
@@ -177,15 +177,15 @@ def test_a_recipe_shows_lancedb() -> None:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """A workspace with 600 lines, a vector index, and 300 entries of memory."""
-    place = tmp_path_factory.mktemp("lancedb")
+    location = tmp_path_factory.mktemp("lancedb")
     words = ("parser", "group", "action", "option", "value", "prefix")
     files = {f"{n}.txt": f"{words[n % 6]} {n}\n" * 2 for n in range(300)}
-    dl.index(str(plant(place / "tree", files)), workspace=str(place / "ws"), model=str(tiny_model))
+    dl.index(str(plant(location / "tree", files)), workspace=str(location / "ws"), model=str(tiny_model))
     embedder = open_embedder(str(tiny_model))
-    with dl.MemoryStore(str(place / "ws"), embedder=lambda: embedder) as store:
+    with dl.MemoryStore(str(location / "ws"), embedder=lambda: embedder) as store:
         items = [dl.MemoryItem(f"entry {n}", f"{words[n % 6]} {n}", "org:default") for n in range(300)]
         store.store_many(items)
-    return place / "ws"
+    return location / "ws"
 
 
 @criterion("pipeline", "2", "the lancedb package opens and searches both tables")

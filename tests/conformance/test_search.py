@@ -27,10 +27,10 @@ from tests.conformance.search_support import (
     ask_mcp,
     error_type,
     files_of,
+    locations,
     mcp_parameters,
     names,
     ok,
-    places,
     plant,
     without_variables,
 )
@@ -50,21 +50,21 @@ def registry(tmp_path: Path) -> Registry:
     return actions(tmp_path / "home")
 
 
-# -- 1: how places are named -----------------------------------------------------------------
+# -- 1: how locations are named -----------------------------------------------------------------
 
 
 @criterion("search", "1", "positional arguments after the state work, in the order of the documents")
 def test_positional_arguments_work(registry: Registry, tmp_path: Path) -> None:
-    place, tree = str(tmp_path / "place"), plant(tmp_path / "tree", {"a.md": "parser\n", "b/c.txt": "group\n"})
-    assert ok(registry["search.workspace_create"]({}, place))["workspace"] == place
-    assert ok(registry["search.workspace_index"]({}, place, [str(tree)], False, [".md"]))["indexed"] == 1
-    assert ok(registry["search.workspace_index"]({}, place, [str(tree)]))["total_lines"] == 2
-    found = ok(registry["search.workspace_search"]({}, place, "parser", [str(tree / "a.md")], 1, 1.5, 0))
-    assert (places(found["results"]), found["results"][0]["context"]) == ([("a.md", 1)], ["parser"])
-    assert ok(registry["search.workspace_stats"]({}, place))["total_documents"] == 2
-    assert places(ok(registry["search.semantic"]({}, "parser", str(tree)))["results"])[0] == ("a.md", 1)
+    location, tree = str(tmp_path / "location"), plant(tmp_path / "tree", {"a.md": "parser\n", "b/c.txt": "group\n"})
+    assert ok(registry["search.workspace_create"]({}, location))["workspace"] == location
+    assert ok(registry["search.workspace_index"]({}, location, [str(tree)], False, [".md"]))["indexed"] == 1
+    assert ok(registry["search.workspace_index"]({}, location, [str(tree)]))["total_lines"] == 2
+    found = ok(registry["search.workspace_search"]({}, location, "parser", [str(tree / "a.md")], 1, 1.5, 0))
+    assert (locations(found["results"]), found["results"][0]["context"]) == ([("a.md", 1)], ["parser"])
+    assert ok(registry["search.workspace_stats"]({}, location))["total_documents"] == 2
+    assert locations(ok(registry["search.semantic"]({}, "parser", str(tree)))["results"])[0] == ("a.md", 1)
     matches = ok(registry["semtools.search"]({}, "parser", str(tree / "*.md"), 0.9, 1, 0))["matches"]
-    assert places(matches) == [("a.md", 1)]
+    assert locations(matches) == [("a.md", 1)]
 
 
 @criterion("search", "1", "too many or too few arguments give a dictionary, never a TypeError")
@@ -78,7 +78,7 @@ def test_wrong_numbers_of_arguments_give_dictionaries(registry: Registry) -> Non
 
 
 @criterion("search", "1", "a name is one place for actions, the command line and Python")
-def test_a_plain_name_is_one_place(
+def test_a_plain_name_is_one_location(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driftline: Driftline, tiny_model: Path
 ) -> None:
     monkeypatch.setenv("DRIFTLINE_HOME", str(tmp_path / "home"))
@@ -115,7 +115,7 @@ def test_a_workspace_in_the_current_folder_is_found_until_the_home_has_one(
 
 
 @criterion("search", "1", "memory in a workspace with a name is one place, too")
-def test_memory_in_a_plain_name_is_one_place(
+def test_memory_in_a_plain_name_is_one_location(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driftline: Driftline
 ) -> None:
     plant(tmp_path, {"memory.yaml": "settings: {ltm: {embedding: {enabled: false}}}"})
@@ -160,7 +160,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return project
 
 
-@criterion("search", "2", "overlapping places hold and return each file once, by actions")
+@criterion("search", "2", "overlapping locations hold and return each file once, by actions")
 @pytest.mark.parametrize("steps", OVERLAPS.values(), ids=OVERLAPS)
 def test_a_file_is_one_document_for_actions(
     steps: list[tuple[list[str], dict[str, Any]]], registry: Registry, ws: str, project: Path
@@ -191,8 +191,8 @@ def assert_once(registry: Registry, ws: str) -> set[str]:
 def test_a_file_is_one_document_for_commands(
     order: tuple[str, str], driftline: Driftline, registry: Registry, ws: str, project: Path
 ) -> None:
-    for place in order:
-        outcome = driftline("index", place, "--workspace", ws)
+    for location in order:
+        outcome = driftline("index", location, "--workspace", ws)
         assert outcome.code == 0, outcome.err
     assert {"parser", "group", "action"} <= assert_once(registry, ws)
 
@@ -433,12 +433,14 @@ def test_folders_dots_and_links_are_filters(
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """A folder with the workspace ``ws`` over ``tree``: 30 documents in ``a``, 10 in ``b``, three lines each."""
-    place = tmp_path_factory.mktemp("searched")
+    location = tmp_path_factory.mktemp("searched")
     for folder, count in (("a", 30), ("b", 10)):
         for n in range(count):
-            plant(place / "tree" / folder, {f"{n:02}.py": f"{WORDS[n % 10]}\n{WORDS[n // 10]} {folder}\nparser {n}\n"})
-    dl.index(str(place / "tree"), workspace=str(place / "ws"), model=str(tiny_model))
-    return place
+            plant(
+                location / "tree" / folder, {f"{n:02}.py": f"{WORDS[n % 10]}\n{WORDS[n // 10]} {folder}\nparser {n}\n"}
+            )
+    dl.index(str(location / "tree"), workspace=str(location / "ws"), model=str(tiny_model))
+    return location
 
 
 @criterion("search", "7", "[search] of driftline.toml sets what a command is not told")
@@ -656,7 +658,7 @@ def model_of(ws: str) -> str | None:
 def test_actions_take_a_model(registry: Registry, project: Path, tmp_path: Path, tiny_model: Path) -> None:
     given: dict[str, Any] = {"model": str(tiny_model)}
     for number, make in enumerate((given, {})):
-        ws = str(tmp_path / f"place{number}")
+        ws = str(tmp_path / f"location{number}")
         ok(registry["search.workspace_create"]({}, workspace=ws, **make))
         ok(registry["search.workspace_index"]({}, workspace=ws, paths=["src"], **({} if make else given)))
         assert model_of(ws) == str(tiny_model)
@@ -884,7 +886,7 @@ def test_a_deleted_file_can_be_dropped(registry: Registry, ws: str, project: Pat
 
 
 @criterion("search", "12", "search.workspace_remove takes places out of a workspace, and leaves the files alone")
-def test_places_are_taken_out_of_a_workspace(registry: Registry, ws: str, project: Path) -> None:
+def test_locations_are_taken_out_of_a_workspace(registry: Registry, ws: str, project: Path) -> None:
     remove = registry["search.workspace_remove"]
     assert "actions.search_workspace_remove" in registry
     before = files_of(project)

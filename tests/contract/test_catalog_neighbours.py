@@ -39,15 +39,15 @@ def taken(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Rows]:
 
 def test_the_catalog_keeps_apart_from_tables_of_its_names(taken: tuple[str, Rows], tmp_path: Path) -> None:
     url, theirs = taken
-    place = str(tmp_path / "workspace")
+    location = str(tmp_path / "workspace")
     for n in range(2):
-        with MemoryStore(place, catalog_url=url) as store:
+        with MemoryStore(location, catalog_url=url) as store:
             store.store(f"key {n}", n, "org:acme")
-    with MemoryStore(place, catalog_url=url) as store:
+    with MemoryStore(location, catalog_url=url) as store:
         page = store.retrieve_by_entity("org", "acme")
         assert [entry.key for entry in page.entries] == ["key 0", "key 1"]
     assert theirs() == ["theirs"] * len(TABLES)
-    assert find_catalog(Workspace.open(place), url) == url
+    assert find_catalog(Workspace.open(location), url) == url
 
 
 def test_looking_for_a_catalog_beside_such_tables_creates_none(taken: tuple[str, Rows], tmp_path: Path) -> None:

@@ -204,8 +204,8 @@ def runner(tmp_path: Path, tiny_model: Path) -> Runner:
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> list[tuple[Any, Any]]:
     """The ``(counts, rows)`` of one thread for the tree and for the changed tree."""
-    place = tmp_path_factory.mktemp("expected")
-    runner = Runner(make_tree(place / "tree"), place / "workspace", tiny_model)
+    location = tmp_path_factory.mktemp("expected")
+    runner = Runner(make_tree(location / "tree"), location / "workspace", tiny_model)
     first = counts(runner.index(Choice("inline", 1))), rows(runner.workspace)
     change_tree(runner.tree)
     return [first, (counts(runner.index(Choice("inline", 1))), rows(runner.workspace))]

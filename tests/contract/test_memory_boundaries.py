@@ -26,8 +26,8 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, tiny_model: Path) -> 
     stores: list[MemoryStore] = []
 
     def open_store(within: str | None) -> MemoryStore:
-        place = str(tmp_path / "workspace")
-        stores.append(MemoryStore(place, catalog_url=catalog, within=within, embedder=lambda: embedder))
+        location = str(tmp_path / "workspace")
+        stores.append(MemoryStore(location, catalog_url=catalog, within=within, embedder=lambda: embedder))
         return stores[-1]
 
     yield open_store

@@ -145,8 +145,8 @@ def test_nothing_is_written_outside_of_the_root(root: str, opened: Opened) -> No
 
 def test_a_key_of_two_tenants_is_an_error_that_lists_both(opened: Opened) -> None:
     store = opened()
-    for place in (S123, "org:globex"):
-        store.store("plan", place, place)
+    for location in (S123, "org:globex"):
+        store.store("plan", location, location)
     store.store("other", 1, "org:globex")
     calls: list[Callable[[], object]] = [
         lambda: store.retrieve("plan"),
@@ -193,9 +193,9 @@ def test_a_private_key_is_found_without_a_scope(opened: Opened) -> None:
 def test_search_by_meaning_covers_all_tenants_without_a_scope(opened: Opened, tmp_path: Path, tiny_model: Path) -> None:
     uri, catalog = str(tmp_path / "workspace"), opened().catalog.url.render_as_string(False)
     with MemoryStore(uri, catalog_url=catalog, embedder=lambda: WordTableEmbedder.open(str(tiny_model))) as store:
-        for place in (S123, "org:globex", "org:default/project:p"):
+        for location in (S123, "org:globex", "org:default/project:p"):
             for n in range(3):
-                store.store(f"{n} {place}", f"the cat sat {n}", place)
+                store.store(f"{n} {location}", f"the cat sat {n}", location)
         hits = store.search_memory("the cat sat 1", 4, explain=True)
         assert [hit.rank for hit in hits] == [1, 2, 3, 4]
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)

@@ -40,7 +40,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture(params=["sqlite, disk", "postgres, bucket"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     """The URIs of a fresh workspace and a fresh catalog: two pairs that cover each kind once."""
     catalog, kind = request.param.split(", ")
     workspace = str(tmp_path / "workspace") if kind == "disk" else request.getfixturevalue("s3_bucket")
@@ -48,18 +48,18 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 
 
 everywhere = pytest.mark.parametrize(
-    "place", ["sqlite, disk", "sqlite, bucket", "postgres, disk", "postgres, bucket"], indirect=True
+    "location", ["sqlite, disk", "sqlite, bucket", "postgres, disk", "postgres, bucket"], indirect=True
 )
 """All four pairs, for tests that involve both catalog and workspace."""
 
 
 @pytest.fixture
-def opened(place: tuple[str, str], clock: Clock) -> Iterator[Callable[..., MemoryStore]]:
+def opened(location: tuple[str, str], clock: Clock) -> Iterator[Callable[..., MemoryStore]]:
     """Opens stores over the same workspace and catalog and closes them."""
     stores: list[MemoryStore] = []
 
     def open_store(**options: Any) -> MemoryStore:
-        stores.append(MemoryStore(place[0], catalog_url=place[1], **{"now": clock, **options}))
+        stores.append(MemoryStore(location[0], catalog_url=location[1], **{"now": clock, **options}))
         return stores[-1]
 
     yield open_store
@@ -221,8 +221,8 @@ def test_a_search_finds_keys_by_all_their_words(store: MemoryStore, clock: Clock
 @pytest.fixture
 def filled(store: MemoryStore) -> MemoryStore:
     """Two projects, both with a user alice."""
-    places = [S1, S2, ALICE, BOB, "org:acme/project:beta/user:alice", "org:acme/project:beta/user:alice/session:s1"]
-    store.store_many(MemoryItem(f"{place} {n}", n, place) for place in places for n in range(3))
+    locations = [S1, S2, ALICE, BOB, "org:acme/project:beta/user:alice", "org:acme/project:beta/user:alice/session:s1"]
+    store.store_many(MemoryItem(f"{location} {n}", n, location) for location in locations for n in range(3))
     return store
 
 
@@ -427,9 +427,9 @@ def test_two_stores_over_one_catalog_see_each_others_writes(opened: Callable[...
 # -- opening ---------------------------------------------------------------------------------
 
 
-def test_a_catalog_serves_one_workspace(store: MemoryStore, place: tuple[str, str], tmp_path: Path) -> None:
+def test_a_catalog_serves_one_workspace(store: MemoryStore, location: tuple[str, str], tmp_path: Path) -> None:
     with pytest.raises(CatalogMismatch, match="belongs to workspace"):
-        MemoryStore(str(tmp_path / "another"), catalog_url=place[1])
+        MemoryStore(str(tmp_path / "another"), catalog_url=location[1])
 
 
 @everywhere

@@ -38,7 +38,7 @@ ODD_NAMES = ["with space", "per%20cent", "a%2Fb", "quote'\"", "new\nline", "🙂
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Put]]:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Put]]:
     """A URI, and an independent client that writes files there."""
     if request.param == "local":
         root = tmp_path / "tree"
@@ -71,8 +71,8 @@ def listed(source: Source, prefix: str = "", *, recursive: bool = True) -> list[
     return sorted(info.path for info in source.list(prefix, recursive=recursive))
 
 
-def test_a_tree_is_listed_whole_by_prefix_and_by_level(place: tuple[str, Put]) -> None:
-    uri, put = place
+def test_a_tree_is_listed_whole_by_prefix_and_by_level(location: tuple[str, Put]) -> None:
+    uri, put = location
     for path in ("a", "b/c", "b/d/e", "bc/f"):
         put(path, path.encode())
     source = open_source(uri)
@@ -85,8 +85,8 @@ def test_a_tree_is_listed_whole_by_prefix_and_by_level(place: tuple[str, Put]) -
     assert list(source.list_top("none/")[0]) == []
 
 
-def test_a_listing_is_never_stale(place: tuple[str, Put]) -> None:
-    uri, put = place
+def test_a_listing_is_never_stale(location: tuple[str, Put]) -> None:
+    uri, put = location
     put("a", b"1")
     source = open_source(uri)
     assert listed(source) == ["a"]
@@ -102,8 +102,8 @@ def test_a_listing_is_never_stale(place: tuple[str, Put]) -> None:
     assert (after.etag, after.mtime_ns) != (before.etag, before.mtime_ns)
 
 
-def test_what_is_listed_is_what_is_read_and_stated(place: tuple[str, Put]) -> None:
-    uri, put = place
+def test_what_is_listed_is_what_is_read_and_stated(location: tuple[str, Put]) -> None:
+    uri, put = location
     names = [*ODD_NAMES, *(f"folder {name}/{name}" for name in ODD_NAMES)]
     for name in names:
         put(name, name.encode())
@@ -116,8 +116,8 @@ def test_what_is_listed_is_what_is_read_and_stated(place: tuple[str, Put]) -> No
     assert source.read_many(names) == [name.encode() for name in names]
 
 
-def test_missing_files_are_errors_of_their_own(place: tuple[str, Put]) -> None:
-    uri, put = place
+def test_missing_files_are_errors_of_their_own(location: tuple[str, Put]) -> None:
+    uri, put = location
     put("a", b"1")
     put("folder/b", b"")
     source = open_source(uri)
@@ -131,16 +131,16 @@ def test_missing_files_are_errors_of_their_own(place: tuple[str, Put]) -> None:
     assert source.read_many([]) == []
 
 
-def test_a_source_crosses_processes(place: tuple[str, Put]) -> None:
-    uri, put = place
+def test_a_source_crosses_processes(location: tuple[str, Put]) -> None:
+    uri, put = location
     put("a", b"1")
     source = open_source(uri)
     assert listed(pickle.loads(pickle.dumps(source))) == ["a"]
     assert open_source(uri + "/") == source
 
 
-def test_a_scan_finds_changes_in_partitions(place: tuple[str, Put]) -> None:
-    uri, put = place
+def test_a_scan_finds_changes_in_partitions(location: tuple[str, Put]) -> None:
+    uri, put = location
     for path in ("a.py", "b/c.py", "b/d/e.py", "f/g.py", "f/x.log", "key.pem"):
         put(path, b"x = 1\n")
     source = open_source(uri)
@@ -158,15 +158,15 @@ def test_a_scan_finds_changes_in_partitions(place: tuple[str, Put]) -> None:
     assert some.diff.new["path"].to_pylist() == ["b/c.py"]
 
 
-def test_a_source_that_was_emptied_can_still_be_opened(place: tuple[str, Put]) -> None:
-    uri, _ = place
+def test_a_source_that_was_emptied_can_still_be_opened(location: tuple[str, Put]) -> None:
+    uri, _ = location
     assert listed(open_source(uri, allow_empty=True)) == []
 
 
 def test_a_prefix_without_objects_and_a_key_are_no_sources(
-    place: tuple[str, Put], tiny_model: Path, tmp_path: Path
+    location: tuple[str, Put], tiny_model: Path, tmp_path: Path
 ) -> None:
-    uri, put = place
+    uri, put = location
     put("docs/a.txt", b"the heron lands\n")
     put("docs2/b.txt", b"the otter dives\n")
     workspace = str(tmp_path / "ws")

@@ -140,7 +140,7 @@ def test_every_kind_of_error_has_an_entry_in_troubleshooting() -> None:
     from_the_command_line = {"interrupted", "unexpected"}
     assert set(entries) == set(hooks().error_kinds()) | from_the_command_line
     for kind, entry in entries.items():
-        for part in ("**Symptom**: ", "**Cause**: ", "**What to do**: "):
+        for part in ("**Symptom**: ", "**Cause**: ", "**Fix**: "):
             assert entry.count(part) == 1, f"{kind} lacks {part}"
 
 

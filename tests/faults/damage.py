@@ -1,6 +1,6 @@
 """The damage matrix: each kind of file of a workspace, damaged in each way, and what commands make of it.
 
-``python -m tests.faults.damage`` prints it as a table (``make damage``).
+``python -m tests.faults.damage`` prints it as a table; ``make damage`` writes that to ``damage.md``.
 """
 
 from __future__ import annotations
@@ -103,23 +103,23 @@ def fuzzed(data: bytes, random: Random) -> bytes:
     if not size:
         return random.randbytes(20)
     near = min(size - 1, int(random.expovariate(1 / 60)))
-    place = random.choice([random.randrange(size), size - 1 - near, near])
+    location = random.choice([random.randrange(size), size - 1 - near, near])
     way = random.randrange(7)
     if way == 0:
         for _ in range(random.randint(1, 4)):
             changed[random.randrange(size)] ^= 1 << random.randrange(8)
     elif way == 1:
-        changed[place : place + 4] = struct.pack("<I", random.choice([0, 2**31 - 1, 2**32 - 1, size, 2 * size]))
+        changed[location : location + 4] = struct.pack("<I", random.choice([0, 2**31 - 1, 2**32 - 1, size, 2 * size]))
     elif way == 2:
-        changed[place : place + 8] = struct.pack("<Q", random.choice([0, 2**63 - 1, 2**64 - 1, 2**40, size]))
+        changed[location : location + 8] = struct.pack("<Q", random.choice([0, 2**63 - 1, 2**64 - 1, 2**40, size]))
     elif way == 3:
-        del changed[place:]
+        del changed[location:]
     elif way == 4:
-        changed[place : place + 64] = random.randbytes(len(changed[place : place + 64]))
+        changed[location : location + 64] = random.randbytes(len(changed[location : location + 64]))
     elif way == 5:
         changed += random.randbytes(random.randint(1, 100))
     else:
-        changed[place] = random.choice([0xFF, 0x80, 0x7F, 0x00])
+        changed[location] = random.choice([0xFF, 0x80, 0x7F, 0x00])
     return bytes(changed)
 
 
@@ -236,7 +236,7 @@ def table(found: Iterable[tuple[str, str, tuple[str, ...]]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        for row in table(outcomes(Example.make(Path(place, "example")))):
+    with tempfile.TemporaryDirectory() as location:
+        for row in table(outcomes(Example.make(Path(location, "example")))):
             sys.stdout.write(f"{row}\n")
             sys.stdout.flush()

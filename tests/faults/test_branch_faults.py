@@ -57,8 +57,8 @@ def everywhere(prepare: Callable[[], Workspace], work: Callable[[], None], check
 def test_a_run_of_a_branch_that_is_interrupted_anywhere_is_completed_by_the_next(
     tmp_path: Path, tiny_model: Path, known: bool
 ) -> None:
-    tree, template, place = (tmp_path / name for name in ("tree", "template", "workspace"))
-    workspace = str(place)
+    tree, template, folder = (tmp_path / name for name in ("tree", "template", "workspace"))
+    workspace = str(folder)
     write_tree(tree, FIRST, OLD_NS)
     index(tree, str(template), tiny_model)
     main_files = files_below(tree)
@@ -70,8 +70,8 @@ def test_a_run_of_a_branch_that_is_interrupted_anywhere_is_completed_by_the_next
         main_files = files_below(tree)
 
     def prepare() -> Workspace:
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(template, place)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(template, folder)
         write_tree(tree, ON_BRANCH, OLD_NS + 2 * 10**9)
         return Workspace.open(workspace)
 
@@ -91,8 +91,8 @@ def test_a_run_of_a_branch_that_is_interrupted_anywhere_is_completed_by_the_next
 
 @pytest.mark.usefixtures("small_batches")
 def test_a_deletion_that_is_interrupted_anywhere_leaves_a_branch_or_none(tmp_path: Path, tiny_model: Path) -> None:
-    tree, template, place = (tmp_path / name for name in ("tree", "template", "workspace"))
-    workspace = str(place)
+    tree, template, folder = (tmp_path / name for name in ("tree", "template", "workspace"))
+    workspace = str(folder)
     write_tree(tree, FIRST, OLD_NS)
     index(tree, str(template), tiny_model)
     main_files = files_below(tree)
@@ -100,8 +100,8 @@ def test_a_deletion_that_is_interrupted_anywhere_leaves_a_branch_or_none(tmp_pat
     index(tree, str(template), tiny_model, branch=BRANCH)
 
     def prepare() -> Workspace:
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(template, place)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(template, folder)
         return Workspace.open(workspace)
 
     def check(operation: str) -> None:

@@ -30,9 +30,9 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_damage_ends_in_a_traceback_and_a_repair_makes_whole(example: Example, kind: str, tmp_path: Path) -> None:
     for number, way in enumerate(cells(kind)):
-        place = tmp_path / str(number)
-        place.mkdir()
-        damaged = example.copy(place)
+        location = tmp_path / str(number)
+        location.mkdir()
+        damaged = example.copy(location)
         damaged.damage(kind, way)
         ended = {name: damaged.run(*command) for name, command in COMMANDS.items()}
         assert ABORTED not in [each.kind for each in ended.values()], f"{kind}, {way}"

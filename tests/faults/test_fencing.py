@@ -76,8 +76,8 @@ def test_whatever_the_order_the_successor_knows_what_its_predecessor_committed(t
     steps = range(OLD_STEPS + NEW_STEPS)
     orders = list(combinations(steps, OLD_STEPS))[:: 4 if has_row else 1]
     objects = ObjectStore.open(str(tmp_path))
-    for number, places in enumerate(orders):
-        turns = [OLD if place in places else NEW for place in steps]
+    for number, locations in enumerate(orders):
+        turns = [OLD if location in locations else NEW for location in steps]
         fingerprint = f"{number:x}"
         plain = LineTable(objects, ENTITY.tenant, fingerprint)
         plain.create(DIM)

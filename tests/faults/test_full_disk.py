@@ -33,21 +33,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
     Its path leads through that process, so it must not be resolved: workspaces on it are given as ``file://``.
     """
-    place = tmp_path / "disk"
-    place.mkdir()
+    folder = tmp_path / "disk"
+    folder.mkdir()
     mount = f'mount -t tmpfs -o size={DISK_BYTES} tmpfs "$0" && echo mounted && exec cat'
     unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
     if shutil.which("unshare") is None:
         pytest.skip("unshare is not installed (Debian: apt-get install util-linux)")
     holder = subprocess.Popen(
-        [*unshare, "sh", "-c", mount, str(place)],
+        [*unshare, "sh", "-c", mount, str(folder)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         assert holder.stdout is not None
         if holder.stdout.readline() != "mounted\n":
             pytest.skip(f"a small disk needs root, or user namespaces: {holder.communicate()[1].strip()}")
-        inside = Path(f"/proc/{holder.pid}/root{place}")
+        inside = Path(f"/proc/{holder.pid}/root{folder}")
         assert shutil.disk_usage(inside).total == DISK_BYTES
         yield inside
     finally:
@@ -200,9 +200,9 @@ def test_segments_of_indexes_on_a_full_disk_are_reported_and_built_by_the_next_r
 def test_a_pull_onto_a_full_disk_is_reported_and_completed_by_the_next(
     small_disk: Path, tmp_path: Path, tree: Path, index: Callable[..., Any], driftline: Callable[..., Any]
 ) -> None:
-    origin, place, ballast = tmp_path / "origin", small_disk / "copy", Ballast(small_disk)
+    origin, folder, ballast = tmp_path / "origin", small_disk / "copy", Ballast(small_disk)
     assert index(origin).code == 0
-    pull = ("pull", origin.as_uri(), place, "--json")
+    pull = ("pull", origin.as_uri(), folder, "--json")
     assert driftline(*pull).code == 0
     failures = 0
     for turn, pages in enumerate([0, 1, 2, 4, 8, 16, 32], start=1):
@@ -214,10 +214,10 @@ def test_a_pull_onto_a_full_disk_is_reported_and_completed_by_the_next(
         if outcome.code != 0:
             assert_told(outcome)
             failures += 1
-            assert_in_step(Workspace.open(place.as_uri()), ENTITY, before)  # the copy is as it was
+            assert_in_step(Workspace.open(folder.as_uri()), ENTITY, before)  # the copy is as it was
         ballast.away()
         assert driftline(*pull).code == 0
-        assert_in_step(Workspace.open(place.as_uri()), ENTITY, files_below(tree))
+        assert_in_step(Workspace.open(folder.as_uri()), ENTITY, files_below(tree))
     assert failures >= 4
 
 

@@ -238,10 +238,10 @@ def _changes(store: MemoryStore) -> None:
 
 def _state(store: MemoryStore, embedder: Callable[[], Embedder]) -> dict[str, Any]:
     objects = store.workspace.objects
-    places = ["org:acme", "org:acme/project:p", "org:acme/project:q", S1, S1.replace(":p/", ":q/")]
+    locations = ["org:acme", "org:acme/project:p", "org:acme/project:q", S1, S1.replace(":p/", ":q/")]
     state: dict[str, Any] = {
-        place: sorted(MemoryIndex(objects, place).read(columns=["key", "entity"]).to_pylist(), key=str)
-        for place in places
+        location: sorted(MemoryIndex(objects, location).read(columns=["key", "entity"]).to_pylist(), key=str)
+        for location in locations
     }
     table = VectorTable(objects, store.hierarchy.entity(ACME), embedder().fingerprint)
     rows = table.open().to_table(columns=["key", "rev", "entity"], filter="key <> ''").to_pylist()

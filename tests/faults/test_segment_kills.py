@@ -51,7 +51,7 @@ def started(tree: Path, workspace: Path, model: Path, *more: str) -> ForkedProgr
 
 
 def segments(workspace: Path) -> set[str]:
-    return {place.name for place in workspace.glob("*/_tables/*.lance/_indices/*")}
+    return {location.name for location in workspace.glob("*/_tables/*.lance/_indices/*")}
 
 
 def wait_for_segments(process: ForkedProgram, workspace: Path, known: set[str], count: int) -> None:

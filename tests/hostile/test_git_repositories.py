@@ -152,11 +152,11 @@ def test_no_command_of_a_repository_or_of_a_template_runs(
     script.write_text(f"#!/bin/sh\ntouch '{made}'\n")
     script.chmod(0o755)
     hooks = tmp_path / "hooks"
-    for place in (folder / "hooks", hooks):
-        place.mkdir(exist_ok=True)
+    for location in (folder / "hooks", hooks):
+        location.mkdir(exist_ok=True)
         for name in ("post-checkout", "reference-transaction", "post-rewrite", "pre-auto-gc", "post-index-change"):
-            (place / name).write_text(script.read_text())
-            (place / name).chmod(0o755)
+            (location / name).write_text(script.read_text())
+            (location / name).chmod(0o755)
     publish(folder, tree(folder, ("100644", b"a.md", blob(folder, b"word\n"))))
     made.unlink(missing_ok=True)  # by the hook on that update
     for key in COMMAND_KEYS:
@@ -171,7 +171,7 @@ def test_no_command_of_a_repository_or_of_a_template_runs(
     assert not made.exists()
 
 
-def test_a_pipe_in_the_place_of_a_file_of_git_is_an_error(git_server: GitServer) -> None:
+def test_a_pipe_that_replaces_a_file_of_git_is_an_error(git_server: GitServer) -> None:
     folder = git_server.create("pipes.git")
     os.remove(folder / "config")
     os.mkfifo(folder / "config")

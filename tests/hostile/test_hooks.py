@@ -29,7 +29,7 @@ SOURCE = SourceRequest(f"git+{URL}", "org:a/project:b/source:app")
 
 @dataclass
 class Site:
-    place: str = ""
+    address: str = ""
     ran: list[Work] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)
 
@@ -46,7 +46,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     settings = HookSettings({}, ("*",), pull_requests=True)
     hooks = Hooks(settings, dict.fromkeys(made.HOSTS, SECRET), (SOURCE,), found.run, debounce_seconds=0.0)
     server = web_server(Reader(Workspace.open(str(tmp_path / "ws")).reread), "127.0.0.1", 0, hooks=hooks)
-    with serving(server) as found.place, hooks.running():
+    with serving(server) as found.address, hooks.running():
         try:
             yield found
         finally:
@@ -70,9 +70,9 @@ def test_a_signature_that_is_missing_or_wrong_starts_nothing(site: Site, host: s
         SECRET[:-1],
     ]
     for each in wrong:
-        answer = deliver(site.place, host, event, json.dumps(payload), **{header: each})
+        answer = deliver(site.address, host, event, json.dumps(payload), **{header: each})
         assert (answer.status, SECRET in answer.body) == (401, False)
-    sha1 = deliver(site.place, host, event, payload, **{header: "", "X_Hub_Signature_1": "sha1=00"})
+    sha1 = deliver(site.address, host, event, payload, **{header: "", "X_Hub_Signature_1": "sha1=00"})
     assert sha1.status == 401
     assert site.ran == []
 
@@ -81,10 +81,10 @@ def test_a_signature_that_is_missing_or_wrong_starts_nothing(site: Site, host: s
 def test_a_replayed_delivery_is_refused_under_its_own_id_or_another(site: Site, host: str) -> None:
     event, payload = push(host, URL)
     body = json.dumps(payload)
-    assert deliver(site.place, host, event, body, delivery="one").status == 202
-    assert deliver(site.place, host, event, body, delivery="one").status == 409
+    assert deliver(site.address, host, event, body, delivery="one").status == 202
+    assert deliver(site.address, host, event, body, delivery="one").status == 409
     if not made.HOSTS[host].is_token:  # the id is not signed, but the body is
-        assert deliver(site.place, host, event, body, delivery="two").status == 409
+        assert deliver(site.address, host, event, body, delivery="two").status == 409
     until(lambda: site.ran)
     assert len(site.ran) == 1
 
@@ -98,10 +98,10 @@ def test_the_memory_of_deliveries_is_bounded(site: Site, monkeypatch: pytest.Mon
 
 def test_a_huge_body_is_refused_announced_or_not(site: Site) -> None:
     body = "x" * (MAX_HOOK_BYTES + 1)
-    assert ask(site.place, "/hooks/github", method="POST", body=body).status == 413
-    host, _, port = site.place.rpartition(":")
+    assert ask(site.address, "/hooks/github", method="POST", body=body).status == 413
+    host, _, port = site.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as raw:
-        head = f"POST /hooks/github HTTP/1.1\r\nHost: {site.place}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = f"POST /hooks/github HTTP/1.1\r\nHost: {site.address}\r\nTransfer-Encoding: chunked\r\n\r\n"
         raw.sendall(head.encode())
         chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
         answer = b""
@@ -121,8 +121,8 @@ def test_a_huge_body_is_refused_announced_or_not(site: Site) -> None:
     ids=range(9),
 )
 def test_a_signed_body_that_is_no_object_is_refused(site: Site, body: str) -> None:
-    assert deliver(site.place, "github", "push", body).status == 400
-    assert ask(site.place, "/healthz").status == 200
+    assert deliver(site.address, "github", "push", body).status == 400
+    assert ask(site.address, "/healthz").status == 200
 
 
 @pytest.mark.parametrize("host", made.HOSTS)
@@ -131,7 +131,7 @@ def test_payloads_of_other_shapes_are_ignored(site: Site, host: str) -> None:
     for event, payload in (push(host, URL), request(host, URL, 7, "x")):
         for key in payload:
             for shape in shapes:
-                assert deliver(site.place, host, event, {**payload, key: shape}).status in (200, 202)
+                assert deliver(site.address, host, event, {**payload, key: shape}).status in (200, 202)
     assert all(work.source == SOURCE for work in site.ran)
 
 
@@ -157,7 +157,7 @@ def test_payloads_of_other_shapes_are_ignored(site: Site, host: str) -> None:
 )
 def test_odd_refs_never_reach_git(site: Site, branch: str) -> None:
     for event, payload in (push("github", URL, branch), request("github", URL, 7, branch)):
-        answer = deliver(site.place, "github", event, payload)
+        answer = deliver(site.address, "github", event, payload)
         assert answer.status in (200, 202)
     for work in site.ran:
         assert work.ref in ("", f"refs/heads/{branch}")
@@ -167,7 +167,7 @@ def test_odd_refs_never_reach_git(site: Site, branch: str) -> None:
 @pytest.mark.parametrize("number", ["7/head", "-1", "١", "7\n", "", "0x7", " 7"])
 def test_odd_numbers_of_pull_requests_never_reach_git(site: Site, number: str) -> None:
     event, payload = request("github", URL, 7, "x", fork=True)
-    assert deliver(site.place, "github", event, {**payload, "number": number}).status == 200
+    assert deliver(site.address, "github", event, {**payload, "number": number}).status == 200
     assert site.ran == []
 
 
@@ -186,7 +186,7 @@ def test_odd_numbers_of_pull_requests_never_reach_git(site: Site, number: str) -
     ],
 )
 def test_a_repository_that_no_source_is_starts_nothing(site: Site, url: str) -> None:
-    answer = deliver(site.place, "github", *push("github", url))
+    answer = deliver(site.address, "github", *push("github", url))
     assert answer.status == 200
     assert "no source" in answer.body
     assert site.ran == []
@@ -195,7 +195,7 @@ def test_a_repository_that_no_source_is_starts_nothing(site: Site, url: str) -> 
 def test_a_payload_never_names_what_is_fetched(site: Site) -> None:
     event, payload = push("github", URL)
     payload["repository"] |= {"ssh_url": "git@evil.example:x/y.git", "html_url": "https://evil.example/x"}
-    assert deliver(site.place, "github", event, payload).status == 202
+    assert deliver(site.address, "github", event, payload).status == 202
     until(lambda: site.ran)
     assert [work.uri for work in site.ran] == [SOURCE.uri]
 
@@ -204,17 +204,17 @@ def test_no_more_runs_wait_than_a_bound_and_the_host_may_deliver_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(made, "MAX_WAITING", 3)
-    deliver(site.place, "github", *push("github", URL, "first"))
+    deliver(site.address, "github", *push("github", URL, "first"))
     until(lambda: site.ran)
-    statuses = [deliver(site.place, "github", *push("github", URL, f"b{n}")).status for n in range(5)]
+    statuses = [deliver(site.address, "github", *push("github", URL, f"b{n}")).status for n in range(5)]
     assert statuses == [202, 202, 202, 503, 503]
     event, payload = push("github", URL, "b9")
     body = json.dumps(payload)
-    assert [deliver(site.place, "github", event, body, delivery="same").status for _ in range(2)] == [503, 503]
+    assert [deliver(site.address, "github", event, body, delivery="same").status for _ in range(2)] == [503, 503]
 
 
 def test_only_known_hosts_and_the_post_method_have_a_route(site: Site) -> None:
-    assert ask(site.place, "/hooks/svn", method="POST", body="{}").status == 404
-    assert ask(site.place, "/hooks/github").status == 405
-    assert ask(site.place, "/hooks/", method="POST", body="{}").status == 404
-    assert ask(site.place, "/hooks/../metrics", method="POST", body="{}").status in (404, 405)
+    assert ask(site.address, "/hooks/svn", method="POST", body="{}").status == 404
+    assert ask(site.address, "/hooks/github").status == 405
+    assert ask(site.address, "/hooks/", method="POST", body="{}").status == 404
+    assert ask(site.address, "/hooks/../metrics", method="POST", body="{}").status in (404, 405)

@@ -200,8 +200,8 @@ def test_random_repositories_are_listed_as_git_lists_them(tmp_path: Path, home: 
         (home / ".config/git").mkdir(parents=True)
         (home / ".config/git/ignore").write_text(ignored)
     elif where != "nowhere":
-        place = home / "ignored" if where == "setting" else made.root / "a/ignored"
-        place.write_text(ignored)
+        location = home / "ignored" if where == "setting" else made.root / "a/ignored"
+        location.write_text(ignored)
         scope = (
             ["--global", "core.excludesFile", "~/ignored"] if where == "setting" else ["core.excludesFile", "a/ignored"]
         )
@@ -253,8 +253,8 @@ def test_a_repository_names_no_ignore_file_outside_of_its_work_tree(tmp_path: Pa
     git(tmp_path, "init", "-q", "root")
     (tmp_path / "password").write_text("a.txt\n")
     (tmp_path / "root/a.txt").write_text("the heron lands\n")
-    for place in (str(tmp_path / "password"), "../password", "~/../password"):
-        git(tmp_path / "root", "config", "core.excludesFile", place)
+    for location in (str(tmp_path / "password"), "../password", "~/../password"):
+        git(tmp_path / "root", "config", "core.excludesFile", location)
         assert listed(tmp_path / "root") == {"a.txt"}
 
 

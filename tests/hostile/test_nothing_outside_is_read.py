@@ -81,7 +81,7 @@ def test_a_link_that_appears_during_the_walk_is_not_followed(
 
 
 def test_a_folder_that_becomes_a_link_again_and_again_never_shows_what_is_outside(root: Path) -> None:
-    """A race as an attacker would run it: the folder and a link to the outside change places all the time."""
+    """A race as an attacker would run it: the folder and a link to the outside swap all the time."""
     (root / "other").symlink_to(root.parent / "outside/folder")
     stop = threading.Event()
 
@@ -114,7 +114,7 @@ def test_a_folder_that_becomes_a_link_again_and_again_never_shows_what_is_outsid
 
 
 @pytest.fixture(params=["pipe", "socket", "folder"])
-def put_in_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+def replace_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
     """Puts a pipe, a socket or a folder where a file was."""
     listener = socket.socket(socket.AF_UNIX)
 
@@ -132,10 +132,10 @@ def put_in_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     listener.close()
 
 
-def test_what_replaces_a_file_is_skipped(root: Path, put_in_place: Callable[[Path], None]) -> None:
+def test_what_replaces_a_file_is_skipped(root: Path, replace_file: Callable[[Path], None]) -> None:
     source = Source(str(root))
     change = {"path": "folder/deep/file.txt", "size_bytes": len(OURS), "mtime_ns": 1, "etag": ""}
-    put_in_place(root / "folder/deep/file.txt")
+    replace_file(root / "folder/deep/file.txt")
     assert [read for _, read in read_all(source, [change])] in ([SkipReason.UNSTABLE], [SkipReason.UNREADABLE])
     with pytest.raises((ObjectNotFound, StorageError)):
         source.read("folder/deep/file.txt")
@@ -143,19 +143,19 @@ def test_what_replaces_a_file_is_skipped(root: Path, put_in_place: Callable[[Pat
 
 @pytest.mark.parametrize("name", [".gitignore", ".driftlineignore", "folder/.gitignore"])
 def test_an_ignore_file_that_is_no_file_does_not_hang(
-    root: Path, put_in_place: Callable[[Path], None], name: str
+    root: Path, replace_file: Callable[[Path], None], name: str
 ) -> None:
-    put_in_place(root / name)
+    replace_file(root / name)
     assert Walk(str(root), Rules()).run([Subtree()]).paths == ["folder/deep/file.txt"]
 
 
 @pytest.mark.parametrize("name", ["info/exclude", "HEAD", "config", "index", "packed-refs", "shallow"])
 def test_a_git_file_that_is_no_file_does_not_hang(
-    root: Path, put_in_place: Callable[[Path], None], name: str, driftline: Callable[..., Any]
+    root: Path, replace_file: Callable[[Path], None], name: str, driftline: Callable[..., Any]
 ) -> None:
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run(["git", *IDENTITY, *command], cwd=root, check=True)
-    put_in_place(root / ".git" / name)
+    replace_file(root / ".git" / name)
     find_work_tree(str(root))
     ran = driftline("index", root, "--workspace", root.parent / "ws", "--indexes", "none", "--json")
     assert (ran.code, ran.json["sources"][0]["new"]) == (0, 1)

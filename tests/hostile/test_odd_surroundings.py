@@ -54,12 +54,12 @@ PRINTING = ("index", "search", "status", "grep", "runs", "web")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def location(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an index of one document."""
-    place = tmp_path_factory.mktemp("place")
-    (place / "größe.txt").write_text("the heron lands, größe\n")
-    assert run(["index", "."], place).returncode == 0
-    return place
+    location = tmp_path_factory.mktemp("location")
+    (location / "größe.txt").write_text("the heron lands, größe\n")
+    assert run(["index", "."], location).returncode == 0
+    return location
 
 
 def run(
@@ -159,14 +159,14 @@ RESTARTED = "an ASCII file system"
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_every_command_ends_clearly_with(condition: str, place: Path, tmp_path: Path) -> None:
+def test_every_command_ends_clearly_with(condition: str, location: Path, tmp_path: Path) -> None:
     options = CONDITIONS[condition]
     names = [*LINES] if condition in ("full", "closed") else PRINTING
     if condition == RESTARTED:
         with ThreadPoolExecutor(4) as pool:
-            ended = dict(zip(names, pool.map(lambda name: run(LINES[name], place, **options), names), strict=True))
+            ended = dict(zip(names, pool.map(lambda name: run(LINES[name], location, **options), names), strict=True))
     else:
-        ended = run_each(names, place, tmp_path / "results", **options)
+        ended = run_each(names, location, tmp_path / "results", **options)
     for name, each in ended.items():
         check_end(name, each, (0, 1, 2, 3))
         if condition in ("full", "closed") and name not in QUIET:
@@ -198,7 +198,7 @@ def test_a_name_that_is_not_utf8_can_be_grepped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"LC_ALL": "POSIX"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
 )
-def test_a_query_means_the_same_in_any_locale(place: Path, options: dict[str, str]) -> None:
-    ended = run(["search", "größe", "--mode", "text", "--path", "größe.txt", "--json"], place, **options)
+def test_a_query_means_the_same_in_any_locale(location: Path, options: dict[str, str]) -> None:
+    ended = run(["search", "größe", "--mode", "text", "--path", "größe.txt", "--json"], location, **options)
     check_end("search", ended, (0,))
     assert b"the heron lands" in ended.stdout

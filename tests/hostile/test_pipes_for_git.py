@@ -17,7 +17,7 @@ from driftline.storage.sources.isolation import find_repository, run
 Driftline = Callable[..., Any]
 
 IDENTITY = ("-c", "user.name=test", "-c", "user.email=test@localhost")
-PLACES = (
+LOCATIONS = (
     *(".gitignore", ".gitattributes", ".driftlineignore", ".gitmodules", ".git/info/exclude", ".git/info/attributes"),
     *("above/.gitignore", "above/.gitattributes", "above/source/.gitignore", "above/source/.gitattributes"),
     *("above/source/new/.gitignore", "beside/.gitignore", ".git/refs/heads/main", ".git/objects/info/alternates"),
@@ -49,15 +49,15 @@ def put_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("location", LOCATIONS)
 def test_a_pipe_that_git_would_read_holds_no_command_up(
-    root: Path, tmp_path: Path, driftline: Driftline, place: str, monkeypatch: pytest.MonkeyPatch
+    root: Path, tmp_path: Path, driftline: Driftline, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "_ASLEEP_SECONDS", 0.5)
     monkeypatch.setattr(isolation, "_TIMEOUT_SECONDS", 10_000)  # longer than pytest waits
-    if place == "../home/.config/git/ignore":
+    if location == "../home/.config/git/ignore":
         (tmp_path / "home/.gitconfig").unlink()
-    put_pipe(root / place)
+    put_pipe(root / location)
     source = root / "above/source"
     for command in ("index", "ci", "grep"):
         at = ("heron", source) if command == "grep" else (source, "--workspace", tmp_path / command)

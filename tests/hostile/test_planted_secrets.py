@@ -96,11 +96,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def workspace(tree: Path, tiny_model: Path) -> Path:
-    place = tree.parent / "ws"
-    (report,) = dl.index(str(tree), workspace=str(place), model=str(tiny_model)).sources
+    location = tree.parent / "ws"
+    (report,) = dl.index(str(tree), workspace=str(location), model=str(tiny_model)).sources
     assert set(report.redacted) == {rule.name for rule in KNOWN}
     assert all(count >= 8 for count in report.redacted.values())  # in each file
-    return place
+    return location
 
 
 def test_nothing_of_them_is_stored(workspace: Path) -> None:
@@ -151,12 +151,12 @@ def test_a_changed_document_is_judged_by_its_redacted_lines(tmp_path: Path, tiny
 def test_the_server_shows_none(workspace: Path) -> None:
     reader = Reader(Workspace.open(str(workspace)).reread)
     reader.warm()
-    with serving(web_server(reader, "127.0.0.1", 0)) as place:
+    with serving(web_server(reader, "127.0.0.1", 0)) as location:
         targets = [f"/d/{SOURCE}/{name}" for name in ("notes.md", "settings.py", "heron.1.gz", "nb.ipynb")]
         targets += ["/?q=deploy+heron", "/?q=heron&fixed=heron", "/index", "/metrics"]
         targets += ["/api/v1/search?q=deploy+heron&top_k=50&n_lines=9", "/api/v1/search?q=x&fixed=heron&top_k=50"]
         targets += [f"/api/v1/excerpt?path=notes.md&line={line}&n_lines=30&source={SOURCE}" for line in (20, 50)]
-        answers = {target: ask(place, target) for target in targets}
+        answers = {target: ask(location, target) for target in targets}
     assert {target: answer.body[:300] for target, answer in answers.items() if answer.status != 200} == {}
     assert {
         target: leaked(answer.body, SECRETS) for target, answer in answers.items() if leaked(answer.body, SECRETS)
@@ -187,17 +187,17 @@ def test_another_mode_reads_the_documents_again_and_only_once(
     tmp_path: Path, tiny_model: Path, driftline: Driftline, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="driftline")
-    root, place = plant(tmp_path / "tree"), tmp_path / "ws"
+    root, location = plant(tmp_path / "tree"), tmp_path / "ws"
 
     def run(*options: str) -> dict[str, Any]:
-        more = ("--model", tiny_model) if not place.exists() else ()
-        report = driftline("index", root, "--workspace", place, "--json", *more, *options).json
+        more = ("--model", tiny_model) if not location.exists() else ()
+        report = driftline("index", root, "--workspace", location, "--json", *more, *options).json
         source: dict[str, Any] = report["sources"][0]
         return source
 
     assert run("--redact", "off")["redacted"] == {}
     with pytest.raises(AssertionError):
-        check_stored(place, SECRETS)
+        check_stored(location, SECRETS)
     assert run()["changed"] == 0  # a source keeps its mode
     known = run("--redact", "known")
     assert (known["changed"], len(known["redacted"])) == (8, len(KNOWN))
@@ -206,9 +206,9 @@ def test_another_mode_reads_the_documents_again_and_only_once(
     again = run()
     assert (again["changed"], again["bytes_read"], again["redacted"]) == (0, 0, {})
     # Superseded versions keep the text of earlier modes until maintenance removes them.
-    assert driftline("compact", "--workspace", place, "--retention-seconds", "0", "--max-deltas", "0").code == 0
-    assert driftline("cleanup", "--workspace", place, "--max-age-seconds", "0", "--delete").code == 0
-    check_stored(place, ALL)
+    assert driftline("compact", "--workspace", location, "--retention-seconds", "0", "--max-deltas", "0").code == 0
+    assert driftline("cleanup", "--workspace", location, "--max-age-seconds", "0", "--delete").code == 0
+    check_stored(location, ALL)
     assert leaked(caplog.text, ALL) == []
 
 
@@ -227,16 +227,16 @@ KEY = f"-----BEGIN RSA {'PRIVATE'} KEY-----\n{'MIIEowIBAAKCAQEA' * 4}\n-----END 
 
 
 def test_nothing_of_them_is_stored_in_memory(tmp_path: Path, tiny_model: Path, driftline: Driftline) -> None:
-    place, embedder = tmp_path / "ws", WordTableEmbedder.open(str(tiny_model))
-    with dl.MemoryStore(str(place), embedder=lambda: embedder) as store:
+    location, embedder = tmp_path / "ws", WordTableEmbedder.open(str(tiny_model))
+    with dl.MemoryStore(str(location), embedder=lambda: embedder) as store:
         for at, line in enumerate(LINES):
             store.store(f"small-{at}", line, "org:acme", {"note": line, "heron": [line]})
             store.store(f"large-{at}", {"text": [line, {line: 1}, "egret " * 500]}, "org:acme/project:web")
         store.store("small-0", {"again": LINES[1]}, "org:acme", MappingProxyType({"note": LINES[1]}))
         store.store("key", f"heron\n{KEY}\negret", "org:acme")
         shown = [repr(store.search_memory("heron egret", top_k=200))]
-    check_stored(place, [*SECRETS, "MIIEowIBAAKCAQEA"])
-    where = ("--workspace", place, "--json")
+    check_stored(location, [*SECRETS, "MIIEowIBAAKCAQEA"])
+    where = ("--workspace", location, "--json")
     shown += [driftline("memory", "get", key, *where).out for key in ("small-3", "large-3", "key")]
     assert all("[redacted:" in each for each in shown)
     assert "heron\\n[redacted:private-key]\\negret" in shown[3]

@@ -70,7 +70,7 @@ def watch() -> Iterator[Watch]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch, tiny_model: Path) -> Path:
+def location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch, tiny_model: Path) -> Path:
     """The current folder, with a source, and nothing of the outside world to connect to."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "DRIFTLINE_", "LTM_", "GOOGLE_", "AZURE_"))]:
         monkeypatch.delenv(name)
@@ -91,61 +91,61 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch, tiny_mo
     return folder
 
 
-def expect_unseen(place: Path, watch: Watch, *outputs: object) -> None:
+def expect_unseen(location: Path, watch: Watch, *outputs: object) -> None:
     """No output, no record of a log, no name and no byte of a file has the secret."""
     for output in outputs:
         assert SECRET not in str(output)
     assert SECRET not in watch.text
-    for path in place.parent.rglob("*"):
+    for path in location.parent.rglob("*"):
         assert SECRET not in str(path)
         if path.is_file() and path.suffix not in (".toml", ".yaml") and "/.git/" not in str(path):
             assert SECRET.encode() not in path.read_bytes(), path
 
 
 @pytest.mark.parametrize("uri", URIS)
-def test_uris_of_sources(place: Path, watch: Watch, driftline: Driftline, uri: str, tiny_model: Path) -> None:
-    index = ("index", "docs", uri, "--workspace", place / "ws", "--model", tiny_model)
+def test_uris_of_sources(location: Path, watch: Watch, driftline: Driftline, uri: str, tiny_model: Path) -> None:
+    index = ("index", "docs", uri, "--workspace", location / "ws", "--model", tiny_model)
     ran = [driftline(*index), driftline(*index, "--entity", "source:docs", "--json"), driftline("index", uri)]
     for command in (["search", "needle", "--dir", uri], ["search", "needle", "--path", uri], ["remove", uri]):
-        ran.append(driftline(*command, "--workspace", place / "ws"))
-        ran.append(driftline(*command, "--workspace", place / "ws", "--json"))
+        ran.append(driftline(*command, "--workspace", location / "ws"))
+        ran.append(driftline(*command, "--workspace", location / "ws", "--json"))
     ran.append(driftline("grep", "needle", uri))
     shown = (["runs"], ["status"], ["sources"], ["report", "--out", "report.html"])
-    ran += [driftline(*command, "--workspace", place / "ws") for command in shown]
-    ran.append(driftline("--log-json", "index", uri, "--workspace", place / "ws"))
-    expect_unseen(place, watch, *ran)
+    ran += [driftline(*command, "--workspace", location / "ws") for command in shown]
+    ran.append(driftline("--log-json", "index", uri, "--workspace", location / "ws"))
+    expect_unseen(location, watch, *ran)
 
 
 @pytest.mark.parametrize("uri", URIS)
-def test_uris_of_sources_in_python_and_actions(place: Path, watch: Watch, uri: str, tiny_model: Path) -> None:
+def test_uris_of_sources_in_python_and_actions(location: Path, watch: Watch, uri: str, tiny_model: Path) -> None:
     with pytest.raises(dl.DriftlineError) as failure:
-        dl.index(uri, workspace=str(place / "ws"), model=str(tiny_model))
+        dl.index(uri, workspace=str(location / "ws"), model=str(tiny_model))
     actions: dict[str, Any] = {}
     register_actions(actions)
-    workspace = str(place / "ws")
+    workspace = str(location / "ws")
     answers = [
         actions["search.workspace_index"](state={}, workspace=workspace, paths=[uri]),
         actions["search.workspace_search"](state={}, workspace=workspace, query="needle", paths=[uri]),
         actions["search.workspace_remove"](state={}, workspace=workspace, paths=[uri]),
         actions["search.semantic"](state={}, query="needle", files=[uri]),
     ]
-    expect_unseen(place, watch, failure.value, pickle.loads(pickle.dumps(failure.value)), *answers)
+    expect_unseen(location, watch, failure.value, pickle.loads(pickle.dumps(failure.value)), *answers)
 
 
 @pytest.mark.parametrize("uri", URIS)
-def test_uris_of_workspaces(place: Path, watch: Watch, driftline: Driftline, uri: str, tiny_model: Path) -> None:
+def test_uris_of_workspaces(location: Path, watch: Watch, driftline: Driftline, uri: str, tiny_model: Path) -> None:
     ran = [driftline("index", "docs", "--workspace", uri, "--model", tiny_model)]
     for command in (["search", "needle"], ["status"], ["verify"], ["cleanup"], ["memory", "get", "key"], ["mcp"]):
         ran.append(driftline(*command, "--workspace", uri))
         ran.append(driftline(*command, "--workspace", uri, "--json"))
     with pytest.raises(dl.DriftlineError) as failure:
         dl.open(uri)
-    expect_unseen(place, watch, failure.value, *ran)
+    expect_unseen(location, watch, failure.value, *ran)
 
 
 @pytest.mark.parametrize("uri", URIS)
 def test_uris_in_the_configuration(
-    place: Path, watch: Watch, driftline: Driftline, uri: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    location: Path, watch: Watch, driftline: Driftline, uri: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRIFTLINE_CONFIG", "driftline.toml")
     ran = []
@@ -153,21 +153,21 @@ def test_uris_in_the_configuration(
         f'workspace = "ws"\nmodel = "{tiny_model}"\n[[sources]]\nuri = "{uri}"\nentity = "source:x"\n',
         f'workspace = "{uri}"\nmodel = "{tiny_model}"\n[[sources]]\nuri = "docs"\n',
     ):
-        (place / "driftline.toml").write_text(text)
+        (location / "driftline.toml").write_text(text)
         commands = (["index", "--all"], ["search", "needle"], ["status"], ["trust"], ["ci", "docs"])
         ran += [driftline(*command) for command in commands]
-    expect_unseen(place, watch, *ran)
+    expect_unseen(location, watch, *ran)
 
 
 @pytest.mark.parametrize("url", DATABASES)
 def test_urls_of_catalogs(
-    place: Path, watch: Watch, driftline: Driftline, url: str, monkeypatch: pytest.MonkeyPatch
+    location: Path, watch: Watch, driftline: Driftline, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with MemoryStore(str(place / "ws"), catalog_url=f"sqlite:///{place}/catalog.sqlite") as store:
+    with MemoryStore(str(location / "ws"), catalog_url=f"sqlite:///{location}/catalog.sqlite") as store:
         store.store("key", "value", "org:acme")
-    monkeypatch.setenv("DRIFTLINE_WORKSPACE", str(place / "ws"))
+    monkeypatch.setenv("DRIFTLINE_WORKSPACE", str(location / "ws"))
     ran = []
-    (place / "settings.yaml").write_text(f'settings: {{ltm: {{catalog: {{url: "{url}"}}}}}}\n')
+    (location / "settings.yaml").write_text(f'settings: {{ltm: {{catalog: {{url: "{url}"}}}}}}\n')
     for variable, value in (("DATABASE_URL", url), ("LTM_CONFIG", "settings.yaml")):
         monkeypatch.setenv(variable, value)
         for command in (["memory", "get", "key"], ["memory", "restore", "--elsewhere"], ["memory", "adopt"]):
@@ -177,30 +177,30 @@ def test_urls_of_catalogs(
         ran += [driftline(*command, "--json") for command in upkeep]
         monkeypatch.delenv(variable)
     with pytest.raises(dl.DriftlineError) as failure:
-        MemoryStore(str(place / "ws"), catalog_url=url)
-    expect_unseen(place, watch, failure.value, *ran)
+        MemoryStore(str(location / "ws"), catalog_url=url)
+    expect_unseen(location, watch, failure.value, *ran)
 
 
-def test_storage_options(place: Path, watch: Watch, tiny_model: Path, driftline: Driftline) -> None:
+def test_storage_options(location: Path, watch: Watch, tiny_model: Path, driftline: Driftline) -> None:
     options = {"aws_secret_access_key": SECRET, "aws_access_key_id": SECRET, "aws_region": "us-east-1"}
     with pytest.raises(dl.DriftlineError) as failure:
-        dl.index("s3://bucket/docs", workspace=str(place / "ws"), model=str(tiny_model), storage_options=options)
-    dl.index(str(place / "docs"), workspace=str(place / "ws"), model=str(tiny_model), storage_options=options)
-    workspace = dl.open(str(place / "ws"), options)
-    expect_unseen(place, watch, failure.value, repr(workspace), driftline("runs", "--workspace", place / "ws"))
+        dl.index("s3://bucket/docs", workspace=str(location / "ws"), model=str(tiny_model), storage_options=options)
+    dl.index(str(location / "docs"), workspace=str(location / "ws"), model=str(tiny_model), storage_options=options)
+    workspace = dl.open(str(location / "ws"), options)
+    expect_unseen(location, watch, failure.value, repr(workspace), driftline("runs", "--workspace", location / "ws"))
 
 
-def test_the_origin_of_a_repository(place: Path, watch: Watch, tiny_model: Path, driftline: Driftline) -> None:
+def test_the_origin_of_a_repository(location: Path, watch: Watch, tiny_model: Path, driftline: Driftline) -> None:
     def git(*arguments: str) -> None:
-        subprocess.run(["git", "-C", str(place / "docs"), *arguments], check=True, capture_output=True)
+        subprocess.run(["git", "-C", str(location / "docs"), *arguments], check=True, capture_output=True)
 
     git("init", "-q")
     git("remote", "add", "origin", f"https://user:{SECRET}@example.org/team/repository.git?private_token={SECRET}")
-    indexed = driftline("index", "docs", "--workspace", place / "ws", "--model", tiny_model)
+    indexed = driftline("index", "docs", "--workspace", location / "ws", "--model", tiny_model)
     assert indexed.code == 0
-    (record,) = (place / "ws").rglob("_source.json")
+    (record,) = (location / "ws").rglob("_source.json")
     assert json.loads(record.read_text())["origin"] == "https://example.org/team/repository.git"
-    expect_unseen(place, watch, indexed)
+    expect_unseen(location, watch, indexed)
 
 
 @pytest.mark.parametrize(

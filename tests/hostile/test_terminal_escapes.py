@@ -79,8 +79,8 @@ def test_no_command_prints_a_control_character(driftline: Driftline, tmp_path: P
     (tmp_path / "workspace" / f"foreign{ESCAPE}").write_text("x")
     shown = {}
     for command in COMMANDS:
-        with_place = command[0] in ("grep", f"command{ESCAPE}") or "--workspace" in command
-        done = driftline(*command, *(() if with_place else at))
+        with_location = command[0] in ("grep", f"command{ESCAPE}") or "--workspace" in command
+        done = driftline(*command, *(() if with_location else at))
         text = done.out + done.err
         assert text, command
         if found := FORBIDDEN & set(text):

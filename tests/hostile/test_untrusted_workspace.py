@@ -63,7 +63,7 @@ def server() -> Iterator[Server]:
 def unpacked(
     tmp_path: Path, driftline: Driftline, server: Server, monkeypatch: pytest.MonkeyPatch, tiny_model: Path
 ) -> Path:
-    """The current folder, with a workspace in it that says what ``name_place`` makes it say."""
+    """The current folder, with a workspace in it that says what ``configure`` makes it say."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "the-key-of-the-build")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret-of-the-build")
@@ -82,12 +82,12 @@ def unpacked(
     return workspace
 
 
-def name_place(workspace: Path, uri: str) -> None:
+def configure(workspace: Path, uri: str) -> None:
     (record,) = workspace.rglob("_source.json")
     record.write_text(json.dumps({**json.loads(record.read_text()), "uri": uri}))
 
 
-def places(server: Server) -> list[str]:
+def locations(server: Server) -> list[str]:
     return [f"http://{server.address}/docs", "s3://bucket/docs", f"simplecache::http://{server.address}/docs"]
 
 
@@ -105,8 +105,8 @@ def call(workspace: Path, tool: str, **arguments: Any) -> None:
 def test_no_door_contacts_what_only_the_workspace_names(
     unpacked: Path, server: Server, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for uri in places(server):
-        name_place(unpacked, uri)
+    for uri in locations(server):
+        configure(unpacked, uri)
         found = driftline("search", "needle", "--json").json["results"][0]
         assert (found["text"], found["freshness"]) == ("the needle of the haystack", None)
         assert driftline("search", "needle", "--workspace", unpacked, "--n-lines", "0", "--json").code == 0
@@ -129,7 +129,7 @@ def test_what_the_caller_names_is_read(
     unpacked: Path, server: Server, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = f"http://{server.address}/docs"
-    name_place(unpacked, uri)
+    configure(unpacked, uri)
     workspace = dl.open(str(unpacked), sources=[uri]).storage
     assert dl.search(workspace, "needle", n_lines=2).results[0].context[4] == "***"  # no line of the index
     assert server.requests == ["/docs/a.txt"]
@@ -149,25 +149,23 @@ def test_a_workspace_that_was_found_reads_no_local_files_outside_of_its_folder(
     outside.mkdir()
     (outside / "a.txt").write_text(TEXT)
     for uri in (str(outside), "/", f"{unpacked.parent}/../outside"):
-        name_place(unpacked, uri)
+        configure(unpacked, uri)
         assert driftline("search", "needle", "--json").json["results"][0]["freshness"] is None
-    name_place(unpacked, str(outside))
+    configure(unpacked, str(outside))
     named = driftline("search", "needle", "--workspace", unpacked, "--json").json["results"][0]
     assert named["freshness"] == "fresh"
     inside = unpacked.parent / "docs"
     inside.mkdir()
     (inside / "a.txt").write_text(TEXT)
-    name_place(unpacked, str(inside))
+    configure(unpacked, str(inside))
     assert driftline("search", "needle", "--json").json["results"][0]["freshness"] == "fresh"
 
 
-def test_pipes_and_links_in_the_place_of_files_are_not_read(
-    unpacked: Path, driftline: Driftline, tmp_path: Path
-) -> None:
+def test_pipes_and_links_that_replace_files_are_not_read(unpacked: Path, driftline: Driftline, tmp_path: Path) -> None:
     inside, secret = unpacked.parent / "docs", tmp_path / "secret"
     inside.mkdir()
     secret.write_text(TEXT)
-    name_place(unpacked, str(inside))
+    configure(unpacked, str(inside))
     os.mkfifo(inside / "a.txt")
     assert driftline("search", "needle", "--json").json["results"][0]["freshness"] in (None, "gone")
     (inside / "a.txt").unlink()

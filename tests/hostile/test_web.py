@@ -223,12 +223,12 @@ def test_a_document_page_says_that_the_file_has_changed(server: WebServer, tree:
 
 
 def test_only_own_names_and_origins_are_answered(server: WebServer) -> None:
-    place = urlsplit(server.url).netloc
+    address = urlsplit(server.url).netloc
     for target in ("/", "/healthz", "/readyz", "/static/style.css", "/d/source:a/b", "/index", "/api/v1/status"):
-        assert ask(server, target, Host=place, Origin=f"http://{place}")[0].status in (200, 400, 404)
-        for name in ("evil.com", f"{place}.evil.com", "localhost", f"x@{place}"):
+        assert ask(server, target, Host=address, Origin=f"http://{address}")[0].status in (200, 400, 404)
+        for name in ("evil.com", f"{address}.evil.com", "localhost", f"x@{address}"):
             assert ask(server, target, Host=name)[0].status == 421
-        for origin in ("http://evil.com", "null", f"https://{place}", f"http://{place}.evil.com"):
+        for origin in ("http://evil.com", "null", f"https://{address}", f"http://{address}.evil.com"):
             assert ask(server, target, Origin=origin)[0].status == 403
 
 

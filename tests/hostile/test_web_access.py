@@ -52,7 +52,7 @@ PROTECTED = (
 class Site:
     """A workspace of three projects with memory, and the server that asks for tokens."""
 
-    place: str
+    address: str
     workspace: Workspace
     tokens: KnownTokens
 
@@ -67,7 +67,7 @@ class Site:
         self.tokens._tried_at = -authenticating.STALE_SECONDS
 
     def ask(self, target: str, **options: str) -> Answer:
-        return ask(self.place, target, **options)
+        return ask(self.address, target, **options)
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +91,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
     recalled = Memory(workspace, load_memory_configuration(environ={}, embedding=model))
     reader = Reader(workspace.reread, lambda: recalled)
     exposure = Exposure(authentication=Authentication(known))
-    with serving(web_server(reader, "127.0.0.1", 0, exposure, Tools(reader))) as place:
-        yield Site(place, workspace, known)
+    with serving(web_server(reader, "127.0.0.1", 0, exposure, Tools(reader))) as address:
+        yield Site(address, workspace, known)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_a_bound_token_sees_its_project(site: Site, bound: str) -> None:
 def test_an_mcp_client_sees_what_its_token_sees(site: Site, bound: str) -> None:
     async def talk() -> tuple[set[str], Any]:
         async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {bound}"}) as sender:
-            transport = streamable_http_client(f"http://{site.place}/mcp", http_client=sender)
+            transport = streamable_http_client(f"http://{site.address}/mcp", http_client=sender)
             async with Client(transport, read_timeout_seconds=PATIENCE_SECONDS) as client:
                 tools = {tool.name for tool in (await client.list_tools()).tools}
                 return tools, await client.call_tool("search_lines", {"query": "lease", "mode": "text"})
@@ -305,12 +305,12 @@ def test_a_large_body_is_refused(site: Site, bound: str) -> None:
 def test_each_token_has_its_rate(site: Site, bound: str) -> None:
     other = site.token("search")
     exposure = Exposure(authentication=Authentication(site.tokens), rate_limit=RateLimit(0.01, burst=3))
-    with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as place:
-        answers = [ask(place, "/api/v1/sources", token=bound) for _ in range(4)]
+    with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as address:
+        answers = [ask(address, "/api/v1/sources", token=bound) for _ in range(4)]
         assert [answer.status for answer in answers] == [200, 200, 200, 429]
         assert 0 < int(answers[-1].headers["retry-after"]) <= 100
-        assert ask(place, "/api/v1/sources", token=other).status == 200
-        assert ask(place, "/healthz").status == 200
+        assert ask(address, "/api/v1/sources", token=other).status == 200
+        assert ask(address, "/healthz").status == 200
 
 
 def test_scripts_of_a_named_origin_read_the_api_with_a_token_and_nothing_else(site: Site, bound: str) -> None:
@@ -318,15 +318,15 @@ def test_scripts_of_a_named_origin_read_the_api_with_a_token_and_nothing_else(si
     exposure = Exposure(authentication=Authentication(site.tokens), cors_origins=[named])
     preflight = {"method": "OPTIONS", "Access_Control_Request_Method": "GET", "Access_Control_Request_Headers": "x"}
     allowed = "access-control-allow-origin"
-    with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as place:
-        asked = ask(place, "/api/v1/status", Origin=named, **preflight)
+    with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as address:
+        asked = ask(address, "/api/v1/status", Origin=named, **preflight)
         assert (asked.status, asked.headers[allowed], asked.body) == (204, named, "")
         assert "Authorization" in asked.headers["access-control-allow-headers"]
-        answer = ask(place, "/api/v1/status", token=bound, Origin=named)
+        answer = ask(address, "/api/v1/status", token=bound, Origin=named)
         assert (answer.status, answer.headers[allowed]) == (200, named)
         assert "Origin" in answer.headers["vary"]
         assert "access-control-allow-credentials" not in answer.headers  # the cookie of people stays out of it
-        assert ask(place, "/api/v1/status", Origin=named).status == 401
+        assert ask(address, "/api/v1/status", Origin=named).status == 401
         for target, options in (
             ("/api/v1/status", {"Origin": other, **preflight}),
             ("/api/v1/status", {"Origin": other, "token": bound}),
@@ -335,7 +335,7 @@ def test_scripts_of_a_named_origin_read_the_api_with_a_token_and_nothing_else(si
             ("/mcp", {"Origin": named, "token": bound, "method": "POST"}),
             ("/sign-in", {"Origin": named, "method": "POST"}),
         ):
-            refused = ask(place, target, **options)
+            refused = ask(address, target, **options)
             assert refused.status in (403, 421), target
             assert allowed not in refused.headers
     assert allowed not in site.ask("/api/v1/status", token=bound).headers
@@ -350,25 +350,25 @@ def test_only_the_trusted_proxy_vouches_for_users(site: Site, network: str, stat
     proxy = TrustedProxy("X-Forwarded-User", [ip_network(network)])
     within = boundary_in(site.workspace, OWN)
     exposure = Exposure(names=["search.example"], authentication=Authentication(site.tokens, proxy, within))
-    with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as place:
+    with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as address:
         named = {"Host": "search.example", "X_Forwarded_User": "alice"}
-        answer = ask(place, "/api/v1/sources", **named)
+        answer = ask(address, "/api/v1/sources", **named)
         assert answer.status == status
         assert "secret" not in answer.body
-        assert ask(place, "/api/v1/sources", Host="search.example").status == 401
-        assert ask(place, "/api/v1/sources", **{**named, "X_Forwarded_User": " "}).status == 401
-        assert ask(place, "/healthz", Host="search.example", Origin="https://search.example").status == 200
-        assert ask(place, "/healthz", Host="evil.example").status == 421
+        assert ask(address, "/api/v1/sources", Host="search.example").status == 401
+        assert ask(address, "/api/v1/sources", **{**named, "X_Forwarded_User": " "}).status == 401
+        assert ask(address, "/healthz", Host="search.example", Origin="https://search.example").status == 200
+        assert ask(address, "/healthz", Host="evil.example").status == 421
 
 
 def test_the_boundary_of_the_server_holds_for_every_token(site: Site, bound: str) -> None:
     everything, beyond = site.token("search"), site.token("search", within=FOREIGN["secretx"])
     exposure = Exposure(authentication=Authentication(site.tokens, within=boundary_in(site.workspace, OWN)))
-    with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as place:
+    with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as address:
         for token in (bound, everything):
-            (source,) = json.loads(ask(place, "/api/v1/sources", token=token).body)["sources"]
+            (source,) = json.loads(ask(address, "/api/v1/sources", token=token).body)["sources"]
             assert source["entity"].startswith(OWN)
-        assert ask(place, "/api/v1/sources", token=beyond).status == 401
+        assert ask(address, "/api/v1/sources", token=beyond).status == 401
 
 
 def test_tokens_that_cannot_be_read_are_believed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

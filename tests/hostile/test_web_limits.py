@@ -63,7 +63,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Wor
     (folder / "tree/notes.md").write_text("who renews the lease\n")
     (folder / "tree/long.md").write_text("".join(f"line {number} of a long document\n" for number in range(2_000)))
     for name in ODD_NAMES:
-        (folder / "tree" / name).write_text("what stands in an odd place\n")
+        (folder / "tree" / name).write_text("what stands in an odd file\n")
     dl.index(str(folder / "tree"), workspace=str(folder / "ws"), model=str(tiny_model), executor="inline")
     return Workspace.open(str(folder / "ws"))
 
@@ -73,13 +73,13 @@ def server(workspace: Workspace, exposure: Exposure | None = None) -> WebServer:
 
 
 @pytest.fixture
-def place(workspace: Workspace) -> Iterator[str]:
-    with serving(server(workspace)) as place:
-        yield place
+def address(workspace: Workspace) -> Iterator[str]:
+    with serving(server(workspace)) as address:
+        yield address
 
 
-def connected(place: str) -> socket.socket:
-    host, _, port = place.rpartition(":")
+def connected(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS)
 
 
@@ -95,16 +95,16 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def refuses(place: str) -> bool:
+def refuses(address: str) -> bool:
     """Whether the server closes a new connection at once; one that it holds stays open for longer."""
-    with connected(place) as connection:
+    with connected(address) as connection:
         connection.settimeout(0.5)
         return is_closed(connection)
 
 
-def is_healthy(place: str) -> bool:
+def is_healthy(address: str) -> bool:
     try:
-        return ask(place, "/healthz").status == 200
+        return ask(address, "/healthz").status == 200
     except (OSError, http.client.HTTPException):
         return False
 
@@ -142,19 +142,19 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def test_tls_serves_those_who_trust_the_certificate(workspace: Workspace, certificate: tuple[str, str]) -> None:
     made = server(workspace, Exposure(certificate=certificate[0], key=certificate[1]))
     assert made.url.startswith("https://")
-    with serving(made) as place:
+    with serving(made) as address:
         trusting = ssl.create_default_context(cafile=certificate[0])
-        connection = http.client.HTTPSConnection(place, timeout=PATIENCE_SECONDS, context=trusting)
+        connection = http.client.HTTPSConnection(address, timeout=PATIENCE_SECONDS, context=trusting)
         connection.request("GET", "/api/v1/search?q=lease&path=notes.md")
         answer = connection.getresponse()
         assert (answer.status, len(json.loads(answer.read())["results"])) == (200, 1)
         connection.close()
         with pytest.raises(ssl.SSLCertVerificationError):
-            http.client.HTTPSConnection(place, timeout=PATIENCE_SECONDS, context=ssl.create_default_context()).request(
-                "GET", "/"
-            )
+            http.client.HTTPSConnection(
+                address, timeout=PATIENCE_SECONDS, context=ssl.create_default_context()
+            ).request("GET", "/")
         with pytest.raises((http.client.HTTPException, OSError)):
-            ask(place, "/")  # in plain text
+            ask(address, "/")  # in plain text
 
 
 def test_a_certificate_without_its_key_is_refused(workspace: Workspace, certificate: tuple[str, str]) -> None:
@@ -163,32 +163,32 @@ def test_a_certificate_without_its_key_is_refused(workspace: Workspace, certific
 
 
 def test_a_request_that_does_not_arrive_is_dropped(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch, serving(server(workspace)) as place:
+    with monkeypatch.context() as patch, serving(server(workspace)) as address:
         patch.setattr(http_server, "REQUEST_SECONDS", 0.5)
         for sent in (
             b"",
             b"GET /api/v1/search?q=lea",
-            f"GET / HTTP/1.1\r\nHost: {place}\r\nX-Slow: ".encode(),
-            f"POST /sign-in HTTP/1.1\r\nHost: {place}\r\nContent-Length: 100\r\n\r\nnext".encode(),
+            f"GET / HTTP/1.1\r\nHost: {address}\r\nX-Slow: ".encode(),
+            f"POST /sign-in HTTP/1.1\r\nHost: {address}\r\nContent-Length: 100\r\n\r\nnext".encode(),
         ):
-            with connected(place) as connection:
+            with connected(address) as connection:
                 connection.sendall(sent)
                 assert is_closed(connection), sent
         patch.undo()
-        assert ask(place, "/healthz").status == 200
+        assert ask(address, "/healthz").status == 200
 
 
 def test_only_so_many_connections_are_held(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 3)
     made = server(workspace)
-    with serving(made) as place:
-        held = [connected(place) for _ in range(5)]
+    with serving(made) as address:
+        held = [connected(address) for _ in range(5)]
         assert [is_closed(each) for each in held[:2]] == [True, True]
         assert len(made.server.server_state.connections) == 3
         for each in held:
             each.close()
         until(lambda: not made.server.server_state.connections)
-        assert ask(place, "/healthz").status == 200
+        assert ask(address, "/healthz").status == 200
 
 
 def test_connections_whose_request_is_being_answered_are_kept(
@@ -202,38 +202,38 @@ def test_connections_whose_request_is_being_answered_are_kept(
         go_on.wait(PATIENCE_SECONDS)
         return workspace.reread()
 
-    with serving(web_server(Reader(slow), "127.0.0.1", 0)) as place, ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(ask, place, "/api/v1/status") for _ in range(2)]
+    with serving(web_server(Reader(slow), "127.0.0.1", 0)) as address, ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(ask, address, "/api/v1/status") for _ in range(2)]
         assert all(asked.acquire(timeout=PATIENCE_SECONDS) for _ in answers)
-        with connected(place) as connection:
+        with connected(address) as connection:
             assert is_closed(connection)
         go_on.set()
         assert [answer.result().status for answer in answers] == [200, 200]
 
 
-def test_a_large_head_or_body_is_refused(place: str) -> None:
-    with connected(place) as connection:
+def test_a_large_head_or_body_is_refused(address: str) -> None:
+    with connected(address) as connection:
         connection.sendall(
-            f"POST /sign-in HTTP/1.1\r\nHost: {place}\r\nContent-Length: {MAX_BODY_BYTES + 1}\r\n\r\n".encode()
+            f"POST /sign-in HTTP/1.1\r\nHost: {address}\r\nContent-Length: {MAX_BODY_BYTES + 1}\r\n\r\n".encode()
         )
         assert connection.recv(65_536).startswith(b"HTTP/1.1 413")
-    with connected(place) as connection:
-        assert is_refused(connection, [f"GET / HTTP/1.1\r\nHost: {place}\r\nX: ".encode(), b"x" * MAX_HEAD_BYTES * 2])
-    with connected(place) as connection:  # announces no length
-        head = f"POST /sign-in HTTP/1.1\r\nHost: {place}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    with connected(address) as connection:
+        assert is_refused(connection, [f"GET / HTTP/1.1\r\nHost: {address}\r\nX: ".encode(), b"x" * MAX_HEAD_BYTES * 2])
+    with connected(address) as connection:  # announces no length
+        head = f"POST /sign-in HTTP/1.1\r\nHost: {address}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
         assert is_refused(connection, [head, *[chunk] * (MAX_BODY_BYTES // 0x10000 + 4), b"0\r\n\r\n"])
-    assert ask(place, "/healthz").status == 200
+    assert ask(address, "/healthz").status == 200
 
 
-def test_parameters_have_limits_that_errors_name(place: str) -> None:
+def test_parameters_have_limits_that_errors_name(address: str) -> None:
     for target, limit in (
         (f"q={'x' * (MAX_QUERY_CHARACTERS + 1)}", "2000"),
         ("q=x&" + "&".join(["ext=py"] * (MAX_SERVED_NAMES + 1)), "100"),
         ("q=x&top_k=51", "50"),
         ("q=x&n_lines=21", "20"),
     ):
-        answer = ask(place, f"/api/v1/search?{target}")
+        answer = ask(address, f"/api/v1/search?{target}")
         assert (answer.status, limit in json.loads(answer.body)["detail"]) == (400, True), target
 
 
@@ -245,10 +245,10 @@ def test_nobody_waits_for_an_answer_without_end(workspace: Workspace, monkeypatc
         go_on.wait(PATIENCE_SECONDS)
         return workspace.reread()
 
-    with serving(web_server(Reader(slow), "127.0.0.1", 0)) as place:
-        answer = ask(place, "/api/v1/status")
+    with serving(web_server(Reader(slow), "127.0.0.1", 0)) as address:
+        answer = ask(address, "/api/v1/status")
         assert (answer.status, json.loads(answer.body)["error"]) == (503, "storage_error")
-        assert ask(place, "/healthz").status == 200
+        assert ask(address, "/healthz").status == 200
         go_on.set()
 
 
@@ -267,10 +267,10 @@ def test_few_searches_run_at_once_and_the_others_wait(workspace: Workspace, monk
             running[0] -= 1
         return workspace.reread()
 
-    with serving(web_server(Reader(newest), "127.0.0.1", 0)) as place:
+    with serving(web_server(Reader(newest), "127.0.0.1", 0)) as address:
         statuses: list[int] = []
         clients = [
-            threading.Thread(target=lambda: statuses.append(ask(place, "/api/v1/search?q=lease").status))
+            threading.Thread(target=lambda: statuses.append(ask(address, "/api/v1/search?q=lease").status))
             for _ in range(8)
         ]
         for client in clients:
@@ -281,15 +281,15 @@ def test_few_searches_run_at_once_and_the_others_wait(workspace: Workspace, monk
     assert most[0] == 2
 
 
-def never_reading(place: str, target: str = "/static/style.css") -> socket.socket:
+def never_reading(address: str, target: str = "/static/style.css") -> socket.socket:
     """A connection whose client sends many requests, and reads no answer."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-    host, _, port = place.rpartition(":")
+    host, _, port = address.rpartition(":")
     connection.connect((host, int(port)))
     connection.settimeout(0.2)
     with contextlib.suppress(OSError):
-        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {place}\r\n\r\n".encode() * 400)
+        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode() * 400)
     return connection
 
 
@@ -303,30 +303,30 @@ def test_clients_that_never_read_lose_their_connection(monkeypatch: pytest.Monke
         await Response(b"x" * answer_bytes)(scope, receive, send)
 
     listener = listen("127.0.0.1", 0, what="The server")
-    place = f"127.0.0.1:{listener.getsockname()[1]}"
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
     running = uvicorn.Server(
         uvicorn.Config(app, http=http_server.timeout_protocol(), lifespan="off", timeout_keep_alive=1)
     )
-    with serving(WebServer(f"http://{place}", running, listener)):
-        held = [never_reading(place) for _ in range(3)]
+    with serving(WebServer(f"http://{address}", running, listener)):
+        held = [never_reading(address) for _ in range(3)]
         until(lambda: answered[0] == 3 and not running.server_state.connections)
         assert answered[0] == 3  # not one for each request that they sent
         monkeypatch.setattr(http_server, "WRITE_SECONDS", PATIENCE_SECONDS)
-        assert len(ask(place, "/").body) == answer_bytes
+        assert len(ask(address, "/").body) == answer_bytes
         for each in held:
             each.close()
 
 
-def test_a_new_client_takes_the_place_of_one_that_lets_the_server_wait(
+def test_a_new_client_replaces_one_that_lets_the_server_wait(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 4)
     for name in ("WRITE_SECONDS", "REQUEST_SECONDS"):
         monkeypatch.setattr(http_server, name, 3_600.0)
     for begin in (never_reading, connected):
-        with serving(server(workspace)) as place:
-            held = [begin(place) for _ in range(8)]
-            assert ask(place, "/healthz").status == 200
+        with serving(server(workspace)) as address:
+            held = [begin(address) for _ in range(8)]
+            assert ask(address, "/healthz").status == 200
             for each in held:
                 each.close()
 
@@ -334,15 +334,15 @@ def test_a_new_client_takes_the_place_of_one_that_lets_the_server_wait(
 def test_one_client_cannot_take_all_connections(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS_OF_A_CLIENT", 2)
     made = server(workspace)
-    with serving(made) as place:  # many clients share loopback
-        held = [connected(place) for _ in range(5)]
+    with serving(made) as address:  # many clients share loopback
+        held = [connected(address) for _ in range(5)]
         until(lambda: len(made.server.server_state.connections) == 5)
         for each in held:
             each.close()
     monkeypatch.setattr(TimeoutProtocol, "_is_shared", lambda self, address: False)
     made = server(workspace)
-    with serving(made) as place:
-        held = [connected(place) for _ in range(5)]
+    with serving(made) as address:
+        held = [connected(address) for _ in range(5)]
         assert [is_closed(each) for each in held[:3]] == [True] * 3
         assert len(made.server.server_state.connections) == 2
         for each in held:
@@ -368,13 +368,13 @@ def test_loopback_and_the_trusted_proxy_are_shared_by_many_clients(address: str,
     assert protocol._is_shared(protocol.__new__(protocol), address) is shares
 
 
-def test_a_client_that_reads_slowly_gets_its_whole_answer(place: str) -> None:
-    with connected(place) as connection:
+def test_a_client_that_reads_slowly_gets_its_whole_answer(address: str) -> None:
+    with connected(address) as connection:
         target = "/d/project:tree/long.md"
-        found = ask(place, "/api/v1/documents?limit=1")
+        found = ask(address, "/api/v1/documents?limit=1")
         source = json.loads(found.body)["documents"][0]["source"]
         target = f"/d/{source}/long.md"
-        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {place}\r\nConnection: close\r\n\r\n".encode())
+        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
         received = bytearray()
         while part := connection.recv(20_000):
             received += part
@@ -387,7 +387,7 @@ def test_a_client_that_reads_slowly_gets_its_whole_answer(place: str) -> None:
 @pytest.mark.parametrize("part", ["one header", "many headers", "the query", "a cookie"])
 @pytest.mark.parametrize(("bytes_", "is_answered"), [(-300, True), (1, False), (40_000, False), (400_000, False)])
 def test_a_head_is_bounded_by_the_documented_number_of_bytes(
-    place: str, part: str, bytes_: int, is_answered: bool
+    address: str, part: str, bytes_: int, is_answered: bool
 ) -> None:
     size = MAX_HEAD_BYTES + bytes_
     query, more = "", ""
@@ -398,13 +398,13 @@ def test_a_head_is_bounded_by_the_documented_number_of_bytes(
         more += f"X-rest: {'y' * (size % 1_000)}\r\n"
     else:
         more = f"{'Cookie' if part == 'a cookie' else 'X-Large'}: {'x' * size}\r\n"
-    with connected(place) as connection:
-        parts = [f"GET /healthz{query} HTTP/1.1\r\nHost: {place}\r\n{more}\r\n".encode()]
+    with connected(address) as connection:
+        parts = [f"GET /healthz{query} HTTP/1.1\r\nHost: {address}\r\n{more}\r\n".encode()]
         assert is_refused(connection, parts) is not is_answered
-    assert ask(place, "/healthz").status == 200
+    assert ask(address, "/healthz").status == 200
 
 
-def test_no_route_lets_the_standard_library_parse_cookies(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_route_lets_the_standard_library_parse_cookies(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         pytest.fail("http.cookies is asked")
 
@@ -412,7 +412,7 @@ def test_no_route_lets_the_standard_library_parse_cookies(place: str, monkeypatc
     monkeypatch.setattr(http.cookies.BaseCookie, "load", fail)
     for target in ("/healthz", "/", "/index", "/api/v1/status", "/sign-in", "/static/style.css", "/nowhere"):
         for sent in ('driftline_token="' + "\\" * 60_000 + '"', 'a="' + "\\" * 60_000 + '"', ";" * 60_000):
-            assert ask(place, target, Cookie=sent).status in (200, 404), target
+            assert ask(address, target, Cookie=sent).status in (200, 404), target
 
 
 @pytest.mark.parametrize(
@@ -431,8 +431,8 @@ def test_one_cookie_is_read(lines: list[str], token: str) -> None:
     assert cookie(Headers(raw=[(b"cookie", line.encode()) for line in lines])) == token
 
 
-def test_head_answers_as_get_without_a_body(place: str) -> None:
-    documents = json.loads(ask(place, "/api/v1/documents").body)["documents"]
+def test_head_answers_as_get_without_a_body(address: str) -> None:
+    documents = json.loads(ask(address, "/api/v1/documents").body)["documents"]
     source = documents[0]["source"]
     for target in (
         "/",
@@ -444,25 +444,25 @@ def test_head_answers_as_get_without_a_body(place: str) -> None:
         f"/d/{source}/notes.md",
         "/x",
     ):
-        whole, head = ask(place, target), ask(place, target, method="HEAD")
+        whole, head = ask(address, target), ask(address, target, method="HEAD")
         assert (head.status, head.body) == (whole.status, ""), target
         for name in ("content-type", "etag"):
             assert head.headers.get(name) == whole.headers.get(name), target
         assert int(head.headers["content-length"]) > 0, target
 
 
-def test_documents_with_odd_names_have_pages(place: str) -> None:
-    documents = json.loads(ask(place, "/api/v1/documents").body)["documents"]
+def test_documents_with_odd_names_have_pages(address: str) -> None:
+    documents = json.loads(ask(address, "/api/v1/documents").body)["documents"]
     source = documents[0]["source"]
     assert {*ODD_NAMES} <= {document["path"] for document in documents}
     for name in ODD_NAMES:
-        answer = ask(place, f"/d/{source}/{quote(name)}")
-        assert (answer.status, "what stands in an odd place" in answer.body) == (200, True), name
-    page = ask(place, "/?q=odd+place").body
+        answer = ask(address, f"/d/{source}/{quote(name)}")
+        assert (answer.status, "what stands in an odd file" in answer.body) == (200, True), name
+    page = ask(address, "/?q=odd+file").body
     links = {unescape(link) for link in re.findall(r'href="(/d/[^"]*)"', page)}
     assert links
     for link in links:
-        assert ask(place, link.partition("#")[0]).status == 200, link
+        assert ask(address, link.partition("#")[0]).status == 200, link
 
 
 def mcp_server(workspace: Workspace) -> WebServer:
@@ -471,9 +471,9 @@ def mcp_server(workspace: Workspace) -> WebServer:
 
 
 def test_no_stream_is_held_open_for_clients_of_mcp(workspace: Workspace) -> None:
-    with serving(mcp_server(workspace)) as place:
+    with serving(mcp_server(workspace)) as address:
         for method in ("GET", "DELETE", "HEAD", "PUT"):
-            answer = ask(place, "/mcp", method=method, Accept="text/event-stream")
+            answer = ask(address, "/mcp", method=method, Accept="text/event-stream")
             assert (answer.status, answer.headers["allow"]) == (405, "POST"), method
 
 
@@ -482,18 +482,18 @@ def test_a_body_that_is_cut_off_is_no_failure_of_the_server(
 ) -> None:
     caplog.set_level(logging.INFO, "driftline.access")
     accepts = "Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n"
-    with serving(mcp_server(workspace)) as place:
-        assert ask(place, "/mcp", method="POST", body="{").status == 400
+    with serving(mcp_server(workspace)) as address:
+        assert ask(address, "/mcp", method="POST", body="{").status == 400
         monkeypatch.setattr(http_server, "REQUEST_SECONDS", 3.0)
         for path in ("/mcp", "/sign-in"):
-            with connected(place) as connection:
-                head = f"POST {path} HTTP/1.1\r\nHost: {place}\r\n{accepts}"
+            with connected(address) as connection:
+                head = f"POST {path} HTTP/1.1\r\nHost: {address}\r\n{accepts}"
                 connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
                 assert is_closed(connection)
         monkeypatch.setattr(http_server, "REQUEST_SECONDS", PATIENCE_SECONDS)
         for path in ("/mcp", "/sign-in"):
-            with connected(place) as connection:
-                connection.sendall(f"POST {path} HTTP/1.1\r\nHost: {place}\r\n{accepts}".encode())
+            with connected(address) as connection:
+                connection.sendall(f"POST {path} HTTP/1.1\r\nHost: {address}\r\n{accepts}".encode())
                 chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
                 body = b"Transfer-Encoding: chunked\r\n\r\n" + chunk * (MAX_BODY_BYTES // 0x10000 + 1)
                 connection.sendall(body)

@@ -185,10 +185,10 @@ def test_a_workspace_is_created_once_where_its_name_leads(
     registry: Registry, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create = registry["search.workspace_create"]
-    place = str(tree / "home" / "notes")
-    assert create({}, workspace="notes") == {"success": True, "workspace": place, "created": True}
-    assert create(state={}, workspace="notes") == {"success": True, "workspace": place, "created": False}
-    assert create({}, workspace=place)["created"] is False
+    location = str(tree / "home" / "notes")
+    assert create({}, workspace="notes") == {"success": True, "workspace": location, "created": True}
+    assert create(state={}, workspace="notes") == {"success": True, "workspace": location, "created": False}
+    assert create({}, workspace=location)["created"] is False
     assert create({}, workspace=tree / "other")["workspace"] == str(tree / "other")
     assert create({}, workspace="./here")["workspace"] == str(tree / "here")
     monkeypatch.setenv("DRIFTLINE_HOME", str(tree / "variable"))

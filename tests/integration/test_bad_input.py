@@ -174,9 +174,9 @@ def test_unreadable_sources_and_workspaces_are_refused(
         told += [driftline(*index), driftline("search", "word1", "--workspace", workspace)]
         workspace.chmod(0o700)
     assert [(answer.code, answer.err.count("\n")) for answer in told] == [(2, 1)] * 5, told
-    for place, answer in zip((tree, tree, tree, workspace, workspace), told, strict=True):
-        assert str(place) in answer.err
-        assert place == tree or "permission" in answer.err
+    for location, answer in zip((tree, tree, tree, workspace, workspace), told, strict=True):
+        assert str(location) in answer.err
+        assert location == tree or "permission" in answer.err
     assert listing(workspace) == before
 
 

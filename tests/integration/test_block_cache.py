@@ -95,7 +95,7 @@ def test_a_new_process_reads_sound_blocks_of_another_from_the_disk(
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_newer_version_and_another_table_at_the_same_place_are_seen(
+def test_a_newer_version_and_another_table_at_the_same_location_are_seen(
     proxy: DelayingProxy, s3_bucket: str, tree: Path, folder: Path
 ) -> None:
     searched(proxy, s3_bucket)

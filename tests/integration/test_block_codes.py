@@ -57,10 +57,12 @@ def exact(vectors: NDArray[np.float32], paths: Sequence[str], query: NDArray[np.
         for at, path in enumerate(paths)
         for first in range(0, vectors.shape[1], LINES_PER_BLOCK)
     ]
-    return [place for place, total in sorted(sums, key=lambda each: -float(each[1] @ query / np.linalg.norm(each[1])))]
+    return [
+        location for location, total in sorted(sums, key=lambda each: -float(each[1] @ query / np.linalg.norm(each[1])))
+    ]
 
 
-def places(found: pa.Table) -> list[tuple[str, int]]:
+def locations(found: pa.Table) -> list[tuple[str, int]]:
     return list(zip(found["path"].to_pylist(), found["line_number"].to_pylist(), strict=True))
 
 
@@ -81,9 +83,9 @@ def test_codes_find_most_of_the_blocks_that_vectors_find(table: LineTable, monke
         query = vectors[document, first]
         best = exact(vectors, paths, query)
         near = LineQuery(table).near_blocks(query, 10)
-        assert places(near)[0] == best[0] == (paths[document], first)
+        assert locations(near)[0] == best[0] == (paths[document], first)
         assert near["cosine"].to_pylist() == sorted(near["cosine"].to_pylist(), reverse=True)
-        found, total = found + len({*places(near)} & {*best[:5]}), total + 5
+        found, total = found + len({*locations(near)} & {*best[:5]}), total + 5
     assert found / total >= 0.6  # of blocks that have little in common: chance finds 2 %
 
 
@@ -96,13 +98,13 @@ def test_a_filter_leaves_the_nearest_of_what_it_allows(table: LineTable, folders
     where = LineFilter(dirs=tuple(f"{folder}/" for folder in range(folders)))
     query = vectors[123, 7]  # in folder 3
     allowed = {path for path in paths if int(path[0]) < folders}
-    found = places(LineQuery(table, where, strategy).near_blocks(query, 8))  # type: ignore[arg-type]
+    found = locations(LineQuery(table, where, strategy).near_blocks(query, 8))  # type: ignore[arg-type]
     assert len(found) == 8
     assert {path for path, _ in found} <= allowed
-    best = [place for place in exact(vectors, paths, query) if place[0] in allowed]
+    best = [location for location in exact(vectors, paths, query) if location[0] in allowed]
     assert {*found} & {*best[:2]}
     everything = LineQuery(table, where, strategy).near_blocks(query, 10_000)  # type: ignore[arg-type]
-    assert {*places(everything)} == {(path, first) for path in allowed for first in (0, 16)}
+    assert {*locations(everything)} == {(path, first) for path in allowed for first in (0, 16)}
 
 
 def test_only_new_fragments_are_read_and_replaced_documents_are_gone(
@@ -122,12 +124,12 @@ def test_only_new_fragments_are_read_and_replaced_documents_are_gone(
     old, new = vectors_of(40, 20, seed=7), vectors_of(1, 20, seed=8)
     paths = [f"{at}.py" for at in range(40)]
     committed(table, old, paths)
-    assert places(LineQuery(table).near_blocks(old[4, 2], 1)) == [("4.py", 0)]
+    assert locations(LineQuery(table).near_blocks(old[4, 2], 1)) == [("4.py", 0)]
     committed(table, new, ["4.py"], replaced=["4.py"])
-    assert places(LineQuery(table).near_blocks(new[0, 2], 1)) == [("4.py", 0)]
+    assert locations(LineQuery(table).near_blocks(new[0, 2], 1)) == [("4.py", 0)]
     assert read[0] is None
     assert all(count in (1, 2) for count in read[1:])  # the rows, and a commit marker without a code
-    gone = places(LineQuery(table).near_blocks(old[4, 2], 100))
+    gone = locations(LineQuery(table).near_blocks(old[4, 2], 100))
     assert len(gone) == len({*gone}) == 80
     cached = original(table.open(), lambda _: pytest.fail("codes of a known version are read again"))
     block_codes._CODES.clear()
@@ -143,7 +145,7 @@ def test_a_query_or_a_table_without_meaning_finds_nothing(table: LineTable) -> N
     assert len(LineQuery(table).near_blocks(np.ones(DIM, np.float32), 5)) == 0
     committed(table, vectors_of(1, 20, seed=9), ["one.py"])
     assert len(LineQuery(table).near_blocks(np.zeros(DIM, np.float32), 5)) == 0
-    assert {path for path, _ in places(LineQuery(table).near_blocks(np.ones(DIM, np.float32), 5))} == {"one.py"}
+    assert {path for path, _ in locations(LineQuery(table).near_blocks(np.ones(DIM, np.float32), 5))} == {"one.py"}
 
 
 @pytest.mark.parametrize("where", [None, LineFilter(dirs=("3/", "4/"))])
@@ -159,10 +161,10 @@ def test_repeated_searches_read_nothing_until_a_commit(
         patch.setattr(LineQuery, "_scanned", lambda *_, **__: pytest.fail("what is known is read again"))
         third = LineQuery(table, where).near_blocks(query, 5)
     assert first == second == third
-    assert places(first)[0] == ("4/14.py", 0)
+    assert locations(first)[0] == ("4/14.py", 0)
     committed(table, vectors_of(1, 20, seed=11), ["4/14.py"], replaced=["4/14.py"])
-    assert "4/14.py" in {path for path, _ in places(LineQuery(table, where).near_blocks(query, 100))}
-    assert places(LineQuery(table, where).near_blocks(query, 5)) != places(first)
+    assert "4/14.py" in {path for path, _ in locations(LineQuery(table, where).near_blocks(query, 100))}
+    assert locations(LineQuery(table, where).near_blocks(query, 5)) != locations(first)
 
 
 @pytest.mark.parametrize("folders", [0, 1, 5])
@@ -172,7 +174,7 @@ def test_words_are_found_alike_before_and_after_a_filter(table: LineTable, folde
     where = LineFilter(dirs=tuple(f"{folder}/" for folder in range(folders)) or ("elsewhere/",))
     before, after = (LineQuery(table, where, strategy).blocks("line", 500) for strategy in ("prefilter", "auto"))
     assert (
-        sorted(places(before))
-        == sorted(places(after))
+        sorted(locations(before))
+        == sorted(locations(after))
         == sorted((path, first) for path in paths if int(path[0]) < folders for first in (0, 16))
     )

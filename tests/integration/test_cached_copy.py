@@ -36,11 +36,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    place = tmp_path / "tree"
-    place.mkdir()
+    location = tmp_path / "tree"
+    location.mkdir()
     for number in range(20):
-        (place / f"{number}.txt").write_text("".join(f"{WORDS[(number + n) % 40]} {number}\n" for n in range(10)))
-    return place
+        (location / f"{number}.txt").write_text("".join(f"{WORDS[(number + n) % 40]} {number}\n" for n in range(10)))
+    return location
 
 
 @pytest.fixture
@@ -60,48 +60,48 @@ class Warnings(list[str]):
     __call__ = list.append
 
 
-def answers(place: str) -> list[tuple[str, int, str]]:
-    found = [hit for query in WORDS[:4] for hit in dl.search(place, query, top_k=20, n_lines=0).results]
+def answers(location: str) -> list[tuple[str, int, str]]:
+    found = [hit for query in WORDS[:4] for hit in dl.search(location, query, top_k=20, n_lines=0).results]
     return [(hit.path, hit.line, hit.text) for hit in found]
 
 
 def copied(folder: Path) -> list[Path]:
-    return sorted(place for place in folder.glob("*/copy") if place.exists())
+    return sorted(location for location in folder.glob("*/copy") if location.exists())
 
 
 def test_a_copy_answers_as_the_bucket_and_follows_it(
     index: Callable[[str], str], s3_bucket: str, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     origin, warned = index(s3_bucket), Warnings()
-    place = follow(origin, max_bytes=PLENTY, warn=warned)
-    assert place != origin
-    assert answers(place) == answers(origin)
+    location = follow(origin, max_bytes=PLENTY, warn=warned)
+    assert location != origin
+    assert answers(location) == answers(origin)
 
     with tally() as requests:
-        assert follow(origin, max_bytes=PLENTY, warn=warned) == place
+        assert follow(origin, max_bytes=PLENTY, warn=warned) == location
     assert sum(sum(kinds.values()) for kinds in requests.counts.values()) <= 3  # nothing has changed
 
     (tree / "new.txt").write_text(f"{WORDS[0]} anew\n")
     index(s3_bucket)
-    assert follow(origin, max_bytes=PLENTY, warn=warned) == place
-    assert ("new.txt", 1, f"{WORDS[0]} anew") in answers(place)
-    assert answers(place) == answers(origin)
+    assert follow(origin, max_bytes=PLENTY, warn=warned) == location
+    assert ("new.txt", 1, f"{WORDS[0]} anew") in answers(location)
+    assert answers(location) == answers(origin)
     assert not warned
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    assert follow(origin, {"client_max_retries": "0"}, max_bytes=PLENTY, warn=warned) == place
-    assert ("new.txt", 1, f"{WORDS[0]} anew") in answers(place)
+    assert follow(origin, {"client_max_retries": "0"}, max_bytes=PLENTY, warn=warned) == location
+    assert ("new.txt", 1, f"{WORDS[0]} anew") in answers(location)
     assert len(warned) == 1
     assert "The search is of the copy of" in warned[0]
 
 
 def test_a_deleted_file_of_a_copy_is_fetched_again(index: Callable[[str], str], s3_bucket: str) -> None:
     origin, warned = index(s3_bucket), Warnings()
-    place = follow(origin, max_bytes=PLENTY, warn=warned)
-    before = answers(place)
-    next(Path(place).rglob("*.lance/data/*.lance")).unlink()
-    assert follow(origin, max_bytes=PLENTY, warn=warned) == place
-    assert answers(place) == before
+    location = follow(origin, max_bytes=PLENTY, warn=warned)
+    before = answers(location)
+    next(Path(location).rglob("*.lance/data/*.lance")).unlink()
+    assert follow(origin, max_bytes=PLENTY, warn=warned) == location
+    assert answers(location) == before
 
 
 def test_a_local_workspace_is_searched_where_it_is(index: Callable[[str], str], tmp_path: Path, folder: Path) -> None:
@@ -123,13 +123,13 @@ def test_copies_stay_within_the_limit(index: Callable[[str], str], s3_bucket: st
 
     long_ago = time.time() - 2 * pull.RECENT_SECONDS
     os.utime(one / "used", (long_ago, long_ago))
-    place = follow(second, max_bytes=limit, warn=warned)
-    assert [str(each) for each in copied(folder)] == [place]
+    location = follow(second, max_bytes=limit, warn=warned)
+    assert [str(each) for each in copied(folder)] == [location]
     assert sum(map(pull._size_bytes, folder.iterdir())) <= limit
     assert not warned
 
     assert follow(first, max_bytes=10, warn=warned) == first
-    assert answers(place) == answers(first)
+    assert answers(location) == answers(first)
 
 
 def test_a_full_disk_stops_no_search(
@@ -150,22 +150,22 @@ def test_a_full_disk_stops_no_search(
         assert follow(origin, max_bytes=PLENTY, warn=warned) == origin
     assert "No space left on device" in warned.pop()
     assert copied(folder) == []
-    place = follow(origin, max_bytes=PLENTY, warn=warned)  # once there is room again
-    assert answers(place) == answers(origin)
+    location = follow(origin, max_bytes=PLENTY, warn=warned)  # once there is room again
+    assert answers(location) == answers(origin)
 
 
 def test_processes_share_a_copy(index: Callable[[str], str], s3_bucket: str, folder: Path) -> None:
-    origin, warned, places = index(s3_bucket), Warnings(), list[str]()
+    origin, warned, locations = index(s3_bucket), Warnings(), list[str]()
     follow(origin, max_bytes=PLENTY, warn=warned)
     copy = WorkspaceCopy(copied(folder)[0])
     with copy.locked():  # as another process does that pulls
-        waiting = threading.Thread(target=lambda: places.append(follow(origin, max_bytes=PLENTY, warn=warned)))
+        waiting = threading.Thread(target=lambda: locations.append(follow(origin, max_bytes=PLENTY, warn=warned)))
         waiting.start()
         until(lambda: warned, "the warning")
         assert "waiting for it" in warned[0]
-        assert not places
+        assert not locations
     waiting.join(PATIENCE_SECONDS)
-    assert places == [str(copy.location)]
+    assert locations == [str(copy.location)]
 
 
 def test_errors_of_the_original_are_reported(s3_bucket: str, s3_environment: S3Server) -> None:
@@ -263,12 +263,12 @@ def test_the_command_and_its_settings(
     expected = search()
     assert copied(cache_folder()) == []
     assert search("--cache") == expected
-    (place,) = copied(cache_folder())
+    (location,) = copied(cache_folder())
     (tmp_path / "driftline.toml").write_text("[search]\ncache = true\ncache_bytes = 1000000\n")
-    pulled = (place / "_copy.json").read_text()
+    pulled = (location / "_copy.json").read_text()
     assert search() == expected
-    assert (place / "_copy.json").read_text() != pulled  # compared again
-    pulled = (place / "_copy.json").read_text()
+    assert (location / "_copy.json").read_text() != pulled  # compared again
+    pulled = (location / "_copy.json").read_text()
     assert search("--no-cache") == expected
-    assert (place / "_copy.json").read_text() == pulled
+    assert (location / "_copy.json").read_text() == pulled
     assert dl.open(origin, cache=True).storage.objects.is_local

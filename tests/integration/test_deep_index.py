@@ -76,8 +76,8 @@ def test_a_question_finds_the_definition_that_shares_no_word_with_it(
     assert driftline("index", tree, "--workspace", workspace, "--deep", "--json").json["definitions_embedded"] == 4
     answer = driftline("search", QUESTION, "--workspace", workspace, "--explain", "--json").json
     assert answer["explanation"]["seconds"]["deep"] > 0
-    places = [(hit["path"], hit["line"], hit["symbol"]) for hit in answer["results"][:2]]
-    assert ("shop/orders.py", 1, "refund") in places
+    locations = [(hit["path"], hit["line"], hit["symbol"]) for hit in answer["results"][:2]]
+    assert ("shop/orders.py", 1, "refund") in locations
     assert [hit["rank"] for hit in answer["results"]] == [*range(1, len(answer["results"]) + 1)]
     without = found(workspace, deep=False)
     assert REFUND not in without or without.index(REFUND) > found(workspace).index(REFUND)

@@ -219,12 +219,12 @@ def test_logs_and_documents_have_a_limit_of_their_own(large: Path, tmp_path: Pat
     assert "too large: notes.txt (0.0 MiB), a.txt (0.0 MiB); --max-file-bytes 51000 takes them" in printed.out
 
 
-@pytest.mark.parametrize("place", ["folder", "bucket"])
+@pytest.mark.parametrize("location", ["folder", "bucket"])
 def test_of_a_larger_log_the_first_and_last_lines_are_indexed(
-    place: str, large: Path, tmp_path: Path, tiny_model: Path, driftline: Driftline, request: pytest.FixtureRequest
+    location: str, large: Path, tmp_path: Path, tiny_model: Path, driftline: Driftline, request: pytest.FixtureRequest
 ) -> None:
     uri, log = str(large), large / "run.log"
-    if place == "bucket":
+    if location == "bucket":
         uri, server = request.getfixturevalue("s3_bucket"), request.getfixturevalue("s3_environment")
         key = f"{uri.removeprefix(f's3://{server.bucket}/')}/run.log"
         server.client().put_object(Bucket=server.bucket, Key=key, Body=log.read_bytes())
@@ -296,7 +296,7 @@ def test_the_report_counts_what_the_extra_would_read(
     assert source["bytes_read"] == len(DOCUMENTS["a.html"]) + len(DOCUMENTS["a.pdf"])
 
 
-PLACES = [
+LOCATIONS = [
     ("curlew", ("a.html", "#top")),
     ("crane dances", ("a.pdf", "p. 2")),
     ("gannet", ("a.docx", None)),
@@ -313,12 +313,12 @@ PLACES = [
 """A word of each format, and where it stands."""
 
 
-@pytest.mark.parametrize(("query", "place"), PLACES)
+@pytest.mark.parametrize(("query", "location"), LOCATIONS)
 def test_a_word_of_each_format_is_found_with_its_anchor(
-    all_formats: Path, query: str, place: tuple[str, str | None]
+    all_formats: Path, query: str, location: tuple[str, str | None]
 ) -> None:
     hits = search(Workspace.open(str(all_formats)), query, mode="text", top_k=1).results
-    assert [(hit.path, hit.anchor, hit.freshness) for hit in hits] == [(*place, "fresh")]
+    assert [(hit.path, hit.anchor, hit.freshness) for hit in hits] == [(*location, "fresh")]
 
 
 def test_documents_in_a_bucket_are_read_like_those_of_a_folder(
@@ -333,9 +333,9 @@ def test_documents_in_a_bucket_are_read_like_those_of_a_folder(
     (source,) = driftline("index", s3_bucket, *at, "--model", tiny_model, "--json").json["sources"]
     assert (source["skipped"], source["documents_total"]) == ([], len(DOCUMENTS) + 1)
     opened = Workspace.open(str(tmp_path / "ws"))
-    for query, place in [*PLACES, ("dotterel", ("page.txt", None))]:
+    for query, location in [*LOCATIONS, ("dotterel", ("page.txt", None))]:
         (hit,) = search(opened, query, mode="text", top_k=1).results
-        assert (hit.path, hit.anchor) == place
+        assert (hit.path, hit.anchor) == location
     (source,) = driftline("index", s3_bucket, *at, "--json").json["sources"]
     assert source["bytes_read"] == 0
 
@@ -351,7 +351,7 @@ def all_formats(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> P
     return root / "ws"
 
 
-def test_a_hit_says_what_opens_its_place_in_a_viewer(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+def test_a_hit_says_what_opens_its_location_in_a_viewer(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
     write(tree / "birds.pdf", pdf(("the first page",), ("the bittern booms",)))
     write(tree / "birds.html", b"<!doctype html><html><h1>Birds</h1><p id='a b'>the crane dances</p></html>")
     dl.index(str(tree), workspace=str(tmp_path / "ws"), model=str(tiny_model))

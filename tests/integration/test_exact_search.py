@@ -79,7 +79,7 @@ def oracle(tree: Path, pattern: re.Pattern[str], *, words: bool = False) -> set[
 
 def found(workspace: Workspace, pattern: Pattern) -> set[tuple[str, int]]:
     search = ExactSearch(workspace, open_tables(workspace, None), ExactTerms((pattern,)), lambda: False)
-    return {(place.path, number + 1) for place, numbers in search.lines() for number in numbers}
+    return {(location.path, number + 1) for location, numbers in search.lines() for number in numbers}
 
 
 def some_patterns() -> Iterator[str]:
@@ -128,7 +128,7 @@ def find(workspace: Workspace | str, query: str = "", **options: Any) -> SearchR
     return driftline.search(workspace, query, **{"top_k": 100, "n_lines": 0, **options})
 
 
-def places(report: SearchReport) -> list[tuple[str, int]]:
+def locations(report: SearchReport) -> list[tuple[str, int]]:
     return [(hit.path, hit.line) for hit in report.results]
 
 
@@ -141,11 +141,11 @@ def test_source_code_comes_before_tests_and_what_is_vendored(workspace: Workspac
         ("tests/test_app.py", 2),
         ("vendor/lib.py", 1),
     ]
-    assert places(report) == in_order
+    assert locations(report) == in_order
     assert report.exact is not None
     assert report.exact.to_dict() == {"lines": 5, "documents": 4, "complete": True, "reason": None}
-    assert places(find(workspace, '"csrf_token" -file:vendor', tests=False)) == in_order[:2]
-    assert places(find(workspace, '"csrf_token" -file:vendor', prose=False)) == [in_order[0], *in_order[2:4]]
+    assert locations(find(workspace, '"csrf_token" -file:vendor', tests=False)) == in_order[:2]
+    assert locations(find(workspace, '"csrf_token" -file:vendor', prose=False)) == [in_order[0], *in_order[2:4]]
 
 
 def test_what_was_left_out_is_said(workspace: Workspace) -> None:
@@ -183,10 +183,10 @@ def test_all_matches_of_a_line_are_reported_with_their_columns(workspace: Worksp
 
 
 def test_definitions_and_uses_are_told_apart(workspace: Workspace) -> None:
-    assert places(find(workspace, "def:csrf_token")) == [("src/app.py", 1)]
-    uses = places(find(workspace, "uses:csrf_token"))
+    assert locations(find(workspace, "def:csrf_token")) == [("src/app.py", 1)]
+    uses = locations(find(workspace, "uses:csrf_token"))
     assert uses == [("src/cr.txt", 2), ("tests/test_app.py", 2), ("vendor/lib.py", 1)]
-    assert places(find(workspace, '"csrf_" sym:csrf_token')) == [("src/app.py", 1), ("src/app.py", 2)]
+    assert locations(find(workspace, '"csrf_" sym:csrf_token')) == [("src/app.py", 1), ("src/app.py", 2)]
 
 
 def test_the_case_of_names_counts(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ def test_the_case_of_names_counts(tmp_path: Path) -> None:
     driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
     for query, expected in (("def:token", [("a.py", 5)]), ("def:Token", [("a.py", 1), ("b.py", 1)]), ("def:TOKEN", [])):
         report = find(str(tmp_path / "ws"), query)
-        assert places(report) == expected
+        assert locations(report) == expected
         assert all(hit.matches and hit.column == hit.matches[0][0] > 1 for hit in report.results)
-    assert places(find(str(tmp_path / "ws"), "uses:Token")) == [("a.py", 6)]
+    assert locations(find(str(tmp_path / "ws"), "uses:Token")) == [("a.py", 6)]
 
 
 def test_a_document_must_hold_a_use_of_each_name(tmp_path: Path) -> None:
@@ -212,16 +212,18 @@ def test_a_document_must_hold_a_use_of_each_name(tmp_path: Path) -> None:
         (tmp_path / "tree" / name).write_text(text)
     driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
     ws = str(tmp_path / "ws")
-    assert places(find(ws, 'uses:foo "token"')) == [("both.py", 1), ("both.py", 2), ("uses.py", 1)]
-    assert places(find(ws, "uses:foo")) == [("both.py", 2), ("uses.py", 1)]
-    assert places(find(ws, "uses:foo def:foo")) == [("both.py", 1), ("both.py", 2)]
+    assert locations(find(ws, 'uses:foo "token"')) == [("both.py", 1), ("both.py", 2), ("uses.py", 1)]
+    assert locations(find(ws, "uses:foo")) == [("both.py", 2), ("uses.py", 1)]
+    assert locations(find(ws, "uses:foo def:foo")) == [("both.py", 1), ("both.py", 2)]
 
 
 def test_the_case_of_the_query_holds_for_options(workspace: Workspace) -> None:
     options: tuple[dict[str, Any], ...] = ({"fixed": ["token = 3"]}, {"regex": ["token = \\d"]})
     for exact in options:
-        assert places(find(workspace, "case:no", **exact)) == places(find(workspace, **exact)) == [("src/app.py", 8)]
-        assert places(find(workspace, "case:yes", **exact, ignore_case=True)) == []
+        assert (
+            locations(find(workspace, "case:no", **exact)) == locations(find(workspace, **exact)) == [("src/app.py", 8)]
+        )
+        assert locations(find(workspace, "case:yes", **exact, ignore_case=True)) == []
 
 
 def test_what_does_not_apply_is_refused_and_what_does_is_explained(workspace: Workspace) -> None:
@@ -243,14 +245,14 @@ def test_files_are_ranked_by_their_best_lines(tmp_path: Path) -> None:
     (tmp_path / "tree/a.py").write_text(f"token\n{filler}")
     (tmp_path / "tree/c.py").write_text(f"lease of a token\n{filler}")
     driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"))
-    ranked = places(find(str(tmp_path / "ws"), '"token" renews the lease'))
-    listed = places(find(str(tmp_path / "ws"), '"token" renews the lease', files=True))
+    ranked = locations(find(str(tmp_path / "ws"), '"token" renews the lease'))
+    listed = locations(find(str(tmp_path / "ws"), '"token" renews the lease', files=True))
     assert [*dict.fromkeys(path for path, _ in ranked)] == [path for path, _ in listed]
     assert listed[0] == ("b.py", 1)
 
 
 def test_words_rank_what_exact_terms_find(workspace: Workspace) -> None:
-    found = places(find(workspace, '"csrf_token" assert'))
+    found = locations(find(workspace, '"csrf_token" assert'))
     assert found[0][0] == "tests/test_app.py"
     assert len(found) == 5
 
@@ -314,7 +316,7 @@ def test_facets_say_when_not_all_files_are_counted(workspace: Workspace, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("query", "place"),
+    ("query", "location"),
     [
         ('x "open', "character 3"),
         ("/a(b/", "character 2"),
@@ -326,8 +328,8 @@ def test_facets_say_when_not_all_files_are_counted(workspace: Workspace, monkeyp
         ("-def:x", "character 1"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_its_place(workspace: Workspace, query: str, place: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(place)):
+def test_what_cannot_be_read_is_named_with_its_location(workspace: Workspace, query: str, location: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(location)):
         find(workspace, query)
 
 
@@ -352,7 +354,7 @@ def test_hostile_patterns_are_answered_or_refused(workspace: Workspace, text: st
 
 def test_filters_and_boundaries_hold(workspace: Workspace) -> None:
     only = LineFilter(dirs=("tests",))
-    assert {path for path, _ in places(find(workspace, fixed=["csrf"], where=only))} == {"tests/test_app.py"}
+    assert {path for path, _ in locations(find(workspace, fixed=["csrf"], where=only))} == {"tests/test_app.py"}
     elsewhere = LineFilter(entities=(Entity.parse("source:other"),))
     for query in ('"csrf_token"', "def:csrf_token", "uses:csrf_token"):
         assert find(workspace, query, where=elsewhere).results == ()
@@ -415,9 +417,9 @@ def test_a_branch_is_searched_as_it_is(tmp_path: Path) -> None:
     (root / "a.txt").write_text("both\nbranch\n}\n")
     (root / "gone.txt").unlink()
     driftline.index(str(root), workspace=at, branch="topic", max_delete_fraction=1.0)
-    assert places(find(at, regex=["^}$"])) == [("a.txt", 2), ("gone.txt", 2)]
+    assert locations(find(at, regex=["^}$"])) == [("a.txt", 2), ("gone.txt", 2)]
     for on_branch in (find(at, regex=["^}$"], branch="topic"), find(at, "/^}$/ branch:topic")):
-        assert places(on_branch) == [("a.txt", 3)]
+        assert locations(on_branch) == [("a.txt", 3)]
     assert find(at, fixed=["branch"]).results == ()
 
 
@@ -443,7 +445,7 @@ def test_edits_deletions_and_compaction_leave_what_is_there(tmp_path: Path) -> N
     (root / "c.txt").write_text("===\n}\n")
     driftline.index(str(root), workspace=at, max_delete_fraction=1.0)
     for _ in range(2):
-        assert places(find(at, regex=["^[^a-z]+$"])) == [
+        assert locations(find(at, regex=["^[^a-z]+$"])) == [
             ("a.txt", 2),
             ("a.txt", 3),
             ("c.txt", 1),

@@ -230,7 +230,7 @@ def test_an_incomplete_listing_indexes_what_it_has_and_misses_nothing(
 
 
 def test_a_page_that_repeats_a_repository_makes_the_listing_incomplete(api: HostApi) -> None:
-    api.repositories[3] = api.repositories[1]  # one was created meanwhile, and moved the others to later places
+    api.repositories[3] = api.repositories[1]  # one was created meanwhile, and moved the others back
     listing, _ = look(api)
     assert (len(listing.repositories), listing.is_complete) == (4, False)
     assert "acme/r2 twice" in listing.problems[0]

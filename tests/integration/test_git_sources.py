@@ -212,14 +212,14 @@ def test_a_mirror_fetches_only_what_is_new_and_keeps_two_commits(
     url = git_server.url("team/app.git")
     remote = parse_remote(url)
     assert remote is not None
-    place = Mirror.of(remote)
+    location = Mirror.of(remote)
     sizes = []
     for number in range(4):
         project.write("src/a.py", f"number = {number}\n")
-        place.ensure(project.push())
-        sizes.append(mirror._size_bytes(place.folder))
+        location.ensure(project.push())
+        sizes.append(mirror._size_bytes(location.folder))
     assert sizes[-1] - sizes[0] < 0.1 * sizes[0]
-    assert len(os.listdir(place._refs)) == mirror.KEPT_COMMITS
+    assert len(os.listdir(location._refs)) == mirror.KEPT_COMMITS
 
 
 def test_many_fetches_are_packed_into_one(
@@ -228,14 +228,14 @@ def test_many_fetches_are_packed_into_one(
     monkeypatch.setattr(mirror, "TIDIED_AFTER", 2)
     remote = parse_remote(git_server.url("team/app.git"))
     assert remote is not None
-    place = Mirror.of(remote)
+    location = Mirror.of(remote)
     for number in range(4):
         project.write("src/a.py", f"number = {number}\n")
         commit = project.push()
-        place.ensure(commit)
-    packs = [name for name in os.listdir(Path(place.git_dir, "objects/pack")) if name.endswith(".pack")]
+        location.ensure(commit)
+    packs = [name for name in os.listdir(Path(location.git_dir, "objects/pack")) if name.endswith(".pack")]
     assert len(packs) <= 2
-    assert place.has(commit)
+    assert location.has(commit)
     assert open_source(git_server.url("team/app.git")).read("src/a.py") == b"number = 3\n"
 
 
@@ -246,18 +246,18 @@ def test_what_a_killed_fetch_has_left_does_not_stop_the_next_one(
     run(url)
     remote = parse_remote(url)
     assert remote is not None
-    place = Mirror.of(remote)
+    location = Mirror.of(remote)
     commit = project.push()
     for left in ("shallow.lock", f"refs/driftline/{commit}.lock", "objects/pack/tmp_pack_x"):
-        Path(place.git_dir, left).write_text("left")
+        Path(location.git_dir, left).write_text("left")
     assert run(url)["commit"] == commit
-    assert not Path(place.git_dir, "objects/pack/tmp_pack_x").exists()
+    assert not Path(location.git_dir, "objects/pack/tmp_pack_x").exists()
 
 
 def test_the_cache_is_bounded_and_keeps_what_is_in_use(
     git_server: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = []
+    locations = []
     monkeypatch.setenv("DRIFTLINE_GIT_CACHE", str(tmp_path / "mirrors"))
     for name in ("one", "two", "three"):
         tree = Checkout.of(git_server.create(f"{name}.git"), tmp_path / name)
@@ -265,13 +265,13 @@ def test_the_cache_is_bounded_and_keeps_what_is_in_use(
         commit = tree.push()
         remote = parse_remote(git_server.url(f"{name}.git"))
         assert remote is not None
-        places.append((Mirror.of(remote), commit))
+        locations.append((Mirror.of(remote), commit))
     monkeypatch.setenv("DRIFTLINE_GIT_CACHE_BYTES", "500000")
-    (first, of_first), (second, of_second), (third, of_third) = places
+    (first, of_first), (second, of_second), (third, of_third) = locations
     with first.holding(of_first):
         second.ensure(of_second)
         third.ensure(of_third)
-        assert [place.has(commit) for place, commit in places] == [True, False, True]
+        assert [location.has(commit) for location, commit in locations] == [True, False, True]
     monkeypatch.setenv("DRIFTLINE_GIT_CACHE_BYTES", "much")
     with pytest.raises(UsageError, match="DRIFTLINE_GIT_CACHE_BYTES"):
         second.ensure(of_second)
@@ -280,15 +280,15 @@ def test_the_cache_is_bounded_and_keeps_what_is_in_use(
 def test_a_mirror_that_is_being_fetched_is_not_evicted(git_server: GitServer, project: Checkout) -> None:
     remote = parse_remote(git_server.url("team/app.git"))
     assert remote is not None
-    place, commit = Mirror.of(remote), project.push()
-    place.ensure(commit)
-    with place._locked("fetch"):
-        assert not place.delete()
-    assert place.has(commit)
-    left = place.folder.with_name(f"{place.folder.name}.1.deleted")
+    location, commit = Mirror.of(remote), project.push()
+    location.ensure(commit)
+    with location._locked("fetch"):
+        assert not location.delete()
+    assert location.has(commit)
+    left = location.folder.with_name(f"{location.folder.name}.1.deleted")
     left.mkdir()
-    assert place.delete()
-    place.ensure(commit)
+    assert location.delete()
+    location.ensure(commit)
     assert not left.exists(), "the remains of a killed deletion go with the next fetch"
 
 

@@ -38,13 +38,13 @@ ALL = dict.fromkeys(made.HOSTS, "${HOOK_SECRET}")
 class Site:
     """A web server that takes webhooks of ``url``, and the runs that have ended."""
 
-    place: str
+    address: str
     url: str
     workspace: str
     ended: list[Work] = field(default_factory=list)
 
     def send(self, host: str, sent: tuple[str, dict[str, Any]], **changed: str) -> int:
-        return deliver(self.place, host, *sent, **changed).status
+        return deliver(self.address, host, *sent, **changed).status
 
     def finds(self, text: str, branch: str | None = None) -> bool:
         return any(text in hit.text for hit in driftline.search(self.workspace, "", fixed=text, branch=branch))
@@ -54,8 +54,8 @@ class Site:
 def taking(workspace: str, hooks: Hooks) -> Iterator[str]:
     """Serve ``workspace`` with ``hooks``; yields ``host:port``."""
     server = web_server(Reader(Workspace.open(workspace).reread), "127.0.0.1", 0, hooks=hooks)
-    with serving(server) as place, hooks.running():
-        yield place
+    with serving(server) as address, hooks.running():
+        yield address
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def site(
     settings = HookSettings(ALL, ("release/*",), pull_requests=True)
     (source,) = hooks_sources(file)
     hooks = Hooks(settings, dict.fromkeys(ALL, SECRET), (source,), run, debounce_seconds=0.05)
-    with taking(workspace, hooks) as found.place:
+    with taking(workspace, hooks) as found.address:
         yield found
 
 
@@ -100,8 +100,8 @@ def test_a_push_is_found_and_its_lag_is_a_metric(site: Site, project: Checkout, 
     assert site.send(host, push(host, site.url)) == 202
     until(lambda: site.ended)
     assert site.finds(f"beta_{host}")
-    until(lambda: "driftline_hook_lag_seconds_count 1.0" in ask(site.place, "/metrics").body)
-    assert f'driftline_hook_deliveries_total{{host="{host}",status="202"}} 1.0' in ask(site.place, "/metrics").body
+    until(lambda: "driftline_hook_lag_seconds_count 1.0" in ask(site.address, "/metrics").body)
+    assert f'driftline_hook_deliveries_total{{host="{host}",status="202"}} 1.0' in ask(site.address, "/metrics").body
 
 
 @pytest.mark.parametrize("host", ["github", "gitlab", "gitea"])
@@ -167,17 +167,17 @@ def counting(tmp_path: Path, run: Callable[[Work], None], **options: Any) -> Ite
     Workspace.open_for_writing(str(tmp_path / "ws"))
     settings = HookSettings(ALL, ("*",), pull_requests=True)
     hooks = Hooks(settings, dict.fromkeys(ALL, SECRET), (SOURCE,), run, **{"debounce_seconds": 0.0, **options})
-    with taking(str(tmp_path / "ws"), hooks) as place:
-        yield place, hooks
+    with taking(str(tmp_path / "ws"), hooks) as address:
+        yield address, hooks
 
 
 def test_deliveries_for_one_index_make_one_run(tmp_path: Path) -> None:
     ran: list[Work] = []
     now = [0.0]
-    with counting(tmp_path, ran.append, debounce_seconds=2.0, clock=lambda: now[0]) as (place, hooks):
+    with counting(tmp_path, ran.append, debounce_seconds=2.0, clock=lambda: now[0]) as (address, hooks):
         for _ in range(5):
-            assert deliver(place, "github", *push("github", "git@code.example:team/app.git")).status == 202
-        assert deliver(place, "github", *push("github", "https://code.example/Team/App", "x")).status == 202
+            assert deliver(address, "github", *push("github", "git@code.example:team/app.git")).status == 202
+        assert deliver(address, "github", *push("github", "https://code.example/Team/App", "x")).status == 202
         assert ran == []
         now[0] = 2.0
         with hooks._changed:
@@ -196,12 +196,12 @@ def test_a_run_that_the_host_has_failed_is_tried_again(tmp_path: Path) -> None:
         if len(attempts) < 4:
             raise StorageError("The host is away", "code.example")
 
-    with counting(tmp_path, run, retry_seconds=0.0) as (place, _):
-        deliver(place, "github", *push("github", "https://code.example/team/app.git"))
-        until(lambda: 'driftline_hook_runs_total{outcome="unexpected"} 1.0' in ask(place, "/metrics").body)
-        deliver(place, "github", *push("github", "https://code.example/team/app.git"))
+    with counting(tmp_path, run, retry_seconds=0.0) as (address, _):
+        deliver(address, "github", *push("github", "https://code.example/team/app.git"))
+        until(lambda: 'driftline_hook_runs_total{outcome="unexpected"} 1.0' in ask(address, "/metrics").body)
+        deliver(address, "github", *push("github", "https://code.example/team/app.git"))
         until(lambda: len(attempts) == 4)
-        until(lambda: 'driftline_hook_runs_total{outcome="done"} 1.0' in ask(place, "/metrics").body)
+        until(lambda: 'driftline_hook_runs_total{outcome="done"} 1.0' in ask(address, "/metrics").body)
 
 
 def test_prefect_runs_the_deployment_once_for_each_commit(
@@ -242,8 +242,8 @@ def test_webhooks_are_off_unless_the_configuration_names_a_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Workspace.open_for_writing(str(tmp_path / "ws"))
-    with serving(web_server(Reader(Workspace.open(str(tmp_path / "ws")).reread), "127.0.0.1", 0)) as place:
-        assert deliver(place, "github", *push("github", "https://code.example/team/app")).status == 404
+    with serving(web_server(Reader(Workspace.open(str(tmp_path / "ws")).reread), "127.0.0.1", 0)) as address:
+        assert deliver(address, "github", *push("github", "https://code.example/team/app")).status == 404
     file = tmp_path / "driftline.toml"
     sources = '[[sources]]\nuri = "git+https://code.example/team/app.git"\n'
     file.write_text(sources)
@@ -289,8 +289,8 @@ def test_a_push_to_a_repository_of_a_fleet_is_found(
     hooks.debounce_seconds = 0.05
     project.write("a.py", "gamma = 3\n")
     commit = project.push()
-    with taking(configuration.workspace, hooks) as place:
-        site = Site(place, url.removeprefix("git+"), configuration.workspace)
+    with taking(configuration.workspace, hooks) as address:
+        site = Site(address, url.removeprefix("git+"), configuration.workspace)
         assert site.send("github", push("github", site.url)) == 202
         assert site.send("github", push("github", site.url.replace("app", "other"))) == 200
         until(lambda: site.finds("gamma"))
@@ -301,8 +301,8 @@ def test_a_push_to_a_repository_of_a_fleet_is_found(
     Runs(configuration, by_prefect=True)(Work(source))
     assert started == [("team", commit)]
     (tmp_path / "index" / "_fleet.json").write_text("{")
-    with taking(configuration.workspace, hooks) as place:
-        assert deliver(place, "github", *push("github", site.url)).status == 503
+    with taking(configuration.workspace, hooks) as address:
+        assert deliver(address, "github", *push("github", site.url)).status == 503
 
 
 def test_the_command_takes_the_webhooks_of_the_configuration_that_names_its_workspace(

@@ -70,9 +70,9 @@ def best(tmp_path: Path, driftline: Driftline) -> Callable[..., list[str]]:
     return run
 
 
-def covered(place: Path) -> dict[str, tuple[int, int]]:
+def covered(folder: Path) -> dict[str, tuple[int, int]]:
     """Indexed and unindexed rows, by the name of the index."""
-    workspace = Workspace.open(str(place))
+    workspace = Workspace.open(str(folder))
     found = coverage(workspace.lines(workspace.tenants()[0]).open())
     return {name: (index.indexed_rows, index.unindexed_rows) for name, index in found.items()}
 

@@ -23,7 +23,7 @@ HOST = "https://code.example/team/app/-/blob"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> str:
+def location(tmp_path: Path) -> str:
     return str(tmp_path / "index")
 
 
@@ -55,183 +55,182 @@ def bind(tree: Checkout) -> None:
     git(tree.folder, "config", "remote.origin.url", "https://user:s3cr3t@code.example/team/app.git")
 
 
-def index(place: str, model: Path, source: object, **options: Any) -> None:
+def index(location: str, model: Path, source: object, **options: Any) -> None:
     index_sources(
-        IndexRequest((SourceRequest(str(source), link="gitlab"),), place, model=str(model), workers=1, **options)
+        IndexRequest((SourceRequest(str(source), link="gitlab"),), location, model=str(model), workers=1, **options)
     )
 
 
-def urls(place: str, **options: Any) -> dict[str, str | None]:
+def urls(location: str, **options: Any) -> dict[str, str | None]:
     links._PUSHED.clear()
     links._KNOWN.clear()
-    found = driftline.search(place, "alpha", **options)
-    exact = driftline.search(place, "", fixed="alpha", **options)
+    found = driftline.search(location, "alpha", **options)
+    exact = driftline.search(location, "", fixed="alpha", **options)
     assert {hit.path: hit.url for hit in exact} == {hit.path: hit.url for hit in found}
     return {hit.path: hit.url for hit in found}
 
 
 def test_an_unchanged_file_of_a_work_tree_is_linked_at_the_pushed_commit(
-    tree: Checkout, place: str, tiny_model: Path
+    tree: Checkout, location: str, tiny_model: Path
 ) -> None:
     pushed = git(tree.folder, "rev-parse", "HEAD")
     bind(tree)
     tree.write("new.py", "alpha = 'untracked'\n")
-    index(place, tiny_model, tree.folder)
+    index(location, tiny_model, tree.folder)
     linked = {
         "src/a.py": f"{HOST}/{pushed}/src/a.py#L1",
         "docs/b.md": f"{HOST}/{pushed}/docs/b.md?plain=1#L1",
         "new.py": None,
     }
-    assert urls(place) == linked
+    assert urls(location) == linked
     git(tree.folder, "add", "--all")
     git(tree.folder, "commit", "--quiet", "-m", "not pushed")
-    assert urls(place) == linked
+    assert urls(location) == linked
     tree.write("src/a.py", "def alpha():\n    return 2\n")
-    assert urls(place) == linked | {"src/a.py": None}  # the index is older than the file
-    index(place, tiny_model, tree.folder)
-    assert urls(place) == linked | {"src/a.py": None}  # and the file newer than the commit
+    assert urls(location) == linked | {"src/a.py": None}  # the index is older than the file
+    index(location, tiny_model, tree.folder)
+    assert urls(location) == linked | {"src/a.py": None}  # and the file newer than the commit
 
 
 def test_a_source_below_the_top_of_its_repository_is_linked_by_the_path_in_it(
-    tree: Checkout, place: str, tiny_model: Path
+    tree: Checkout, location: str, tiny_model: Path
 ) -> None:
     bind(tree)
-    index(place, tiny_model, tree.folder / "src")
-    assert urls(place) == {"a.py": f"{HOST}/{git(tree.folder, 'rev-parse', 'HEAD')}/src/a.py#L1"}
+    index(location, tiny_model, tree.folder / "src")
+    assert urls(location) == {"a.py": f"{HOST}/{git(tree.folder, 'rev-parse', 'HEAD')}/src/a.py#L1"}
 
 
-def test_without_a_pushed_commit_there_is_no_link(tree: Checkout, place: str, tiny_model: Path) -> None:
+def test_without_a_pushed_commit_there_is_no_link(tree: Checkout, location: str, tiny_model: Path) -> None:
     bind(tree)
     git(tree.folder, "update-ref", "-d", "refs/remotes/origin/main")
-    index(place, tiny_model, tree.folder)
-    assert urls(place) == {"src/a.py": None, "docs/b.md": None}
+    index(location, tiny_model, tree.folder)
+    assert urls(location) == {"src/a.py": None, "docs/b.md": None}
 
 
-def urls_with(place: str, **change: object) -> dict[str, str | None]:
+def urls_with(location: str, **change: object) -> dict[str, str | None]:
     """Return the links with another record of the only source, by default of a remote on a host that nobody runs."""
-    (path,) = Path(place).rglob("_source.json")
+    (path,) = Path(location).rglob("_source.json")
     before = path.read_bytes()
     known = SourceRecord.model_validate_json(before)
     changed = known.model_copy(update={"origin": "git@code.example:team/app.git", **change})
     path.write_text(changed.model_dump_json())
     try:
-        return urls(place)
+        return urls(location)
     finally:
         path.write_bytes(before)
 
 
 def test_a_repository_by_its_url_is_linked_at_the_commit_of_its_run_without_a_mirror(
-    git_server: GitServer, tree: Checkout, place: str, tiny_model: Path
+    git_server: GitServer, tree: Checkout, location: str, tiny_model: Path
 ) -> None:
     first = git(tree.folder, "rev-parse", "HEAD")
-    index(place, tiny_model, git_server.url("app.git"))
+    index(location, tiny_model, git_server.url("app.git"))
     tree.write("src/a.py", "\n\ndef alpha():\n    return 2\n")
     second = tree.push()
-    assert urls_with(place)["src/a.py"] == f"{HOST}/{first}/src/a.py#L1"
-    index(place, tiny_model, git_server.url("app.git"))
-    assert urls_with(place) == {
+    assert urls_with(location)["src/a.py"] == f"{HOST}/{first}/src/a.py#L1"
+    index(location, tiny_model, git_server.url("app.git"))
+    assert urls_with(location) == {
         "src/a.py": f"{HOST}/{second}/src/a.py#L3",
         "docs/b.md": f"{HOST}/{second}/docs/b.md?plain=1#L1",
     }
 
 
 def test_documents_that_a_later_run_has_written_have_no_link_until_it_ends(
-    tree: Checkout, place: str, tiny_model: Path
+    tree: Checkout, location: str, tiny_model: Path
 ) -> None:
     bind(tree)
     at = git(tree.folder, "rev-parse", "HEAD")
-    index(place, tiny_model, tree.folder, by_commit=True)
+    index(location, tiny_model, tree.folder, by_commit=True)
     git(tree.folder, "update-ref", "-d", "refs/remotes/origin/main")  # only the record is left to prove anything
     tree.write("src/a.py", "def alpha():\n    return 3\n")
-    index(place, tiny_model, tree.folder)
-    assert urls(place) == {"src/a.py": None, "docs/b.md": f"{HOST}/{at}/docs/b.md?plain=1#L1"}
+    index(location, tiny_model, tree.folder)
+    assert urls(location) == {"src/a.py": None, "docs/b.md": f"{HOST}/{at}/docs/b.md?plain=1#L1"}
     tree.write("src/a.py", "def alpha():\n    return 1\n")
-    index(place, tiny_model, tree.folder, by_commit=True)
-    assert urls(place)["src/a.py"] == f"{HOST}/{at}/src/a.py#L1"
+    index(location, tiny_model, tree.folder, by_commit=True)
+    assert urls(location)["src/a.py"] == f"{HOST}/{at}/src/a.py#L1"
 
 
-def test_a_branch_is_linked_at_its_own_commit(tree: Checkout, place: str, tiny_model: Path) -> None:
+def test_a_branch_is_linked_at_its_own_commit(tree: Checkout, location: str, tiny_model: Path) -> None:
     main = git(tree.folder, "rev-parse", "HEAD")
     bind(tree)
-    index(place, tiny_model, tree.folder, by_commit=True)
+    index(location, tiny_model, tree.folder, by_commit=True)
     git(tree.folder, "switch", "--quiet", "-c", "topic")
     tree.write("src/a.py", "\ndef alpha():\n    return 4\n")
     git(tree.folder, "commit", "--quiet", "-am", "topic")
     topic = git(tree.folder, "rev-parse", "HEAD")
-    index(place, tiny_model, tree.folder, by_commit=True, branch="topic")
+    index(location, tiny_model, tree.folder, by_commit=True, branch="topic")
     git(tree.folder, "update-ref", "-d", "refs/remotes/origin/main")
-    assert urls(place)["src/a.py"] == f"{HOST}/{main}/src/a.py#L1"
-    assert urls(place, branch="topic")["src/a.py"] == f"{HOST}/{topic}/src/a.py#L2"
+    assert urls(location)["src/a.py"] == f"{HOST}/{main}/src/a.py#L1"
+    assert urls(location, branch="topic")["src/a.py"] == f"{HOST}/{topic}/src/a.py#L2"
 
 
 def test_a_copy_whose_record_is_newer_than_its_manifest_has_no_links(
-    git_server: GitServer, tree: Checkout, place: str, tiny_model: Path, tmp_path: Path
+    git_server: GitServer, tree: Checkout, location: str, tiny_model: Path, tmp_path: Path
 ) -> None:
-    index(place, tiny_model, git_server.url("app.git"))
+    index(location, tiny_model, git_server.url("app.git"))
     copy = str(tmp_path / "copy")
-    pull_workspace(PullRequest(place, copy))
+    pull_workspace(PullRequest(location, copy))
     before = git(tree.folder, "rev-parse", "HEAD")
     assert urls_with(copy)["src/a.py"] == f"{HOST}/{before}/src/a.py#L1"
     tree.write("src/a.py", "alpha = 'elsewhere'\n")
     tree.push()
-    index(place, tiny_model, git_server.url("app.git"))
-    (newer,) = Path(place).rglob("_source.json")
+    index(location, tiny_model, git_server.url("app.git"))
+    (newer,) = Path(location).rglob("_source.json")
     (older,) = Path(copy).rglob("_source.json")
     older.write_bytes(newer.read_bytes())
     assert urls_with(copy) == {"src/a.py": None, "docs/b.md": None}
 
 
 def test_a_run_that_was_killed_takes_the_links_only_of_what_it_wrote(
-    git_server: GitServer, tree: Checkout, place: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    git_server: GitServer, tree: Checkout, location: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index(place, tiny_model, git_server.url("app.git"))
+    index(location, tiny_model, git_server.url("app.git"))
     at = git(tree.folder, "rev-parse", "HEAD")
     tree.write("src/a.py", "def alpha():\n    return 5\n")
     tree.push()
     with monkeypatch.context() as patch:
         patch.setattr("driftline.flows.runs.source_run.SourceRun._delete", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            index(place, tiny_model, git_server.url("app.git"))
-    assert urls_with(place) == {"src/a.py": None, "docs/b.md": f"{HOST}/{at}/docs/b.md?plain=1#L1"}
+            index(location, tiny_model, git_server.url("app.git"))
+    assert urls_with(location) == {"src/a.py": None, "docs/b.md": f"{HOST}/{at}/docs/b.md?plain=1#L1"}
 
 
 def test_a_forged_record_gives_no_link_to_what_it_does_not_prove(
-    git_server: GitServer, tree: Checkout, place: str, tiny_model: Path
+    git_server: GitServer, tree: Checkout, location: str, tiny_model: Path
 ) -> None:
-    index(place, tiny_model, git_server.url("app.git"))
+    index(location, tiny_model, git_server.url("app.git"))
     for change in ({"link": "javascript:{commit}{path}"}, {"origin": "javascript:alert(1)"}, {"origin": None}):
-        assert urls_with(place, **change) == {"src/a.py": None, "docs/b.md": None}
+        assert urls_with(location, **change) == {"src/a.py": None, "docs/b.md": None}
 
 
-def test_credentials_of_a_remote_appear_nowhere(tree: Checkout, place: str, tiny_model: Path) -> None:
+def test_credentials_of_a_remote_appear_nowhere(tree: Checkout, location: str, tiny_model: Path) -> None:
     bind(tree)
-    index(place, tiny_model, tree.folder)
-    said = json.dumps(driftline.search(place, "alpha").to_dict())
+    index(location, tiny_model, tree.folder)
+    said = json.dumps(driftline.search(location, "alpha").to_dict())
     assert HOST in said
-    assert "s3cr3t" not in said + "".join(path.read_text() for path in Path(place).rglob("*.json"))
+    assert "s3cr3t" not in said + "".join(path.read_text() for path in Path(location).rglob("*.json"))
 
 
-def test_an_excerpt_has_the_link_of_its_line(tree: Checkout, place: str, tiny_model: Path) -> None:
+def test_an_excerpt_has_the_link_of_its_line(tree: Checkout, location: str, tiny_model: Path) -> None:
     bind(tree)
-    index(place, tiny_model, tree.folder)
-    workspace = driftline.open(place)
+    index(location, tiny_model, tree.folder)
+    workspace = driftline.open(location)
     (source,) = {hit.source for hit in workspace.search("alpha")}
     found = workspace.excerpt(source, "src/a.py", 2)
     assert found.url == f"{HOST}/{git(tree.folder, 'rev-parse', 'HEAD')}/src/a.py#L2"
 
 
 def test_the_setting_of_a_source_is_recorded_changed_and_removed(
-    git_server: GitServer, tree: Checkout, place: str, tiny_model: Path, tmp_path: Path, command: Callable[..., Any]
+    git_server: GitServer, tree: Checkout, location: str, tiny_model: Path, tmp_path: Path, command: Callable[..., Any]
 ) -> None:
     config = tmp_path / "driftline.toml"
 
     def recorded(line: str) -> str | None:
-        config.write_text(
-            f'workspace = "{place}"\nmodel = "{tiny_model}"\n[[sources]]\nuri = "{git_server.url("app.git")}"\n{line}\n'
-        )
+        sources = f'[[sources]]\nuri = "{git_server.url("app.git")}"\n{line}\n'
+        config.write_text(f'workspace = "{location}"\nmodel = "{tiny_model}"\n{sources}')
         outcome = command("index", "--all", "--config", config)
         assert outcome.code == 0, outcome.err
-        (path,) = Path(place).rglob("_source.json")
+        (path,) = Path(location).rglob("_source.json")
         return SourceRecord.model_validate_json(path.read_bytes()).link
 
     assert recorded('link = "gitea"') == "gitea"
@@ -243,14 +242,14 @@ def test_the_setting_of_a_source_is_recorded_changed_and_removed(
     assert (outcome.code, "Begin with https://" in outcome.err) == (2, True), outcome.err
 
 
-def test_the_lease_of_another_run_voids_no_link(tree: Checkout, place: str, tiny_model: Path) -> None:
+def test_the_lease_of_another_run_voids_no_link(tree: Checkout, location: str, tiny_model: Path) -> None:
     bind(tree)
-    index(place, tiny_model, tree.folder, by_commit=True)
+    index(location, tiny_model, tree.folder, by_commit=True)
     git(tree.folder, "update-ref", "-d", "refs/remotes/origin/main")
-    before = urls(place)
-    workspace = Workspace.open(place)
-    (entity,) = (Entity.parse(hit.source) for hit in driftline.search(place, "alpha", top_k=1))
+    before = urls(location)
+    workspace = Workspace.open(location)
+    (entity,) = (Entity.parse(hit.source) for hit in driftline.search(location, "alpha", top_k=1))
     with acquire_source(workspace, entity, "another run"):
         pass
-    assert urls(place) == before
+    assert urls(location) == before
     assert None not in before.values()

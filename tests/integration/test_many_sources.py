@@ -197,8 +197,8 @@ def test_a_project_that_holds_its_index_takes_it_along(
         subprocess.run(["git", "remote", "add", "origin", "https://git.example/team/web"], cwd=before, check=True)
 
     def index(root: Path) -> None:
-        places = [os.path.normpath(root / source) for source in sources]
-        dl.index(*places, workspace=str(root / folder), model=str(tiny_model), entity=entity)
+        locations = [os.path.normpath(root / source) for source in sources]
+        dl.index(*locations, workspace=str(root / folder), model=str(tiny_model), entity=entity)
 
     def found(root: Path, word: str) -> list[str | None]:
         report = dl.search(str(root / folder), word, mode="text", n_lines=0)
@@ -227,7 +227,7 @@ def test_a_project_that_holds_its_index_takes_it_along(
 
 
 @pytest.mark.parametrize("around", [True, False])
-def test_a_workspace_that_leaves_its_project_keeps_the_places_of_its_sources(
+def test_a_workspace_that_leaves_its_project_keeps_the_locations_of_its_sources(
     around: bool, tmp_path: Path, tiny_model: Path
 ) -> None:
     project, elsewhere = tmp_path / "proj", tmp_path / "elsewhere" / "kept"
@@ -239,8 +239,8 @@ def test_a_workspace_that_leaves_its_project_keeps_the_places_of_its_sources(
     shutil.move(project / ".driftline", elsewhere)
     pulled = tmp_path / "elsewhere" / "proj" / ".driftline"
     pull_workspace(PullRequest(str(elsewhere), str(pulled)))
-    for place in (elsewhere, pulled):
-        (hit,) = dl.search(str(place), "pump", mode="text", n_lines=0).results
+    for location in (elsewhere, pulled):
+        (hit,) = dl.search(str(location), "pump", mode="text", n_lines=0).results
         assert (hit.file, hit.freshness) == (str(project / "src/pump.txt"), "fresh")
 
 

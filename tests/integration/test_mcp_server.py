@@ -41,18 +41,18 @@ Outcome = Any
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+def location(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """A folder with a workspace ``ws`` over the trees ``web`` and ``app``, and a file that is not indexed."""
-    place = tmp_path_factory.mktemp("mcp")
+    location = tmp_path_factory.mktemp("mcp")
     for source in ("web", "app"):
-        (place / source).mkdir()
-        (place / source / "both.txt").write_text(f"{source}\nparser\n")
-    (place / "web" / "long.txt").write_text("\n".join(["subcommand " * 100] * 400))
-    (place / "web" / "only.txt").write_text("one\n---\nnamespace\ntwo\n")
-    (place / "secret.txt").write_text("namespace\n")
+        (location / source).mkdir()
+        (location / source / "both.txt").write_text(f"{source}\nparser\n")
+    (location / "web" / "long.txt").write_text("\n".join(["subcommand " * 100] * 400))
+    (location / "web" / "only.txt").write_text("one\n---\nnamespace\ntwo\n")
+    (location / "secret.txt").write_text("namespace\n")
     for source in ("web", "app"):
-        dl.index(str(place / source), workspace=str(place / "ws"), model=str(tiny_model))
-    return place
+        dl.index(str(location / source), workspace=str(location / "ws"), model=str(tiny_model))
+    return location
 
 
 def ask(server: Any, *calls: tuple[str, dict[str, Any]]) -> list[Outcome]:
@@ -73,9 +73,9 @@ def check_found(outcome: Outcome) -> None:
     assert hit["context"][hit["line"] - hit["start_line"]] == "namespace"
 
 
-def test_a_client_finds_a_line_over_stdio(place: Path) -> None:
+def test_a_client_finds_a_line_over_stdio(location: Path) -> None:
     program = str(Path(sys.executable).parent / "driftline")
-    server = StdioServerParameters(command=program, args=["mcp", "--workspace", str(place / "ws")])
+    server = StdioServerParameters(command=program, args=["mcp", "--workspace", str(location / "ws")])
     found, context = ask(server, FIND, ("read_context", {"path": "only.txt", "line": 3, "n_lines": 1}))
     check_found(found)
     assert context.structured_content["lines"] == ["---", "namespace", "two"]
@@ -91,9 +91,9 @@ def status_for_host(url: str, host: str) -> int:
     return status
 
 
-def test_a_client_finds_a_line_over_http(place: Path) -> None:
+def test_a_client_finds_a_line_over_http(location: Path) -> None:
     program = str(Path(sys.executable).parent / "driftline")
-    command = [program, "mcp", "--transport", "http", "--port", "0", "--workspace", str(place / "ws")]
+    command = [program, "mcp", "--transport", "http", "--port", "0", "--workspace", str(location / "ws")]
     guarded = ["setpriv", "--pdeathsig", "KILL", *command] if shutil.which("setpriv") else command
     with subprocess.Popen(guarded, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -112,9 +112,9 @@ def test_a_client_finds_a_line_over_http(place: Path) -> None:
         assert process.stderr.read() == ""
 
 
-def test_tools_have_schemas_with_bounds(place: Path) -> None:
+def test_tools_have_schemas_with_bounds(location: Path) -> None:
     async def tools() -> dict[str, Any]:
-        async with Client(make_server(dl.open(str(place / "ws")).storage)) as client:
+        async with Client(make_server(dl.open(str(location / "ws")).storage)) as client:
             return {tool.name: tool for tool in (await client.list_tools()).tools}
 
     found = asyncio.run(tools())
@@ -128,10 +128,10 @@ def test_tools_have_schemas_with_bounds(place: Path) -> None:
         assert tool.annotations.read_only_hint
 
 
-def test_filters_and_modes_reach_the_search(place: Path) -> None:
+def test_filters_and_modes_reach_the_search(location: Path) -> None:
     def paths(**options: Any) -> set[str]:
         asked = {"query": "parser", "top_k": 50, "n_lines": 0, **options}
-        (outcome,) = ask(make_server(dl.open(str(place / "ws")).storage), ("search_lines", asked))
+        (outcome,) = ask(make_server(dl.open(str(location / "ws")).storage), ("search_lines", asked))
         assert not outcome.is_error, outcome
         return {hit["path"] for hit in outcome.structured_content["results"]}
 
@@ -171,8 +171,8 @@ def test_exact_text_definitions_and_uses_are_found(tmp_path: Path, tiny_model: P
     assert "character 2" in wrong.content[0].text
 
 
-def test_answers_are_bounded(place: Path) -> None:
-    server = make_server(dl.open(str(place / "ws")).storage)
+def test_answers_are_bounded(location: Path) -> None:
+    server = make_server(dl.open(str(location / "ws")).storage)
     wide = {"query": "subcommand", "top_k": 50, "n_lines": 20}
     answers = ask(server, ("search_lines", wide), ("read_context", {"path": "long.txt", "line": 200, "n_lines": 100}))
     for answer in answers:
@@ -207,8 +207,8 @@ def test_the_text_of_an_answer_holds_what_decides_and_no_more(tmp_path: Path, ti
 
 
 @pytest.mark.parametrize("max_tokens", [MIN_TOKENS, 1_000, 5_000, MAX_TOKENS])
-def test_an_answer_fits_into_its_tokens_and_says_how_to_get_the_rest(place: Path, max_tokens: int) -> None:
-    server = make_server(dl.open(str(place / "ws")).storage)
+def test_an_answer_fits_into_its_tokens_and_says_how_to_get_the_rest(location: Path, max_tokens: int) -> None:
+    server = make_server(dl.open(str(location / "ws")).storage)
     wide = {"query": "subcommand", "top_k": 50, "n_lines": 20, "max_tokens": max_tokens}
     around = {"path": "long.txt", "line": 200, "n_lines": 100, "max_tokens": max_tokens}
     found, read, few = ask(
@@ -241,14 +241,16 @@ def test_an_answer_fits_into_its_tokens_and_says_how_to_get_the_rest(place: Path
         ("no_such_tool", {}, "no_such_tool"),
     ],
 )
-def test_failures_are_protocol_errors(place: Path, name: str, arguments: dict[str, Any], complaint: str) -> None:
-    arguments = {key: str(place / "secret.txt") if value == "ABSOLUTE" else value for key, value in arguments.items()}
-    (outcome,) = ask(make_server(dl.open(str(place / "ws")).storage), (name, arguments))
+def test_failures_are_protocol_errors(location: Path, name: str, arguments: dict[str, Any], complaint: str) -> None:
+    arguments = {
+        key: str(location / "secret.txt") if value == "ABSOLUTE" else value for key, value in arguments.items()
+    }
+    (outcome,) = ask(make_server(dl.open(str(location / "ws")).storage), (name, arguments))
     assert outcome.is_error
     assert complaint in outcome.content[0].text
 
 
-def test_files_that_are_not_indexed_are_never_read(place: Path, tmp_path: Path, tiny_model: Path) -> None:
+def test_files_that_are_not_indexed_are_never_read(location: Path, tmp_path: Path, tiny_model: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "inner").mkdir(parents=True)
     for name in ("plain.txt", "inner/deep.txt"):
@@ -299,8 +301,8 @@ def remembered(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tu
     configuration.write_text(json.dumps({"settings": {"ltm": {"embedding": {"model": str(tiny_model)}}}}))
     with dl.MemoryStore(str(folder / "ws"), embedder=lambda: WordTableEmbedder.open(str(tiny_model))) as store:
         for phase in ("plan", "act"):
-            place = f"org:acme/project:{phase}"
-            store.store(phase, {"text": f"parser {phase}"}, place, {"phase": phase, "n": len(phase)})
+            location = f"org:acme/project:{phase}"
+            store.store(phase, {"text": f"parser {phase}"}, location, {"phase": phase, "n": len(phase)})
         store.store("long", "namespace " * 20_000, "org:acme/project:long", {"note": "x" * 10_000})
         store.store_many(dl.MemoryItem(f"many {n}", "subcommand " * 300, "org:many") for n in range(50))
         store.store("foreign", "parser plan", "org:other")
@@ -308,10 +310,10 @@ def remembered(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tu
 
 
 def recall(remembered: tuple[Path, dict[str, str]], **arguments: Any) -> Outcome:
-    place, variables = remembered
-    memory = find_memory(load_memory_configuration(environ=variables), Workspace.open(str(place)))
+    location, variables = remembered
+    memory = find_memory(load_memory_configuration(environ=variables), Workspace.open(str(location)))
     assert memory is not None
-    server = make_server(dl.open(str(place)).storage, memory)
+    server = make_server(dl.open(str(location)).storage, memory)
     with memory():
         (outcome,) = ask(server, ("search_memory", arguments))
     return outcome
@@ -363,20 +365,20 @@ def test_usage_errors_of_memory_are_protocol_errors(
 
 
 def test_a_client_searches_memory_over_stdio_where_there_is_some(
-    remembered: tuple[Path, dict[str, str]], place: Path
+    remembered: tuple[Path, dict[str, str]], location: Path
 ) -> None:
     program = str(Path(sys.executable).parent / "driftline")
     command = ["mcp", "--workspace", str(remembered[0])]
     server = StdioServerParameters(command=program, args=command, env={**os.environ, **remembered[1]})
     (outcome,) = ask(server, ("search_memory", {"query": "parser plan", "entity": "org:acme", "top_k": 1}))
     assert [hit["record"]["key"] for hit in outcome.structured_content["results"]] == ["plan"]
-    assert find_memory(load_memory_configuration(environ={}), Workspace.open(str(place / "ws"))) is None
+    assert find_memory(load_memory_configuration(environ={}), Workspace.open(str(location / "ws"))) is None
     without = load_memory_configuration(environ={}, embedding={"enabled": False})
     assert find_memory(without, Workspace.open(str(remembered[0]))) is None
 
 
 def test_the_server_survives_the_death_of_the_process_that_reads(
-    remembered: tuple[Path, dict[str, str]], place: Path
+    remembered: tuple[Path, dict[str, str]], location: Path
 ) -> None:
     """As native code ends it over a damaged table."""
     recall = ("search_memory", {"query": "parser plan", "entity": "org:acme", "top_k": 1})
@@ -401,23 +403,23 @@ def test_the_server_survives_the_death_of_the_process_that_reads(
         assert first.structured_content["results"] == second.structured_content["results"] != []
 
     asyncio.run(talk(remembered[0], *recall))
-    asyncio.run(talk(place / "ws", *FIND))
+    asyncio.run(talk(location / "ws", *FIND))
 
 
 @pytest.mark.parametrize(("host", "complaint"), [("0.0.0.0", "loopback only"), ("192.0.2.1", "loopback only")])
-def test_only_loopback_is_served(place: Path, driftline: Callable[..., Any], host: str, complaint: str) -> None:
-    outcome = driftline("mcp", "--workspace", place / "ws", "--transport", "http", "--host", host)
+def test_only_loopback_is_served(location: Path, driftline: Callable[..., Any], host: str, complaint: str) -> None:
+    outcome = driftline("mcp", "--workspace", location / "ws", "--transport", "http", "--host", host)
     assert outcome.code == 2
     assert complaint in outcome.err
 
 
 def test_usage_errors_end_the_server_before_it_starts(
-    place: Path, tmp_path: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    location: Path, tmp_path: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert driftline("mcp", "--workspace", tmp_path / "nowhere").code == 2
     monkeypatch.setitem(sys.modules, "mcp.server", None)
     monkeypatch.delitem(sys.modules, "driftline.flows.mcp_server.server")
-    outcome = driftline("mcp", "--workspace", place / "ws")
+    outcome = driftline("mcp", "--workspace", location / "ws")
     assert outcome.code == 2
     assert install_command("mcp") in outcome.err
 
@@ -425,18 +427,18 @@ def test_usage_errors_end_the_server_before_it_starts(
 @pytest.mark.parametrize(
     ("wrong", "right"), [("extensions", "exts"), ("limit", "top_k"), ("glob", "globs"), ("pahts", "paths")]
 )
-def test_an_unknown_argument_is_an_error_that_names_the_nearest(place: Path, wrong: str, right: str) -> None:
+def test_an_unknown_argument_is_an_error_that_names_the_nearest(location: Path, wrong: str, right: str) -> None:
     (outcome,) = ask(
-        make_server(dl.open(str(place / "ws")).storage), ("search_lines", {"query": "parser", wrong: ["txt"]})
+        make_server(dl.open(str(location / "ws")).storage), ("search_lines", {"query": "parser", wrong: ["txt"]})
     )
     assert outcome.is_error
     assert f"Unknown argument {wrong!r}" in outcome.content[0].text
     assert f"{right!r}" in outcome.content[0].text
 
 
-def test_a_filter_that_matches_no_document_says_so(place: Path) -> None:
+def test_a_filter_that_matches_no_document_says_so(location: Path) -> None:
     (outcome,) = ask(
-        make_server(dl.open(str(place / "ws")).storage), ("search_lines", {"query": "parser", "globs": ["*.zz"]})
+        make_server(dl.open(str(location / "ws")).storage), ("search_lines", {"query": "parser", "globs": ["*.zz"]})
     )
     assert outcome.structured_content["results"] == []
     assert "'*.zz'" in outcome.structured_content["notes"][0]

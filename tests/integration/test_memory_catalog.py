@@ -42,7 +42,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> str:
+def location(tmp_path: Path) -> str:
     return str(tmp_path / "workspace")
 
 
@@ -52,14 +52,14 @@ def embedder(tiny_model: Path) -> Callable[[], WordTableEmbedder]:
     return lambda: loaded
 
 
-def fill(place: str, **options: Any) -> None:
-    with MemoryStore(place, **options) as store:
+def fill(location: str, **options: Any) -> None:
+    with MemoryStore(location, **options) as store:
         store.store_many(MemoryItem(f"large {n}", LARGE + str(n), OWNER) for n in range(3))
         store.store("small", {"n": 1}, ACME, metadata={"kind": "note"})
 
 
-def values(place: str, **options: Any) -> dict[str, Any]:
-    with MemoryStore(place, **options) as store:
+def values(location: str, **options: Any) -> dict[str, Any]:
+    with MemoryStore(location, **options) as store:
         found = {key: store.retrieve(key, ACME) for key in ("small", "large 0", "large 1", "large 2", "later")}
         return {key: entry.value for key, entry in found.items() if entry is not None}
 
@@ -67,24 +67,24 @@ def values(place: str, **options: Any) -> dict[str, Any]:
 EVERYTHING = {"small": {"n": 1}, **{f"large {n}": LARGE + str(n) for n in range(3)}}
 
 
-def blobs(place: str) -> set[str]:
-    return {path.name for path in Path(place).rglob("*.json") if path.stem.count("-") == 2}
+def blobs(location: str) -> set[str]:
+    return {path.name for path in Path(location).rglob("*.json") if path.stem.count("-") == 2}
 
 
-def cleaned(place: str) -> CleanupReport:
-    return clean_workspace(CleanupRequest(place, 0.0, False))
+def cleaned(location: str) -> CleanupReport:
+    return clean_workspace(CleanupRequest(location, 0.0, False))
 
 
 def findings(report: VerifyReport) -> list[FindingKind]:
     return [finding.kind for finding in report.findings]
 
 
-def verified(place: str, repair: bool = False) -> VerifyReport:
-    return verify_workspace(VerifyRequest(place, repair))
+def verified(location: str, repair: bool = False) -> VerifyReport:
+    return verify_workspace(VerifyRequest(location, repair))
 
 
-def lose_catalog(place: str) -> None:
-    for path in Path(place).glob(f"{CATALOG}*"):
+def lose_catalog(location: str) -> None:
+    for path in Path(location).glob(f"{CATALOG}*"):
         path.unlink()
 
 
@@ -92,95 +92,95 @@ def lose_catalog(place: str) -> None:
 
 
 def test_without_its_url_no_second_catalog_appears_and_no_blob_is_deleted(
-    place: str, postgres_catalog: str, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    location: str, postgres_catalog: str, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(place, catalog_url=postgres_catalog)
-    kept = blobs(place)
-    monkeypatch.setenv("DRIFTLINE_WORKSPACE", place)
+    fill(location, catalog_url=postgres_catalog)
+    kept = blobs(location)
+    monkeypatch.setenv("DRIFTLINE_WORKSPACE", location)
     for command in (["put", "stray", "1", "--entity", OWNER], ["get", "small", "--in", ACME], ["list", ACME]):
         refused = driftline("memory", *command, "--json")
         assert (refused.code, refused.json["error"]) == (2, "catalog_missing")
         assert "postgresql" in refused.json["message"]
         assert "DATABASE_URL" in refused.json["fix"]
-    assert not (Path(place) / CATALOG).exists()
+    assert not (Path(location) / CATALOG).exists()
     swept = driftline("cleanup", "--delete", "--max-age-seconds", 0, "--json")
     assert swept.code == 0
     assert "Memory blobs are not judged" in str(swept.json["skipped"])
-    assert blobs(place) == kept
+    assert blobs(location) == kept
     monkeypatch.setenv("DATABASE_URL", postgres_catalog)
     assert json.loads(driftline("memory", "get", "small", "--in", ACME).out) == {"n": 1}
 
 
-def test_the_record_names_no_user_and_no_password(place: str, postgres_catalog: str) -> None:
-    fill(place, catalog_url=postgres_catalog.replace("driftline@", "driftline:hunter2@"))
-    text = (Path(place) / CATALOG_RECORD).read_text()
+def test_the_record_names_no_user_and_no_password(location: str, postgres_catalog: str) -> None:
+    fill(location, catalog_url=postgres_catalog.replace("driftline@", "driftline:hunter2@"))
+    text = (Path(location) / CATALOG_RECORD).read_text()
     assert "postgresql" in text
     assert "hunter2" not in text
     assert "driftline@" not in text
 
 
-def test_an_empty_database_is_refused_where_there_is_memory(place: str, postgres_catalog: str) -> None:
-    fill(place)
+def test_an_empty_database_is_refused_where_there_is_memory(location: str, postgres_catalog: str) -> None:
+    fill(location)
     with pytest.raises(CatalogMissing, match=CATALOG):
-        MemoryStore(place, catalog_url=postgres_catalog)
+        MemoryStore(location, catalog_url=postgres_catalog)
     catalog = Catalog(postgres_catalog)
     assert catalog.identity() is None
     catalog.close()
-    assert values(place) == EVERYTHING
+    assert values(location) == EVERYTHING
 
 
-def test_the_catalog_of_another_workspace_is_refused(place: str, tmp_path: Path) -> None:
-    fill(place)
+def test_the_catalog_of_another_workspace_is_refused(location: str, tmp_path: Path) -> None:
+    fill(location)
     fill(str(tmp_path / "other"))
     other = embedded_url(str(tmp_path / "other"))
     with pytest.raises(CatalogMismatch, match="belongs to workspace"):
-        MemoryStore(place, catalog_url=other)
+        MemoryStore(location, catalog_url=other)
     catalog = Catalog(other)
     with pytest.raises(CatalogMismatch, match="belongs to workspace"):
-        adopt(Workspace.open(place), catalog)
+        adopt(Workspace.open(location), catalog)
     catalog.close()
 
 
-def test_memory_without_its_record_is_refused_by_an_empty_catalog(place: str, postgres_catalog: str) -> None:
-    fill(place, catalog_url=postgres_catalog)
-    (Path(place) / CATALOG_RECORD).unlink()
+def test_memory_without_its_record_is_refused_by_an_empty_catalog(location: str, postgres_catalog: str) -> None:
+    fill(location, catalog_url=postgres_catalog)
+    (Path(location) / CATALOG_RECORD).unlink()
     with pytest.raises(CatalogMissing, match=r"_catalog\.json is missing"):
-        MemoryStore(place)
-    assert values(place, catalog_url=postgres_catalog) == EVERYTHING
+        MemoryStore(location)
+    assert values(location, catalog_url=postgres_catalog) == EVERYTHING
 
 
-def test_stores_that_are_opened_at_once_agree_on_one_catalog(place: str) -> None:
-    Workspace.open_for_writing(place)
+def test_stores_that_are_opened_at_once_agree_on_one_catalog(location: str) -> None:
+    Workspace.open_for_writing(location)
     with ThreadPoolExecutor(4) as pool:
-        for store in pool.map(lambda _: MemoryStore(place), range(4)):
+        for store in pool.map(lambda _: MemoryStore(location), range(4)):
             store.close()
-    fill(place)
-    assert values(place) == EVERYTHING
+    fill(location)
+    assert values(location) == EVERYTHING
 
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_a_first_opening_that_is_interrupted_anywhere_is_completed_by_the_next(
-    place: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
+    location: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed = Faults()
     with injected(undisturbed):
-        fill(place)
+        fill(location)
     at = next(n for n, name in enumerate(undisturbed.log) if CATALOG_RECORD in name)
     for step in range(max(0, at - 1), at + 2):
-        shutil.rmtree(place)
+        shutil.rmtree(location)
         try:
             with injected(Faults(mode, step)):
-                fill(place)
+                fill(location)
         except (Crash, StorageError):
-            fill(place)
-        assert values(place) == EVERYTHING
+            fill(location)
+        assert values(location) == EVERYTHING
 
 
-def test_actions_report_a_lost_catalog_by_its_type(place: str) -> None:
-    fill(place)
-    lose_catalog(place)
+def test_actions_report_a_lost_catalog_by_its_type(location: str) -> None:
+    fill(location)
+    lose_catalog(location)
     actions: dict[str, Any] = {}
-    register_actions(actions, settings={"ltm": {"storage": {"uri": place}}})
+    register_actions(actions, settings={"ltm": {"storage": {"uri": location}}})
     answer = actions["ltm.store"](state={}, key="stray", value=1, entity=OWNER)
     assert (answer["success"], answer["error_type"]) == (False, "catalog_missing")
 
@@ -189,27 +189,27 @@ def test_actions_report_a_lost_catalog_by_its_type(place: str) -> None:
 
 
 def test_every_interface_reports_a_lost_catalog_and_one_command_restores_it(
-    place: str, driftline: Callable[..., Any], embedder: Callable[[], WordTableEmbedder]
+    location: str, driftline: Callable[..., Any], embedder: Callable[[], WordTableEmbedder]
 ) -> None:
-    fill(place, embedder=embedder)
-    kept = blobs(place)
-    lose_catalog(place)
+    fill(location, embedder=embedder)
+    kept = blobs(location)
+    lose_catalog(location)
     with pytest.raises(CatalogMissing, match="is empty"):
-        MemoryStore(place)
-    assert "is lost" in str(cleaned(place).skipped)
-    assert blobs(place) == kept
-    report = verified(place)
+        MemoryStore(location)
+    assert "is lost" in str(cleaned(location).skipped)
+    assert blobs(location) == kept
+    report = verified(location)
     assert findings(report) == [FindingKind.CATALOG]
     assert "is lost" in report.findings[0].detail
-    assert findings(verified(place, repair=True)) == [FindingKind.CATALOG]
-    assert not (Path(place) / CATALOG).exists()
+    assert findings(verified(location, repair=True)) == [FindingKind.CATALOG]
+    assert not (Path(location) / CATALOG).exists()
 
-    restored = driftline("memory", "restore", "--workspace", place, "--json")
+    restored = driftline("memory", "restore", "--workspace", location, "--json")
     assert restored.code == 0, restored
     assert (restored.code, restored.json["entries"]) == (0, 4)
-    assert values(place) == EVERYTHING
-    assert findings(verified(place)) == []
-    with MemoryStore(place, embedder=embedder) as store:
+    assert values(location) == EVERYTHING
+    assert findings(verified(location)) == []
+    with MemoryStore(location, embedder=embedder) as store:
         entry = store.retrieve("small", ACME)
         assert entry is not None
         assert entry.metadata == {"kind": "note"}
@@ -217,74 +217,74 @@ def test_every_interface_reports_a_lost_catalog_and_one_command_restores_it(
         store.flush()
         assert "later" in {hit.record.key for hit in store.search_memory("parser", scope=ACME)}
         assert store.retrieve_by_entity("org", "acme", True).total_count == 5
-    assert findings(verified(place)) == []
-    cleaned(place)
-    assert blobs(place) == kept
+    assert findings(verified(location)) == []
+    cleaned(location)
+    assert blobs(location) == kept
 
 
-def test_a_catalog_in_postgresql_is_restored(place: str, postgres_server: Any, postgres_catalog: str) -> None:
-    fill(place, catalog_url=postgres_catalog)
+def test_a_catalog_in_postgresql_is_restored(location: str, postgres_server: Any, postgres_catalog: str) -> None:
+    fill(location, catalog_url=postgres_catalog)
     fresh = postgres_server.database()
-    restored = restore_catalog(Workspace.open(place), fresh)
+    restored = restore_catalog(Workspace.open(location), fresh)
     assert restored.entries == 4
-    assert values(place, catalog_url=fresh) == EVERYTHING
+    assert values(location, catalog_url=fresh) == EVERYTHING
     with pytest.raises(CatalogMismatch, match="another catalog"):
-        MemoryStore(place, catalog_url=postgres_catalog)
+        MemoryStore(location, catalog_url=postgres_catalog)
 
 
-def test_a_catalog_that_is_there_is_not_restored(place: str) -> None:
-    fill(place)
+def test_a_catalog_that_is_there_is_not_restored(location: str) -> None:
+    fill(location)
     with pytest.raises(CatalogMismatch, match="nothing was restored"):
-        restore_catalog(Workspace.open(place), None)
+        restore_catalog(Workspace.open(location), None)
 
 
 def test_an_interrupted_restore_is_continued_and_nothing_trusts_it_before(
-    place: str, monkeypatch: pytest.MonkeyPatch
+    location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(place)
-    kept = blobs(place)
-    lose_catalog(place)
+    fill(location)
+    kept = blobs(location)
+    lose_catalog(location)
     original, calls = restore.insert, iter([False, True])
 
     def insert(*arguments: Any, **options: Any) -> int:
         if next(calls, False):
-            raise StorageError("The disk is full", place)
+            raise StorageError("The disk is full", location)
         return original(*arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(restore, "insert", insert)
         with pytest.raises(StorageError):
-            restore_catalog(Workspace.open(place), None)
+            restore_catalog(Workspace.open(location), None)
     with pytest.raises(CatalogMismatch, match="being restored"):
-        MemoryStore(place)
-    cleaned(place)
-    assert blobs(place) == kept
-    restore_catalog(Workspace.open(place), None)
-    assert values(place) == EVERYTHING
+        MemoryStore(location)
+    cleaned(location)
+    assert blobs(location) == kept
+    restore_catalog(Workspace.open(location), None)
+    assert values(location) == EVERYTHING
 
 
-def test_a_damaged_record_is_found_and_written_again(place: str) -> None:
-    fill(place)
-    (Path(place) / CATALOG_RECORD).write_text("{")
-    assert "is damaged" in str(cleaned(place).skipped)
-    assert findings(verified(place)) == [FindingKind.CATALOG]
-    assert findings(verified(place, repair=True)) == []
-    assert values(place) == EVERYTHING
+def test_a_damaged_record_is_found_and_written_again(location: str) -> None:
+    fill(location)
+    (Path(location) / CATALOG_RECORD).write_text("{")
+    assert "is damaged" in str(cleaned(location).skipped)
+    assert findings(verified(location)) == [FindingKind.CATALOG]
+    assert findings(verified(location, repair=True)) == []
+    assert values(location) == EVERYTHING
 
 
 # -- an old catalog --------------------------------------------------------------------------
 
 
 @pytest.fixture
-def backup(place: str, tmp_path: Path) -> str:
+def backup(location: str, tmp_path: Path) -> str:
     """A workspace whose catalog has been replaced by its backup from before the last entry."""
-    fill(place)
-    shutil.copy(Path(place) / CATALOG, tmp_path / "backup")
-    with MemoryStore(place) as store:
+    fill(location)
+    shutil.copy(Path(location) / CATALOG, tmp_path / "backup")
+    with MemoryStore(location) as store:
         store.store("later", LARGE, OWNER)
-    lose_catalog(place)
-    shutil.copy(tmp_path / "backup", Path(place) / CATALOG)
-    return place
+    lose_catalog(location)
+    shutil.copy(tmp_path / "backup", Path(location) / CATALOG)
+    return location
 
 
 def test_a_catalog_from_a_backup_deletes_nothing_and_writes_to_no_index(backup: str) -> None:
@@ -316,17 +316,19 @@ def test_memory_on_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
     """``get``, ``search``, ``list`` and ``verify`` need no write access; ``put`` says that it has none."""
     if shutil.which("unshare") is None:
         pytest.skip("unshare is not installed (Debian: apt-get install util-linux)")
-    place = tmp_path / "memory"
-    with dl.create_ltm_backend(storage_uri=str(place), catalog_url=f"sqlite:///{place}/_catalog.sqlite") as backend:
+    location = tmp_path / "memory"
+    with dl.create_ltm_backend(
+        storage_uri=str(location), catalog_url=f"sqlite:///{location}/_catalog.sqlite"
+    ) as backend:
         backend.store("plan", {"step": 1}, "org:acme")
     driftline = f"{sys.executable} -m driftline"
     script = f"""
-        mount --bind {place} {place} && mount -o remount,ro,bind {place} || exit 77
+        mount --bind {location} {location} && mount -o remount,ro,bind {location} || exit 77
         for command in 'get plan' 'list' 'search plan'; do
-            {driftline} memory $command --workspace {place} --json || exit 1
+            {driftline} memory $command --workspace {location} --json || exit 1
         done
-        {driftline} verify --workspace {place} --json || exit 2
-        {driftline} memory put plan 2 --entity org:acme --workspace {place}; test $? = 2 || exit 3
+        {driftline} verify --workspace {location} --json || exit 2
+        {driftline} memory put plan 2 --entity org:acme --workspace {location}; test $? = 2 || exit 3
     """
     unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("LTM_", "DATABASE_"))}
@@ -340,15 +342,15 @@ def test_memory_on_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", ["retrieve", "retrieve_by_entity", "search", "search_memory", "delete"])
 def test_a_catalog_from_a_backup_is_an_error_of_every_read(call: str, tmp_path: Path, tiny_model: Path) -> None:
     """Whether the root is configured or not: an entry that the catalog has lost is not just missing."""
-    place, backup = tmp_path / "memory", tmp_path / "backup.sqlite"
-    options: dict[str, Any] = {"storage_uri": str(place), "embedding": {"model": str(tiny_model)}}
+    location, backup = tmp_path / "memory", tmp_path / "backup.sqlite"
+    options: dict[str, Any] = {"storage_uri": str(location), "embedding": {"model": str(tiny_model)}}
     with dl.create_ltm_backend(**options) as backend:
         backend.store("old", 1, "org:acme")
-    shutil.copy(place / "_catalog.sqlite", backup)
+    shutil.copy(location / "_catalog.sqlite", backup)
     with dl.create_ltm_backend(**options) as backend:
         backend.store("new", 2, "org:acme")
         backend.store("other", 3, "org:globex")
-    shutil.copy(backup, place / "_catalog.sqlite")
+    shutil.copy(backup, location / "_catalog.sqlite")
     arguments = ("org", "acme") if call == "retrieve_by_entity" else ("new",)
     for root in (None, {"root_entity": {"type": "org", "id": "acme"}}):
         with dl.create_ltm_backend(**options, hierarchy=root) as backend:

@@ -24,7 +24,7 @@ OWNER, LARGE = "org:acme/project:p/user:u", "a value that is not inlined " * 100
 
 
 @pytest.fixture
-def place(tmp_path: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def location(tmp_path: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A workspace whose catalog lies elsewhere, and is not named by the environment."""
     for name in (CONFIG_VARIABLE, *VARIABLES):
         monkeypatch.delenv(name, raising=False)
@@ -36,87 +36,87 @@ def place(tmp_path: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) 
     return uri
 
 
-def blobs(place: str) -> list[Path]:
-    return [path for path in Path(place).rglob("*.json") if path.stem.count("-") == 2]
+def blobs(location: str) -> list[Path]:
+    return [path for path in Path(location).rglob("*.json") if path.stem.count("-") == 2]
 
 
-def expect_kept_and_found(driftline: Driftline, place: str, why: str) -> None:
+def expect_kept_and_found(driftline: Driftline, location: str, why: str) -> None:
     cleaned = driftline("cleanup", "--delete", "--max-age-seconds", 0, "--json")
     assert (cleaned.code, cleaned.json["deleted_count"]) == (0, 0)
     assert why in str(cleaned.json["skipped"])
-    assert len(blobs(place)) == 1
+    assert len(blobs(location)) == 1
     for command in (["verify"], ["verify", "--repair"]):
         verified = driftline(*command, "--json")
         assert (verified.code, [each["kind"] for each in verified.json["findings"]]) == (3, [FindingKind.CATALOG])
         assert why in verified.json["findings"][0]["detail"]
 
 
-def test_a_catalog_that_is_not_named_is_a_finding_and_keeps_all_memory(driftline: Driftline, place: str) -> None:
-    expect_kept_and_found(driftline, place, "was not named in DATABASE_URL")
+def test_a_catalog_that_is_not_named_is_a_finding_and_keeps_all_memory(driftline: Driftline, location: str) -> None:
+    expect_kept_and_found(driftline, location, "was not named in DATABASE_URL")
 
 
-def test_so_is_one_that_no_record_names(driftline: Driftline, place: str) -> None:
-    (Path(place) / CATALOG_RECORD).unlink()
-    expect_kept_and_found(driftline, place, "not known")
+def test_so_is_one_that_no_record_names(driftline: Driftline, location: str) -> None:
+    (Path(location) / CATALOG_RECORD).unlink()
+    expect_kept_and_found(driftline, location, "not known")
 
 
 def test_a_catalog_that_cannot_be_reached_keeps_all_memory(
-    driftline: Driftline, place: str, monkeypatch: pytest.MonkeyPatch
+    driftline: Driftline, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "RETRY_DELAYS_SECONDS", ())
     monkeypatch.setenv("DATABASE_URL", "postgresql://nobody:planted@127.0.0.1:1/none")
-    expect_kept_and_found(driftline, place, "cannot be read")
+    expect_kept_and_found(driftline, location, "cannot be read")
     assert "planted" not in driftline("verify", "--json").out
 
 
-def test_a_damaged_catalog_keeps_all_memory(driftline: Driftline, place: str, sqlite_catalog: str) -> None:
-    with MemoryStore(place, catalog_url=sqlite_catalog) as store:
+def test_a_damaged_catalog_keeps_all_memory(driftline: Driftline, location: str, sqlite_catalog: str) -> None:
+    with MemoryStore(location, catalog_url=sqlite_catalog) as store:
         assert store.retrieve("small", "org:acme") is not None
     Path(sqlite_catalog.removeprefix("sqlite:///")).write_bytes(b"no database" * 1_000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DATABASE_URL", sqlite_catalog)
-        expect_kept_and_found(driftline, place, "cannot be read")
+        expect_kept_and_found(driftline, location, "cannot be read")
 
 
-def test_an_empty_stray_catalog_is_not_recorded(place: str, sqlite_catalog: str) -> None:
-    (Path(place) / CATALOG_RECORD).unlink()
-    stray = Catalog(embedded_url(place))
-    stray.prepare(Workspace.open(place).config.workspace_id)
+def test_an_empty_stray_catalog_is_not_recorded(location: str, sqlite_catalog: str) -> None:
+    (Path(location) / CATALOG_RECORD).unlink()
+    stray = Catalog(embedded_url(location))
+    stray.prepare(Workspace.open(location).config.workspace_id)
     stray.close()
     with pytest.raises(CatalogMismatch, match="older"):
-        MemoryStore(place)
-    assert not (Path(place) / CATALOG_RECORD).exists()
-    with MemoryStore(place, catalog_url=sqlite_catalog) as store:
+        MemoryStore(location)
+    assert not (Path(location) / CATALOG_RECORD).exists()
+    with MemoryStore(location, catalog_url=sqlite_catalog) as store:
         assert store.retrieve("small", "org:acme") is not None
 
 
-def test_a_catalog_is_restored_in_another_place_only_if_that_is_meant(
-    driftline: Driftline, place: str, sqlite_catalog: str
+def test_a_catalog_is_restored_in_another_location_only_if_that_is_meant(
+    driftline: Driftline, location: str, sqlite_catalog: str
 ) -> None:
     refused = driftline("memory", "restore", "--json")
     assert (refused.code, refused.json["error"]) == (2, "catalog_mismatch")
     assert "--elsewhere" in refused.json["fix"]
-    assert not (Path(place) / CATALOG).exists()
-    with MemoryStore(place, catalog_url=sqlite_catalog) as store:
+    assert not (Path(location) / CATALOG).exists()
+    with MemoryStore(location, catalog_url=sqlite_catalog) as store:
         assert store.retrieve("small", "org:acme") is not None
     assert driftline("memory", "restore", "--elsewhere").code == 0
     assert json.loads(driftline("memory", "get", "small", "--in", "org:acme").out) == 1
 
 
 def test_a_lost_configuration_gets_its_id_back_without_the_catalog(
-    driftline: Driftline, place: str, sqlite_catalog: str
+    driftline: Driftline, location: str, sqlite_catalog: str
 ) -> None:
-    (Path(place) / "_workspace.json").unlink()
+    (Path(location) / "_workspace.json").unlink()
     driftline("verify", "--repair")
-    with MemoryStore(place, catalog_url=sqlite_catalog) as store:
+    with MemoryStore(location, catalog_url=sqlite_catalog) as store:
         assert store.retrieve("small", "org:acme") is not None
 
 
-def test_an_entry_that_was_moving_is_restored_at_its_last_owner(place: str, sqlite_catalog: str) -> None:
+def test_an_entry_that_was_moving_is_restored_at_its_last_owner(location: str, sqlite_catalog: str) -> None:
     """A flush that ends between two indexes leaves the entry in both."""
     before, after = OWNER, "org:acme/project:z"  # restored in this order
-    objects = Workspace.open(place).objects
-    with MemoryStore(place, catalog_url=sqlite_catalog) as store:
+    objects = Workspace.open(location).objects
+    with MemoryStore(location, catalog_url=sqlite_catalog) as store:
         kept = {info.path: objects.get(info.path) for info in objects.list(before) if "_index" in info.path}
         store.store("small", 2, after)
         store.flush()
@@ -124,8 +124,8 @@ def test_an_entry_that_was_moving_is_restored_at_its_last_owner(place: str, sqli
         if "_index" in info.path and info.path not in kept:
             objects.delete([info.path])
     Path(sqlite_catalog.removeprefix("sqlite:///")).unlink()
-    restore_catalog(Workspace.open(place), sqlite_catalog)
-    with MemoryStore(place, catalog_url=sqlite_catalog) as store:
+    restore_catalog(Workspace.open(location), sqlite_catalog)
+    with MemoryStore(location, catalog_url=sqlite_catalog) as store:
         entry = store.retrieve("small", "org:acme")
         assert entry is not None
         assert (entry.value, entry.entity.directory) == (2, after)
@@ -134,25 +134,25 @@ def test_an_entry_that_was_moving_is_restored_at_its_last_owner(place: str, sqli
 
 
 def test_an_empty_catalog_is_adopted_only_if_the_memory_is_given_up(
-    driftline: Driftline, place: str, sqlite_catalog: str
+    driftline: Driftline, location: str, sqlite_catalog: str
 ) -> None:
-    stray = Catalog(embedded_url(place))
-    stray.prepare(Workspace.open(place).config.workspace_id)
+    stray = Catalog(embedded_url(location))
+    stray.prepare(Workspace.open(location).config.workspace_id)
     stray.close()
     refused = driftline("memory", "adopt", "--json")
     assert (refused.code, refused.json["error"]) == (2, "catalog_mismatch")
     assert "--discard" in refused.json["fix"]
-    (Path(place) / CATALOG_RECORD).write_text("damaged")
+    (Path(location) / CATALOG_RECORD).write_text("damaged")
     assert driftline("verify", "--repair").code == 3
     assert driftline("cleanup", "--delete", "--max-age-seconds", 0, "--json").json["deleted_count"] == 0
-    assert len(blobs(place)) == 1
+    assert len(blobs(location)) == 1
     adopted = driftline("memory", "adopt", "--discard", "--json")
     assert (adopted.json["catalog"], adopted.json["given_up"]) == (CATALOG, ["org:acme"])
 
 
-def test_an_empty_catalog_does_not_keep_the_memory_from_being_restored(driftline: Driftline, place: str) -> None:
-    stray = Catalog(embedded_url(place))
-    stray.prepare(Workspace.open(place).config.workspace_id)
+def test_an_empty_catalog_does_not_keep_the_memory_from_being_restored(driftline: Driftline, location: str) -> None:
+    stray = Catalog(embedded_url(location))
+    stray.prepare(Workspace.open(location).config.workspace_id)
     stray.close()
     assert driftline("memory", "restore", "--elsewhere").code == 0
     assert json.loads(driftline("memory", "get", "small", "--in", "org:acme").out) == 1

@@ -74,12 +74,12 @@ def test_a_value_goes_in_and_out_by_the_command_line(
 
 
 def test_usage_errors_of_memory_create_no_workspace(driftline: Callable[..., Any], tmp_path: Path) -> None:
-    place = tmp_path / "workspace"
+    location = tmp_path / "workspace"
     for arguments in (["get", "key"], ["list"], ["search", "x"], ["delete", "key"], ["move", OWNER, "org:acme"]):
-        assert driftline("memory", *arguments, "--workspace", place).code == 2
+        assert driftline("memory", *arguments, "--workspace", location).code == 2
     assert driftline("memory", "put", "key", "1", "--metadata", "=x", "--workspace", "memory://").code == 2
     assert driftline("memory", "put", "key", "1", "--entity", "org:", "--workspace", "memory://").code == 2
-    assert not place.exists()
+    assert not location.exists()
 
 
 # -- dictionaries ----------------------------------------------------------------------------

@@ -119,25 +119,25 @@ def test_compaction_folds_the_memory_of_every_level_and_cleanup_keeps_it(store: 
     store.delete("key 0", ACME)
     store.flush()
     objects = store.workspace.objects
-    before = {place: MemoryIndex(objects, place).read() for place in (ACME, "org:acme/project:p", S1)}
+    before = {location: MemoryIndex(objects, location).read() for location in (ACME, "org:acme/project:p", S1)}
     hits = [hit.record.key for hit in store.search_memory("text", 10, None, ACME)]
     report = compact_workspace(CompactRequest(objects.uri, max_deltas=2, retention_seconds=0.0))
     assert report.tenants[0].folded == dict.fromkeys((ACME, "org:acme/project:p", "org:acme/project:p/user:u", S1), 5)
     assert report.tenants[0].skipped == []
-    for place, rows in before.items():
-        assert MemoryIndex(objects, place).log().deltas == ()
-        assert MemoryIndex(objects, place).read() == rows
+    for location, rows in before.items():
+        assert MemoryIndex(objects, location).log().deltas == ()
+        assert MemoryIndex(objects, location).read() == rows
     assert [hit.record.key for hit in store.search_memory("text", 10, None, ACME)] == hits
     report_of_cleanup = clean(store)
     assert (report_of_cleanup.orphans, report_of_cleanup.foreign, report_of_cleanup.skipped) == ((), (), [])
     assert compact_workspace(CompactRequest(objects.uri, max_deltas=0)).tenants[0].folded == {}
 
 
-@pytest.mark.parametrize("place", ["local", "s3"])
+@pytest.mark.parametrize("location", ["local", "s3"])
 def test_listings_come_from_the_indexes(
-    place: str, request: pytest.FixtureRequest, tmp_path: Path, sqlite_catalog: str
+    location: str, request: pytest.FixtureRequest, tmp_path: Path, sqlite_catalog: str
 ) -> None:
-    uri = str(tmp_path / "it's a workspace") if place == "local" else request.getfixturevalue("s3_bucket")
+    uri = str(tmp_path / "it's a workspace") if location == "local" else request.getfixturevalue("s3_bucket")
     past = datetime.now(UTC) - timedelta(seconds=1)
     with MemoryStore(uri, catalog_url=sqlite_catalog) as store:
         listing = MemoryListing(store.workspace.objects)

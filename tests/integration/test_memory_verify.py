@@ -82,7 +82,7 @@ def test_damage_is_detected_and_indexes_are_repaired(store: MemoryStore) -> None
 
     lost = (FindingKind.BLOB, "org:other", "key 0")
     ghost = (FindingKind.MEMORY_VECTORS, ACME, table.path)
-    indexes = {(FindingKind.MEMORY_INDEX, ACME, place) for place in (ACME, S1_DIRECTORY, "org:acme/project:gone")}
+    indexes = {(FindingKind.MEMORY_INDEX, ACME, location) for location in (ACME, S1_DIRECTORY, "org:acme/project:gone")}
     assert found(check(store)) == {lost, ghost, *indexes}
     report = check(store, repair=True)
     assert found(report) == {lost, ghost}

@@ -31,6 +31,7 @@ PACKAGE_DATA = (
     "py.typed",
     "deployments/prefect.yaml",
     "flows/output/report.html.j2",
+    "tasks/search/sample_lines.txt",
 )
 
 # What each install must be able to do; it runs in the fresh environment, in an empty folder.
@@ -42,7 +43,7 @@ for name in modules:
     importlib.import_module(name)
 files = importlib.resources.files("driftline")
 print(json.dumps({{
-    "place": driftline.__file__,
+    "location": driftline.__file__,
     "version": driftline.__version__,
     "modules": modules,
     "top_level": [name for name in ("flows", "tasks", "storage", "deployments") if importlib.util.find_spec(name)],
@@ -89,14 +90,14 @@ class Environment:
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what is packaged, since building writes beside it."""
-    place = tmp_path_factory.mktemp("checkout")
+    location = tmp_path_factory.mktemp("checkout")
     for name in CONTENT:
         if (ROOT / name).is_dir():
             ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, place / name, symlinks=True, ignore=ignored)
+            shutil.copytree(ROOT / name, location / name, symlinks=True, ignore=ignored)
         else:
-            shutil.copy(ROOT / name, place)
-    return place
+            shutil.copy(ROOT / name, location)
+    return location
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ def names_in_the_wheel(distributions: Path) -> list[str]:
 
 
 def test_each_install_holds_every_module_and_the_package_data(probe: dict[str, Any], checkout: Path) -> None:
-    assert not Path(probe["place"]).is_relative_to(ROOT)
+    assert not Path(probe["location"]).is_relative_to(ROOT)
     sources = [path.relative_to(checkout) for package in CONTENT[4:] for path in (checkout / package).rglob("*.py")]
     modules = {".".join(("driftline", *path.with_suffix("").parts)).removesuffix(".__init__") for path in sources}
     modules |= {f"driftline.{path.stem}" for path in (checkout / "driftline").glob("*.py")} - {"driftline.__init__"}

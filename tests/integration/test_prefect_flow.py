@@ -93,31 +93,31 @@ def told(
     prefect_server: PrefectServer, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
 ) -> dict[str, Any]:
     """The output of the program above, run once for all tests, on a workspace that only its storage options open."""
-    place = tmp_path_factory.mktemp("flow")
-    tree = place / "web"
+    location = tmp_path_factory.mktemp("flow")
+    tree = location / "web"
     tree.mkdir()
     (tree / "parser.py").write_text("import argparse\nparser = argparse.ArgumentParser()\n")
     (tree / ".env").write_text("TOKEN=1\n")
-    (place / "mirrors").mkdir()
-    remote = place / "mirrors" / "app.git"
-    git(place, "init", "--quiet", "--bare", "--initial-branch=main", str(remote))
-    project = Checkout.of(remote, place / "app")
+    (location / "mirrors").mkdir()
+    remote = location / "mirrors" / "app.git"
+    git(location, "init", "--quiet", "--bare", "--initial-branch=main", str(remote))
+    project = Checkout.of(remote, location / "app")
     project.write("a.md", "alpha\n")
     project.push()
     workspace = f"s3://{s3_server.bucket}/{uuid.uuid4().hex}"
-    arguments = [str(tree), workspace, str(tiny_model), json.dumps(OPTIONS), str(place / "mirrors")]
+    arguments = [str(tree), workspace, str(tiny_model), json.dumps(OPTIONS), str(location / "mirrors")]
     variables = {name: value for name, value in prefect_server.environment.items() if not name.startswith("AWS_")}
     variables |= {
         "TEAM_STORE": s3_server.endpoint,
         "TEAM_KEY": s3_server.access_key,
         "TEAM_SECRET": s3_server.secret_key,
-        "DRIFTLINE_HOME": str(place / "home"),
+        "DRIFTLINE_HOME": str(location / "home"),
     }
-    (place / "program.py").write_text(f"if __name__ == '__main__':\n    exec({PROGRAM!r})\n")
+    (location / "program.py").write_text(f"if __name__ == '__main__':\n    exec({PROGRAM!r})\n")
     done = subprocess.run(
-        [sys.executable, str(place / "program.py"), *arguments],
+        [sys.executable, str(location / "program.py"), *arguments],
         env=variables,
-        cwd=place,
+        cwd=location,
         capture_output=True,
         text=True,
         check=False,
@@ -154,11 +154,11 @@ def test_the_server_shows_the_runs_by_the_names_of_their_sources(runs: list[dict
 def test_the_graph_of_a_run_leads_from_stage_to_stage(
     prefect_server: PrefectServer, runs: list[dict[str, Any]]
 ) -> None:
-    place = f"flow_runs/{runs[0]['id']}/graph-v2"
+    location = f"flow_runs/{runs[0]['id']}/graph-v2"
 
     def edges() -> set[tuple[str, str]]:
         """The edges between tasks, by the first words of their names; the server learns of tasks by events."""
-        nodes = {node["id"]: node for _, node in prefect_server.get(place)["nodes"]}
+        nodes = {node["id"]: node for _, node in prefect_server.get(location)["nodes"]}
         names = {key: re.split(r"[- ]", node["label"])[0] for key, node in nodes.items()}
         whole = {key for key, node in nodes.items() if not node["encapsulating"] and names[key] == "index"}
         names |= dict.fromkeys(whole, "whole run")
@@ -262,7 +262,7 @@ def test_all_flows_open_a_store_by_references_that_the_server_keeps_unread(
 
 def test_a_name_is_the_workspace_of_commands_and_flows(told: dict[str, Any]) -> None:
     *workspaces, scanned = told["plain"]
-    assert [Path(place).parts[-2:] for place in workspaces] == [("home", "notes")] * 3
+    assert [Path(location).parts[-2:] for location in workspaces] == [("home", "notes")] * 3
     assert scanned > 0
 
 

@@ -42,67 +42,67 @@ def index(tree: Path, origin: str, model: Path) -> None:
     dl.index(str(tree), workspace=origin, model=str(model))
 
 
-def answers(place: str) -> list[tuple[str, int, str]]:
-    found = [hit for query in WORDS[:6] for hit in dl.search(place, query, top_k=20, n_lines=0).results]
+def answers(folder: str) -> list[tuple[str, int, str]]:
+    found = [hit for query in WORDS[:6] for hit in dl.search(folder, query, top_k=20, n_lines=0).results]
     return [(hit.path, hit.line, hit.text) for hit in found]
 
 
-def files_in(place: Path) -> dict[str, bytes]:
-    return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_copy_answers_as_the_original_and_later_pulls_fetch_what_is_new(
     origin: str, tree: Path, model: Path, tmp_path: Path
 ) -> None:
     index(tree, origin, model)
-    place = tmp_path / "copy"
-    first = pull_workspace(PullRequest(origin, str(place)))
+    folder = tmp_path / "copy"
+    first = pull_workspace(PullRequest(origin, str(folder)))
     assert first.fetched == first.files > 10
-    assert answers(str(place)) == answers(origin)
-    again = pull_workspace(PullRequest(origin, str(place)))
+    assert answers(str(folder)) == answers(origin)
+    again = pull_workspace(PullRequest(origin, str(folder)))
     assert (again.fetched, again.bytes, again.files) == (0, 0, first.files)
 
     (tree / "3.txt").write_text(f"{WORDS[3]} changed\n")
     (tree / "new.txt").write_text(f"{WORDS[4]} new\n")
     index(tree, origin, model)
-    later = pull_workspace(PullRequest(origin, str(place)))
+    later = pull_workspace(PullRequest(origin, str(folder)))
     assert 0 < later.fetched < first.fetched
     assert later.requests <= 40 or not origin.startswith("s3")
-    assert answers(str(place)) == answers(origin)
-    assert any(text.endswith("changed") for _, _, text in answers(str(place)))
+    assert answers(str(folder)) == answers(origin)
+    assert any(text.endswith("changed") for _, _, text in answers(str(folder)))
 
 
 def test_a_copy_needs_neither_network_nor_credentials(
     s3_bucket: str, tree: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index(tree, f"{s3_bucket}/ws", model)
-    place = tmp_path / "copy"
-    pull_workspace(PullRequest(f"{s3_bucket}/ws", str(place)))
-    expected = answers(str(place))
+    folder = tmp_path / "copy"
+    pull_workspace(PullRequest(f"{s3_bucket}/ws", str(folder)))
+    expected = answers(str(folder))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    assert answers(str(place)) == expected
+    assert answers(str(folder)) == expected
 
 
 def test_readers_of_the_version_before_go_on_and_older_ones_are_deleted(
     tree: Path, model: Path, tmp_path: Path
 ) -> None:
-    origin, place = str(tmp_path / "original"), tmp_path / "copy"
+    origin, folder = str(tmp_path / "original"), tmp_path / "copy"
     index(tree, origin, model)
-    pull_workspace(PullRequest(origin, str(place)))
-    reader, before = dl.open(str(place)), answers(str(place))
+    pull_workspace(PullRequest(origin, str(folder)))
+    reader, before = dl.open(str(folder)), answers(str(folder))
     for turn in range(2):
         (tree / f"turn{turn}.txt").write_text(f"{WORDS[0]} turn {turn}\n")
         index(tree, origin, model)
         if turn == 0:
-            pull_workspace(PullRequest(origin, str(place)))
+            pull_workspace(PullRequest(origin, str(folder)))
             found = [hit for query in WORDS[:6] for hit in dl.search(reader, query, top_k=20, n_lines=0).results]
             assert [(hit.path, hit.line, hit.text) for hit in found] == before
     compact_workspace(CompactRequest(origin, retention_seconds=0, workers=1))
-    pull_workspace(PullRequest(origin, str(place)))
-    assert answers(str(place)) == answers(origin)
-    versions = [path for path in WorkspaceCopy(place).versions.iterdir() if (path / "_copy.json").exists()]
+    pull_workspace(PullRequest(origin, str(folder)))
+    assert answers(str(folder)) == answers(origin)
+    versions = [path for path in WorkspaceCopy(folder).versions.iterdir() if (path / "_copy.json").exists()]
     assert len(versions) == 2
 
 
@@ -110,10 +110,10 @@ def test_readers_of_the_version_before_go_on_and_older_ones_are_deleted(
 def test_an_interrupted_pull_leaves_the_copy_as_it_was_and_the_next_one_continues(
     fault: type[BaseException], tree: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    origin, place = str(tmp_path / "original"), tmp_path / "copy"
+    origin, folder = str(tmp_path / "original"), tmp_path / "copy"
     index(tree, origin, model)
-    pull_workspace(PullRequest(origin, str(place)))
-    before = answers(str(place))
+    pull_workspace(PullRequest(origin, str(folder)))
+    before = answers(str(folder))
     shutil.rmtree(tree)
     tree.mkdir()
     for number in range(150):
@@ -131,9 +131,9 @@ def test_an_interrupted_pull_leaves_the_copy_as_it_was_and_the_next_one_continue
     with monkeypatch.context() as patch:
         patch.setattr(ObjectStore, "get", get)
         with pytest.raises(fault):
-            pull_workspace(PullRequest(origin, str(place)))
-    assert answers(str(place)) == before
-    kept = {path.name for path in WorkspaceCopy(place).partial.rglob("*.lance") if path.is_file()}
+            pull_workspace(PullRequest(origin, str(folder)))
+    assert answers(str(folder)) == before
+    kept = {path.name for path in WorkspaceCopy(folder).partial.rglob("*.lance") if path.is_file()}
     assert kept
     fetched: list[str] = []
 
@@ -142,15 +142,15 @@ def test_an_interrupted_pull_leaves_the_copy_as_it_was_and_the_next_one_continue
         return original(self, path)
 
     monkeypatch.setattr(ObjectStore, "get", noted)
-    pull_workspace(PullRequest(origin, str(place)))
+    pull_workspace(PullRequest(origin, str(folder)))
     assert not {path.rpartition("/")[2] for path in fetched} & kept
-    assert answers(str(place)) == answers(origin)
+    assert answers(str(folder)) == answers(origin)
 
 
 def test_a_damaged_file_is_not_switched_to(
     tree: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    origin, place = str(tmp_path / "original"), tmp_path / "copy"
+    origin, folder = str(tmp_path / "original"), tmp_path / "copy"
     index(tree, origin, model)
     original = ObjectStore.get
 
@@ -160,14 +160,14 @@ def test_a_damaged_file_is_not_switched_to(
 
     monkeypatch.setattr(ObjectStore, "get", get)
     with pytest.raises(CorruptFile):
-        pull_workspace(PullRequest(origin, str(place)))
-    assert not place.exists()
+        pull_workspace(PullRequest(origin, str(folder)))
+    assert not folder.exists()
 
 
 def test_files_that_vanish_meanwhile_are_looked_for_anew(
     tree: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    origin, place = str(tmp_path / "original"), tmp_path / "copy"
+    origin, folder = str(tmp_path / "original"), tmp_path / "copy"
     index(tree, origin, model)
     failing, original = iter([True]), ObjectStore.get
 
@@ -177,30 +177,30 @@ def test_files_that_vanish_meanwhile_are_looked_for_anew(
         return original(self, path)
 
     monkeypatch.setattr(ObjectStore, "get", get)
-    pull_workspace(PullRequest(origin, str(place)))
-    assert answers(str(place)) == answers(origin)
+    pull_workspace(PullRequest(origin, str(folder)))
+    assert answers(str(folder)) == answers(origin)
 
 
 def test_nothing_else_is_overwritten_and_a_copy_is_not_written_to(tree: Path, model: Path, tmp_path: Path) -> None:
-    origin, place = str(tmp_path / "original"), tmp_path / "copy"
+    origin, folder = str(tmp_path / "original"), tmp_path / "copy"
     index(tree, origin, model)
     before = files_in(tree)
     with pytest.raises(UsageError, match="not a copy"):
         pull_workspace(PullRequest(origin, str(tree)))
     assert files_in(tree) == before
-    pull_workspace(PullRequest(origin, str(place)))
+    pull_workspace(PullRequest(origin, str(folder)))
     with pytest.raises(UsageError, match="cannot be written"):
-        index(tree, str(place), model)
+        index(tree, str(folder), model)
 
 
 def test_two_pulls_into_one_copy_exclude_each_other(tree: Path, model: Path, tmp_path: Path) -> None:
-    origin, place = str(tmp_path / "original"), tmp_path / "copy"
+    origin, folder = str(tmp_path / "original"), tmp_path / "copy"
     index(tree, origin, model)
-    copy = WorkspaceCopy(place)
+    copy = WorkspaceCopy(folder)
     copy.partial.mkdir(parents=True)
     with copy.locked(), pytest.raises(LeaseHeld):
-        pull_workspace(PullRequest(origin, str(place)))
-    assert pull_workspace(PullRequest(origin, str(place))).fetched > 0
+        pull_workspace(PullRequest(origin, str(folder)))
+    assert pull_workspace(PullRequest(origin, str(folder))).fetched > 0
 
 
 def test_the_command_pulls_and_status_says_how_old_the_copy_is(

@@ -49,15 +49,15 @@ QUESTION = "how do customers get their money back?"
 @pytest.fixture(scope="module")
 def indexed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A workspace over FILES."""
-    place = tmp_path_factory.mktemp("rerank")
+    location = tmp_path_factory.mktemp("rerank")
     for name, text in FILES.items():
-        (place / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / "tree" / name).write_text(text)
-    dl.index(str(place / "tree"), workspace=str(place / "ws"))
-    return str(place / "ws")
+        (location / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (location / "tree" / name).write_text(text)
+    dl.index(str(location / "tree"), workspace=str(location / "ws"))
+    return str(location / "ws")
 
 
-def places(results: Any) -> list[tuple[str, int]]:
+def locations(results: Any) -> list[tuple[str, int]]:
     return [(hit["path"], hit["line"]) for hit in results]
 
 
@@ -73,7 +73,7 @@ def test_a_command_reranks_its_results(indexed: str, driftline: Driftline) -> No
     found = driftline("search", QUESTION, "--workspace", indexed, "--rerank", "--explain", "--json")
     assert found.code == 0
     results = found.json["results"]
-    assert sorted(places(results)) == sorted(places(plain))  # another order of the same
+    assert sorted(locations(results)) == sorted(locations(plain))  # another order of the same
     assert results[0]["path"] == "shop/orders.py"
     assert [hit["rank"] for hit in results] == [*range(1, len(results) + 1)]
     assert found.json["explanation"]["seconds"]["rerank"] > 0
@@ -101,23 +101,25 @@ def test_only_the_best_windows_are_read(indexed: str) -> None:
 def test_every_door_reranks_alike(
     indexed: str, driftline: Driftline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = places(driftline("search", QUESTION, "--workspace", indexed, "--rerank", "--json").json["results"])
-    plain = places(driftline("search", QUESTION, "--workspace", indexed, "--json").json["results"])
+    expected = locations(driftline("search", QUESTION, "--workspace", indexed, "--rerank", "--json").json["results"])
+    plain = locations(driftline("search", QUESTION, "--workspace", indexed, "--json").json["results"])
     assert expected != plain
-    assert places(dl.search(indexed, QUESTION, rerank=True).to_dict()["results"]) == expected
+    assert locations(dl.search(indexed, QUESTION, rerank=True).to_dict()["results"]) == expected
     registry: dict[str, Any] = {}
     register_actions(registry)
     answer = registry["search.workspace_search"]({}, workspace=indexed, query=QUESTION, rerank=True)
-    assert places(answer["results"]) == expected
+    assert locations(answer["results"]) == expected
     tools = LineTools(lambda: Workspace.open(indexed))
     assert [(hit.path, hit.line) for hit in tools.search_lines(QUESTION, rerank=True).results] == expected
     monkeypatch.chdir(tmp_path)
     (tmp_path / "driftline.toml").write_text("[search]\nrerank = true\n")
-    assert places(driftline("search", QUESTION, "--workspace", indexed, "--json").json["results"]) == expected
+    assert locations(driftline("search", QUESTION, "--workspace", indexed, "--json").json["results"]) == expected
     off = driftline("search", QUESTION, "--workspace", indexed, "--no-rerank", "--json").json["results"]
-    assert places(off) == plain
+    assert locations(off) == plain
     assert (
-        places(driftline("search", QUESTION, "--workspace", indexed, "--rerank-windows", 10, "--json").json["results"])
+        locations(
+            driftline("search", QUESTION, "--workspace", indexed, "--rerank-windows", 10, "--json").json["results"]
+        )
         == expected
     )
 

@@ -75,9 +75,9 @@ def test_a_source_and_its_index_are_kept_in_step_wherever_they_lie(
     tiny_model: Path,
     driftline: Callable[..., Any],
 ) -> None:
-    places = {"local": str(tmp_path / "{}"), "s3": fresh_prefix() + "-{}"}
-    tree = Tree(places[source_kind].format("tree"), s3_environment).write(FILES)
-    at = ["--workspace", places[workspace_kind].format("workspace"), "--json"]
+    locations = {"local": str(tmp_path / "{}"), "s3": fresh_prefix() + "-{}"}
+    tree = Tree(locations[source_kind].format("tree"), s3_environment).write(FILES)
+    at = ["--workspace", locations[workspace_kind].format("workspace"), "--json"]
 
     def index() -> dict[str, int]:
         outcome = driftline("index", tree.uri, "--model", tiny_model, *at)

@@ -45,7 +45,7 @@ NAMES = [
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """A workspace with two sources of one tenant and one of another; their trees are beside it."""
-    place = tmp_path_factory.mktemp("corpus")
+    location = tmp_path_factory.mktemp("corpus")
     files = {"numbered.txt": NUMBERED} | {name: f"argument number {i}\n" for i, name in enumerate(NAMES)}
     for source, content in {
         "web": files,
@@ -53,12 +53,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
         "foreign": {"numbered.txt": "parser\n", "secret plan.txt": "prefix characters\n"},
     }.items():
         for name, text in content.items():
-            (place / source / name).parent.mkdir(parents=True, exist_ok=True)
-            (place / source / name).write_text(text)
+            (location / source / name).parent.mkdir(parents=True, exist_ok=True)
+            (location / source / name).write_text(text)
         org = "other" if source == "foreign" else "default"
         entity = f"org:{org}/project:default/source:{source}"
-        dl.index(str(place / source), workspace=str(place / "ws"), entity=entity, model=str(tiny_model))
-    return place / "ws"
+        dl.index(str(location / source), workspace=str(location / "ws"), entity=entity, model=str(tiny_model))
+    return location / "ws"
 
 
 @pytest.fixture

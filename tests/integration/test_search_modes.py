@@ -56,17 +56,17 @@ FILES = {
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with the default model over ``web`` and ``docs``, and the same names in another tenant."""
-    place = tmp_path_factory.mktemp("modes")
-    write(place / "web", FILES)
-    write(place / "docs", {"net/cars.md": "Bicycles have two wheels.\n", "guide.md": "Read the manual first.\n"})
-    write(place / "foreign", {"net/client.py": "def get_http_response(url): ...\n"})
+    location = tmp_path_factory.mktemp("modes")
+    write(location / "web", FILES)
+    write(location / "docs", {"net/cars.md": "Bicycles have two wheels.\n", "guide.md": "Read the manual first.\n"})
+    write(location / "foreign", {"net/client.py": "def get_http_response(url): ...\n"})
     for source, entity in (
         ("web", "source:web"),
         ("docs", "source:docs"),
         ("foreign", "org:other/project:x/source:foreign"),
     ):
-        dl.index(str(place / source), workspace=str(place / "ws"), entity=entity)
-    return place / "ws"
+        dl.index(str(location / source), workspace=str(location / "ws"), entity=entity)
+    return location / "ws"
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -195,6 +195,35 @@ def test_chinese_and_japanese_questions_find_their_chapter(
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"))
     for mode in ("hybrid", "text"):
         assert [found(tmp_path / "ws", query, mode=mode)[0].path for query in queries] == list(CHAPTERS)
+
+
+MANUAL = {
+    "server/tls.py": "def enable_tls(server, certificate):\n    server.load(certificate)\n    server.tls = True\n",
+    "tests/test_tls.py": "def test_enable_tls(server):\n    enable_tls(server, CERTIFICATE)\n    assert server.tls\n",
+    "docs/security.md": "# Security\n\nEnable TLS with a certificate in the settings of the server.\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "path"),
+    [
+        ("how do I enable TLS", "docs/security.md"),
+        ("How to enable TLS?", "docs/security.md"),
+        ("can I test TLS", "docs/security.md"),
+        ("Wie kann ich TLS enable", "docs/security.md"),
+        ("what is TLS", "docs/security.md"),
+        ("how is TLS enabled", "server/tls.py"),
+        ("enable_tls", "server/tls.py"),
+    ],
+)
+def test_the_manual_answers_how_to_use_something_and_the_source_how_it_works(
+    tmp_path_factory: pytest.TempPathFactory, query: str, path: str
+) -> None:
+    workspace = tmp_path_factory.getbasetemp() / "manual.driftline"
+    if not workspace.exists():
+        write(workspace.with_suffix(""), MANUAL)
+        dl.index(str(workspace.with_suffix("")), workspace=str(workspace))
+    assert found(workspace, query)[0].path == path
 
 
 @pytest.mark.parametrize("query", ["->", "%", "'", '"x" OR y:*', "a" * 5000, "\u0000", "日本語"])

@@ -33,7 +33,7 @@ from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask
 
 TIED = 2e-4
-"""Scores that differ by less may change places."""
+"""Scores that differ by less may change addresses."""
 
 
 @pytest.fixture(scope="module")
@@ -214,12 +214,12 @@ def test_other_processes_end_with_the_server_however_it_ends(workspace: Workspac
     with subprocess.Popen([*command, "--processes", "2"], stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:
-            place = urlsplit(next(line for line in server.stderr if "serving" in line).split()[-1]).netloc
+            address = urlsplit(next(line for line in server.stderr if "serving" in line).split()[-1]).netloc
             process, others = psutil.Process(server.pid), list[psutil.Process]()
 
             def has_started() -> bool:
                 with ThreadPoolExecutor(6) as pool:
-                    answers = list(pool.map(lambda query: ask(place, f"/api/v1/search?q={query}"), WORDS[:12]))
+                    answers = list(pool.map(lambda query: ask(address, f"/api/v1/search?q={query}"), WORDS[:12]))
                 assert {answer.status for answer in answers} == {200}
                 others[:] = [
                     child for child in process.children() if "storage.lance.worker" in " ".join(child.cmdline())

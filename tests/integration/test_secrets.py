@@ -97,11 +97,11 @@ def test_a_password_in_a_uri_is_in_no_answer(
     command: str, driftline: Driftline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for place in (f"ftp://me:{SECRET}@127.0.0.1:1/x", f"s3://me:{SECRET}@"):
+    for location in (f"ftp://me:{SECRET}@127.0.0.1:1/x", f"s3://me:{SECRET}@"):
         for workspace in (tmp_path / "index", f"s3://me:{SECRET}@bucket/index"):
             summary = tmp_path / "summary.md"
             options = ("--summary", summary) if command == "ci" else ()
-            done = driftline("--log-json", command, place, "--workspace", workspace, "--json", *options)
+            done = driftline("--log-json", command, location, "--workspace", workspace, "--json", *options)
             assert done.code in (2, 3)
             assert SECRET not in done.out + done.err
             if summary.exists():

@@ -17,16 +17,16 @@ from tests.support.waiting import until
 
 PROGRAM = """#!{python}
 import json, os, sys, time
-place = os.path.dirname(os.path.abspath(__file__))
+folder = os.path.dirname(os.path.abspath(__file__))
 if sys.argv[1:] == ["--version"]:
-    print(open(place + "/version").read())
+    print(open(folder + "/version").read())
     sys.exit()
-json.dump(sys.argv[1:], open(place + "/called", "w"))
-plan = json.load(open(place + "/plan"))
+json.dump(sys.argv[1:], open(folder + "/called", "w"))
+plan = json.load(open(folder + "/plan"))
 if plan.get("sleep"):
     # As the npm wrapper does: a child that holds the pipes, too.
     if os.fork() == 0:
-        open(place + "/child", "w").write(str(os.getpid()))
+        open(folder + "/child", "w").write(str(os.getpid()))
     time.sleep(plan["sleep"])
 sys.stderr.write(plan.get("stderr", ""))
 sys.stdout.write(plan["stdout"])
@@ -60,24 +60,24 @@ Search = Callable[..., dict[str, Any]]
 class Program:
     """The stand-in, first on the PATH."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        place.mkdir()
-        program = place / "semtools"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        program = folder / "semtools"
         program.write_text(PROGRAM.format(python=sys.executable))
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         self.says_version("semtools 3.4.0")
 
     def says_version(self, version: str) -> None:
-        (self.place / "version").write_text(version)
+        (self.folder / "version").write_text(version)
 
     def answers(self, answer: Any = "", **plan: Any) -> None:
         text = answer if isinstance(answer, str) else json.dumps(answer)
-        (self.place / "plan").write_text(json.dumps({"stdout": text, **plan}))
+        (self.folder / "plan").write_text(json.dumps({"stdout": text, **plan}))
 
     @property
     def called(self) -> list[str]:
-        return list(json.loads((self.place / "called").read_text()))
+        return list(json.loads((self.folder / "called").read_text()))
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_no_file_that_can_be_searched_is_no_call(program: Program, tmp_path: Pat
     (tmp_path / "photo.bin").write_bytes(b"\0\1" * 100)
     found = search(files="photo.bin")
     assert (found["matches"], found["skipped_files"]) == ([], [{"path": "photo.bin", "reason": "binary"}])
-    assert not (program.place / "called").exists()
+    assert not (program.folder / "called").exists()
 
 
 def test_a_program_that_fails_is_quoted(program: Program) -> None:
@@ -208,7 +208,7 @@ def test_an_unexpected_answer_is_a_parse_error(program: Program, answer: Any) ->
 
 def test_a_program_that_hangs_is_stopped_with_its_children(program: Program) -> None:
     program.answers(NEW, sleep=100_000)
-    started = program.place / "child"
+    started = program.folder / "child"
     for seconds in (1.5, 15, 150):  # a busy machine may take longer to start it
         found = search(timeout=seconds)
         assert found == {**FAILED, "error": found["error"], "error_type": "timeout"}
@@ -231,15 +231,15 @@ def test_bad_arguments_and_missing_files_are_errors_before_the_call(program: Pro
     ):
         found = search(**options)
         assert found == {**FAILED, "error": found["error"], "error_type": error_type}
-    assert not (program.place / "called").exists()
+    assert not (program.folder / "called").exists()
 
 
 def test_an_engine_object_of_the_host_means_our_own_engine(program: Program) -> None:
-    (program.place.parent / "a.md").write_text("potatoes\nthe lease has expired\n")
+    (program.folder.parent / "a.md").write_text("potatoes\nthe lease has expired\n")
     found = semtools_search({}, query="-lease expired", files="*.md", engine=object(), max_distance=0.9)
     assert (found["best_match"]["file"], found["best_match"]["line"]) == ("a.md", 2)
     assert found["best_match"]["context"] == ["the lease has expired"]
-    assert not (program.place / "called").exists()
+    assert not (program.folder / "called").exists()
 
 
 def _runs(pid: int) -> bool:

@@ -40,18 +40,18 @@ FILES = {
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Workspace:
     """Sources of two teams of a tenant, one of another tenant; the first was indexed twice, and has a branch."""
-    place = tmp_path_factory.mktemp("sql")
-    ws = str(place / "ws")
+    location = tmp_path_factory.mktemp("sql")
+    ws = str(location / "ws")
     for entity, files in FILES.items():
-        folder = place / entity.rpartition(":")[2]
+        folder = location / entity.rpartition(":")[2]
         folder.mkdir()
         for name, text in files.items():
             (folder / name).write_text(text)
         (folder / "picture.bin").write_bytes(bytes(100))
         dl.index(str(folder), workspace=ws, entity=entity, model=str(tiny_model))
-    dl.index(str(place / "core"), workspace=ws, entity=CORE, branch="topic")
-    (place / "core" / "e.py").write_text("x = 1\ny = 2\n")
-    dl.index(str(place / "core"), workspace=ws, entity=CORE)
+    dl.index(str(location / "core"), workspace=ws, entity=CORE, branch="topic")
+    (location / "core" / "e.py").write_text("x = 1\ny = 2\n")
+    dl.index(str(location / "core"), workspace=ws, entity=CORE)
     return dl.open(ws).storage
 
 
@@ -184,23 +184,23 @@ def test_only_the_columns_and_rows_of_a_query_are_read(workspace: Workspace, mon
 
 
 ATTACKS = (
-    "COPY lines TO '{place}/stolen.csv'",
-    "COPY (SELECT 1) TO '{place}/stolen.parquet' (FORMAT parquet)",
-    "EXPORT DATABASE '{place}/stolen'",
-    "SELECT * FROM read_csv('{place}/secret.csv')",
-    "SELECT * FROM read_text('{place}/secret.csv')",
-    "SELECT * FROM read_blob('{place}/*')",
-    "SELECT * FROM read_parquet('{place}/x.parquet')",
-    "SELECT * FROM read_json('{place}/secret.csv')",
-    "SELECT * FROM sniff_csv('{place}/secret.csv')",
-    "SELECT * FROM glob('{place}/*')",
-    "SELECT * FROM '{place}/secret.csv'",
-    "SELECT * FROM query('SELECT * FROM read_text(''{place}/secret.csv'')')",
+    "COPY lines TO '{location}/stolen.csv'",
+    "COPY (SELECT 1) TO '{location}/stolen.parquet' (FORMAT parquet)",
+    "EXPORT DATABASE '{location}/stolen'",
+    "SELECT * FROM read_csv('{location}/secret.csv')",
+    "SELECT * FROM read_text('{location}/secret.csv')",
+    "SELECT * FROM read_blob('{location}/*')",
+    "SELECT * FROM read_parquet('{location}/x.parquet')",
+    "SELECT * FROM read_json('{location}/secret.csv')",
+    "SELECT * FROM sniff_csv('{location}/secret.csv')",
+    "SELECT * FROM glob('{location}/*')",
+    "SELECT * FROM '{location}/secret.csv'",
+    "SELECT * FROM query('SELECT * FROM read_text(''{location}/secret.csv'')')",
     "SELECT * FROM 'https://127.0.0.1:9/x.parquet'",
-    "ATTACH '{place}/stolen.db' AS stolen",
+    "ATTACH '{location}/stolen.db' AS stolen",
     "INSTALL httpfs",
     "LOAD httpfs",
-    "LOAD '{place}/x.duckdb_extension'",
+    "LOAD '{location}/x.duckdb_extension'",
     "PRAGMA database_list",
     "PRAGMA enable_profiling",
     "SET enable_external_access = true",
@@ -214,11 +214,11 @@ ATTACKS = (
     "UPDATE lines SET text = ''",
     "DELETE FROM lines",
     "CREATE SECRET (TYPE s3)",
-    "IMPORT DATABASE '{place}'",
-    "EXPLAIN ANALYZE COPY lines TO '{place}/stolen.csv'",
-    "SELECT 1; COPY lines TO '{place}/stolen.csv'",
+    "IMPORT DATABASE '{location}'",
+    "EXPLAIN ANALYZE COPY lines TO '{location}/stolen.csv'",
+    "SELECT 1; COPY lines TO '{location}/stolen.csv'",
     "SELECT 1; SELECT 2",
-    "PREPARE later AS COPY lines TO '{place}/stolen.csv'",
+    "PREPARE later AS COPY lines TO '{location}/stolen.csv'",
     "SELECT getenv('HOME')",
     "SELECT * FROM workspace",
     "SELECT * FROM ATTACKS",
@@ -231,7 +231,7 @@ ATTACKS = (
 def test_an_attack_is_wrong_use_and_touches_no_file(workspace: Workspace, attack: str, tmp_path: Path) -> None:
     (tmp_path / "secret.csv").write_text("password\nhunter2\n")
     with pytest.raises(UsageError) as refused:
-        dl.sql(workspace, attack.format(place=tmp_path))
+        dl.sql(workspace, attack.format(location=tmp_path))
     assert "hunter2" not in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
 

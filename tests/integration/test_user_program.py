@@ -33,10 +33,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder that holds the program and nothing else."""
-    place = tmp_path / "program"
-    place.mkdir()
-    shutil.copy(PROGRAM, place)
-    return place
+    location = tmp_path / "program"
+    location.mkdir()
+    shutil.copy(PROGRAM, location)
+    return location
 
 
 def test_the_program_runs(folder: Path, tmp_path: Path, tiny_model: Path) -> None:

@@ -218,9 +218,9 @@ def test_a_process_indexes_what_is_saved_until_it_is_interrupted(command: str, t
         try:
             line = next(line for line in said if "serving" in line or "2 new" in line)
             if command == "web":
-                place = re.search(r"serving (http://\S+/)", line)
-                assert place is not None
-                where = urlsplit(place[1]).netloc
+                location = re.search(r"serving (http://\S+/)", line)
+                assert location is not None
+                where = urlsplit(location[1]).netloc
                 next(line for line in said if "unchanged" in line)
             save(tree / "c.md", "a zebra crosses\n")
             next(line for line in said if "1 new" in line)

@@ -34,8 +34,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture(scope="module")
 def url(workspace: Workspace) -> Iterator[str]:
-    with serving(web_server(Reader(workspace.reread), "127.0.0.1", 0)) as place:
-        yield f"http://{place}/"
+    with serving(web_server(Reader(workspace.reread), "127.0.0.1", 0)) as address:
+        yield f"http://{address}/"
 
 
 @pytest.fixture(autouse=True)
@@ -126,8 +126,8 @@ def test_a_token_is_sent_and_never_shown(
     token, _ = create_token(workspace, scopes=["search"])
     known = KnownTokens(lambda: read_tokens(workspace.objects))
     exposure = Exposure(authentication=Authentication(known))
-    with serving(web_server(Reader(workspace.reread), "127.0.0.1", 0, exposure)) as place:
-        server = f"http://{place}"
+    with serving(web_server(Reader(workspace.reread), "127.0.0.1", 0, exposure)) as address:
+        server = f"http://{address}"
         outcome = driftline("search", "lease", "--server", server, "--json")
         assert (outcome.code, outcome.json["error"]) == (2, "access_denied")
         assert "DRIFTLINE_TOKEN" in outcome.json["fix"]

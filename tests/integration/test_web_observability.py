@@ -45,11 +45,11 @@ def server(workspace: Workspace, exposure: Exposure | None = None) -> WebServer:
 
 
 def test_metrics_count_and_time_requests_by_route(workspace: Workspace) -> None:
-    with serving(server(workspace)) as place:
+    with serving(server(workspace)) as address:
         for target in ("/?q=lease", "/api/v1/search?q=lease", "/api/v1/search", "/nothing", "/d/source:x/y"):
-            ask(place, target)
-        ask(place, "/", Host="evil.example")
-        answer = ask(place, "/metrics")
+            ask(address, target)
+        ask(address, "/", Host="evil.example")
+        answer = ask(address, "/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     for line in (
         'driftline_http_requests_total{method="GET",route="/",status="200"} 1.0',
@@ -82,8 +82,8 @@ def copy(workspace: Workspace, tmp_path: Path) -> Workspace:
 
 
 def test_metrics_say_when_a_copy_was_compared_with_its_bucket(copy: Workspace) -> None:
-    with serving(server(copy)) as place:
-        found = re.search(r"driftline_cache_compared_timestamp_seconds ([\d.e+]+)", ask(place, "/metrics").body)
+    with serving(server(copy)) as address:
+        found = re.search(r"driftline_cache_compared_timestamp_seconds ([\d.e+]+)", ask(address, "/metrics").body)
     assert found is not None
     assert abs(float(found[1]) - time.time()) < 600
 
@@ -99,19 +99,19 @@ def test_a_bound_token_sees_no_figures_of_the_index(workspace: Workspace) -> Non
     bound, _ = create_token(workspace, within=boundary, scopes=["metrics"], expires=None)
     whole, _ = create_token(workspace, within=None, scopes=["metrics"], expires=None)
     tokens = KnownTokens(lambda: read_tokens(workspace.objects))
-    with serving(server(workspace, Exposure(authentication=Authentication(tokens)))) as place:
-        assert "driftline_index" in ask(place, "/metrics", token=whole).body
-        answer = ask(place, "/metrics", token=bound)
+    with serving(server(workspace, Exposure(authentication=Authentication(tokens)))) as address:
+        assert "driftline_index" in ask(address, "/metrics", token=whole).body
+        answer = ask(address, "/metrics", token=bound)
         assert (answer.status, "driftline_index" in answer.body, "process_" in answer.body) == (200, False, False)
-        assert ask(place, "/api/v1/status", token=whole).status == 403
+        assert ask(address, "/api/v1/status", token=whole).status == 403
 
 
 def test_the_access_log_has_a_record_of_each_request_without_its_query(
     workspace: Workspace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "driftline.access"), serving(server(workspace)) as place:
-        answer = ask(place, "/api/v1/search?q=secretword")
-        ask(place, "/d/source:secretword/x")
+    with caplog.at_level(logging.INFO, "driftline.access"), serving(server(workspace)) as address:
+        answer = ask(address, "/api/v1/search?q=secretword")
+        ask(address, "/d/source:secretword/x")
     records: list[dict[str, Any]] = [getattr(record, "fields") for record in caplog.records]  # noqa: B009
     assert [(each["route"], each["status"]) for each in records] == [
         ("/api/v1/search", 200),
@@ -127,11 +127,11 @@ def test_a_defect_is_a_problem_and_counts_as_unexpected(caplog: pytest.LogCaptur
     def fail() -> Workspace:
         raise RuntimeError("a secret of the server")
 
-    with caplog.at_level(logging.INFO), serving(web_server(Reader(fail), "127.0.0.1", 0)) as place:
+    with caplog.at_level(logging.INFO), serving(web_server(Reader(fail), "127.0.0.1", 0)) as address:
         for target in ("/api/v1/status", "/index"):
-            answer = ask(place, target)
+            answer = ask(address, target)
             assert (answer.status, "secret" in answer.body) == (500, False)
-        assert json.loads(ask(place, "/api/v1/sources").body)["error"] == "unexpected"
+        assert json.loads(ask(address, "/api/v1/sources").body)["error"] == "unexpected"
     records = [getattr(record, "fields") for record in caplog.records if record.name == "driftline.access"]  # noqa: B009
     assert {record["error"] for record in records} == {"unexpected"}
 
@@ -163,8 +163,8 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
 
 
 def test_traces_go_to_the_collector_that_is_configured(workspace: Workspace, collector: list[bytes]) -> None:
-    with serving(server(workspace)) as place:
-        ask(place, "/api/v1/search?q=secretword", traceparent=f"00-{TRACE}-00f067aa0ba902b7-01")
+    with serving(server(workspace)) as address:
+        ask(address, "/api/v1/search?q=secretword", traceparent=f"00-{TRACE}-00f067aa0ba902b7-01")
         until(lambda: collector, "the trace")
     sent = b"".join(collector)
     assert bytes.fromhex(TRACE) in sent
@@ -179,9 +179,9 @@ def test_without_an_exporter_nothing_is_traced() -> None:
 @pytest.fixture
 def names_of_metrics(copy: Workspace) -> set[str]:
     """The metrics of a server that has answered a request; those of webhooks by their documentation."""
-    with serving(server(copy)) as place:
-        ask(place, "/nothing")
-        found = ask(place, "/metrics").body
+    with serving(server(copy)) as address:
+        ask(address, "/nothing")
+        found = ask(address, "/metrics").body
     documented = (DEPLOYMENTS.parents[1] / "docs/operate/web.md").read_text()
     hooks = re.findall(r"driftline_hook_[a-z_]+", documented)
     return {*re.findall(r"^(driftline_[a-z_]+)[ {]", found, re.MULTILINE), *hooks}

@@ -24,20 +24,20 @@ EXAMPLES = 40
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[str]:
+def address(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("web-schema")
     (folder / "tree/sub").mkdir(parents=True)
     (folder / "tree/lease.py").write_text("def renew(lease):\n    return lease.renew()\n")
     (folder / "tree/sub/notes.md").write_text("# Leases\n\nA run renews its lease.\n")
     dl.index(str(folder / "tree"), workspace=str(folder / "ws"), model=str(tiny_model), executor="inline")
     reader = Reader(Workspace.open(str(folder / "ws")).reread)
-    with serving(web_server(reader, "127.0.0.1", 0)) as place:
-        yield place
+    with serving(web_server(reader, "127.0.0.1", 0)) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
-def document(place: str) -> Any:
-    return schemathesis.openapi.from_url(f"http://{place}/api/v1/openapi.json")
+def document(address: str) -> Any:
+    return schemathesis.openapi.from_url(f"http://{address}/api/v1/openapi.json")
 
 
 schema = schemathesis.pytest.from_fixture("document")

@@ -57,10 +57,10 @@ class Corpus:
     @classmethod
     def make(cls, folder: Path, model: Path) -> Corpus:
         files = dict(ODD_FILES)
-        for place in OWN_FILES:
-            for path in sorted((ROOT / place).iterdir())[:6]:
+        for location in OWN_FILES:
+            for path in sorted((ROOT / location).iterdir())[:6]:
                 if path.suffix in (".py", ".md", ".js", ".css", ".j2"):
-                    files[f"{place}/{path.name}"] = (path.read_text("utf-8"), "utf-8", "\n")
+                    files[f"{location}/{path.name}"] = (path.read_text("utf-8"), "utf-8", "\n")
         for name, (text, encoding, line_end) in files.items():
             for root, data in (
                 ("tree", text.replace("\n", line_end).encode(encoding)),
@@ -88,7 +88,7 @@ class Asked:
         options = {"ignore_case": self.ignore_case, "words": self.words, "multiline": self.multiline}
         pattern = Pattern.of(self.text, literal=self.literal, **options)
         search = ExactSearch(workspace, open_tables(workspace, None), ExactTerms((pattern,)), lambda: False)
-        return {(place.path, number + 1) for place, numbers in search.lines() for number in numbers}
+        return {(location.path, number + 1) for location, numbers in search.lines() for number in numbers}
 
     def found_by_ripgrep(self, folder: Path) -> set[tuple[str, int]]:
         options = ["--fixed-strings"] * self.literal + ["--word-regexp"] * self.words + ["-U"] * self.multiline

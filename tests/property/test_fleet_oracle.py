@@ -107,7 +107,7 @@ class World:
         prefix = "scm/" if self.provider == "server" else ""
         return self.server.root / f"{prefix}{project.hosted.path}.git"
 
-    def place(self, project: Project) -> None:
+    def location(self, project: Project) -> None:
         target = self.path(project)
         target.parent.mkdir(parents=True, exist_ok=True)
         project.folder.rename(target)
@@ -122,7 +122,7 @@ class World:
         folder = self.server.root / f"new{hosted.id}"
         shutil.copytree(self.blank, folder)
         project = Project(hosted, folder)
-        self.place(project)
+        self.location(project)
         if self.chance.random() < 0.9:
             self.push(project)
         self.projects[str(hosted.id)] = project
@@ -157,14 +157,14 @@ class World:
             self.push(project)
         elif event == "rename":
             project.hosted.path = f"acme/r{next(self.names)}"
-            self.place(project)
+            self.location(project)
         elif event == "swap":
             other = chance.choice(list(self.projects.values()))
             project.hosted.path, other.hosted.path = other.hosted.path, project.hosted.path
             aside = self.server.root / "aside"
             project.folder = project.folder.rename(aside)
             for each in dict.fromkeys((other.hosted.id, project.hosted.id)):
-                self.place(self.projects[str(each)])
+                self.location(self.projects[str(each)])
         elif event == "switch" and project.branches:
             project.switch(chance.choice(sorted(project.branches)))
         elif event == "drop" and project.branches:

@@ -55,7 +55,7 @@ def take_back(table: LineTable, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_remembered_places_are_those_of_a_look_at_everything(
+def test_remembered_locations_are_those_of_a_look_at_everything(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "MANY_FRAGMENTS", 0)
@@ -90,10 +90,10 @@ def test_remembered_places_are_those_of_a_look_at_everything(
             take_back(table, tmp_path)
             tokens = {each: max(tokens[each], table.commit_marker(each).token) for each in SOURCES}
         dataset = table.open()
-        looking = [places for places in processes if chance.random() < 0.4]
+        looking = [locations for locations in processes if chance.random() < 0.4]
         for each in SOURCES:
-            for places in looking:
-                monkeypatch.setattr(lines, "_PLACES", places)
+            for locations in looking:
+                monkeypatch.setattr(lines, "_PLACES", locations)
                 found = table._markers(each, dataset)
                 monkeypatch.setattr(lines, "MANY_FRAGMENTS", 1 << 30)
                 monkeypatch.setattr(lines, "_PLACES", everything)

@@ -108,8 +108,8 @@ SETTINGS = [
 def backend(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[HierarchicalLTMBackend]:
     with pytest.MonkeyPatch.context() as patch:
         without_variables(patch)
-        place = tmp_path_factory.mktemp("memory")
-        with HierarchicalLTMBackend(storage_uri=str(place), embedding={"model": str(tiny_model)}) as opened:
+        location = tmp_path_factory.mktemp("memory")
+        with HierarchicalLTMBackend(storage_uri=str(location), embedding={"model": str(tiny_model)}) as opened:
             opened.store("plan", {"step": 1}, "org:acme", {"phase": "plan"})
             opened.core.flush()
             yield opened

@@ -114,19 +114,19 @@ class IsolationMachine(RuleBasedStateMachine):
 
     @rule(tenant=tenants, foreign=tenants, owner=owners)
     def entities_are_those_of_the_tenant_alone(self, tenant: str, foreign: str, owner: str) -> None:
-        place = tenant + owner
+        location = tenant + owner
         is_there = not owner or owner in self.held[tenant].entities
-        assert (self.store.get_entity(place) is not None) == is_there
-        below = [str(record.entity) for record in self.store.descendants(place)]
-        assert all(name.startswith(f"{place}/") for name in below)
-        above = [str(record.entity) for record in self.store.ancestors(place)]
-        assert all(place.startswith(f"{name}/") for name in above)
+        assert (self.store.get_entity(location) is not None) == is_there
+        below = [str(record.entity) for record in self.store.descendants(location)]
+        assert all(name.startswith(f"{location}/") for name in below)
+        above = [str(record.entity) for record in self.store.ancestors(location)]
+        assert all(location.startswith(f"{name}/") for name in above)
         if foreign != tenant:
             # A scope limits what a call sees, whatever else it names.
-            found = [str(record.entity) for record in self.store.list_entities(place, after=foreign)]
+            found = [str(record.entity) for record in self.store.list_entities(location, after=foreign)]
             assert all(name.startswith(f"{tenant}/") for name in found)
             with pytest.raises(AccessDenied):
-                self.store.retrieve_by_entity("project", "p", within=place, allowed_ancestors=[foreign + owner])
+                self.store.retrieve_by_entity("project", "p", within=location, allowed_ancestors=[foreign + owner])
 
     @rule(tenant=tenants, other=tenants)
     def move_abroad(self, tenant: str, other: str) -> None:

@@ -50,16 +50,16 @@ def test_every_word_of_every_document_is_found_on_its_line(
     tmp_path_factory: pytest.TempPathFactory,
     tiny_model: Path,
 ) -> None:
-    place = tmp_path_factory.mktemp("words")
-    source = place / "source"
+    location = tmp_path_factory.mktemp("words")
+    source = location / "source"
     source.mkdir()
     for at, (lines, end, ended) in enumerate(documents):
         encoding = data.draw(st.sampled_from(ENCODINGS))
         (source / f"{at}.txt").write_bytes(joined(lines, end, ended).encode(encoding))
-    report = dl.index(str(source), workspace=str(place / "ws"), model=str(tiny_model))
+    report = dl.index(str(source), workspace=str(location / "ws"), model=str(tiny_model))
     (ran,) = report.sources
     assert (ran.skipped, ran.shortened) == ([], [])
-    workspace = Workspace.open(str(place / "ws"))
+    workspace = Workspace.open(str(location / "ws"))
     assert verify(workspace, lambda phase: None).findings == []
     at = data.draw(st.sampled_from(range(len(documents))))
     number = data.draw(st.sampled_from(range(len(documents[at][0]))))
@@ -101,8 +101,8 @@ def test_what_is_compressed_is_read_in_a_bucket_and_on_a_disk(tmp_path: Path, ti
     fsspec.filesystem("memory").pipe("/compressed/events.jsonl", data)
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "events.jsonl.gz").write_bytes(data)
-    places = [("memory://compressed", "events.jsonl"), (str(tmp_path / "source"), "events.jsonl.gz")]
-    for number, (uri, path) in enumerate(places):
+    locations = [("memory://compressed", "events.jsonl"), (str(tmp_path / "source"), "events.jsonl.gz")]
+    for number, (uri, path) in enumerate(locations):
         workspace = str(tmp_path / f"ws{number}")
         assert dl.index(uri, workspace=workspace, model=str(tiny_model)).sources[0].skipped == []
         hits = search(Workspace.open(workspace), "heron", mode="text", top_k=1).results

@@ -84,9 +84,9 @@ class Checkout:
         return cls(folder, remote)
 
     def write(self, path: str, text: str) -> None:
-        place = self.folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+        location = self.folder / path
+        location.parent.mkdir(parents=True, exist_ok=True)
+        location.write_text(text)
 
     def push(self, branch: str = "main") -> str:
         """Commit everything and publish it, by force; returns the commit."""

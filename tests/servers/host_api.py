@@ -126,9 +126,9 @@ def failing(status: int = 502) -> Callable[[str], Reply | None]:
     return lambda _: (status, {}, b"<html>bad gateway</html>")
 
 
-def moved(place: str) -> Callable[[str], Reply | None]:
-    """A fault: a redirect to ``place``, with the same path."""
-    return lambda target: (302, {"Location": place + target}, b"")
+def moved(address: str) -> Callable[[str], Reply | None]:
+    """A fault: a redirect to ``address``, with the same path."""
+    return lambda target: (302, {"Location": address + target}, b"")
 
 
 def altered(api: HostApi, change: Callable[[Reply], Reply]) -> Callable[[str], Reply | None]:

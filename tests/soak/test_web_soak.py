@@ -47,10 +47,10 @@ def write(tree: Path, version: int) -> None:
 class Readers:
     """Threads that ask all routes; ``problems`` are what was wrong with an answer."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, address: str) -> None:
         self.problems: list[str] = []
         self.asked = Counter[str]()
-        self._place = place
+        self._address = address
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(SEED + n,)) for n in range(READERS)]
         for thread in self._threads:
@@ -75,7 +75,7 @@ class Readers:
         }
         while not self._stop.is_set():
             target = chance.choice(list(checks))
-            answer = ask(self._place, target)
+            answer = ask(self._address, target)
             self.asked[target.partition("?")[0]] += 1
             wrong = f"status {answer.status}" if answer.status != 200 else checks[target](answer)
             if wrong:
@@ -103,9 +103,9 @@ def test_no_answer_fails_or_mixes_versions_while_runs_commit_and_compact(tmp_pat
     with subprocess.Popen(web, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            place = urlsplit(next(line for line in process.stderr if "serving" in line).split()[-1]).netloc
+            address = urlsplit(next(line for line in process.stderr if "serving" in line).split()[-1]).netloc
             resident, early = psutil.Process(process.pid), 0
-            readers, started, version = Readers(place), time.monotonic(), 0
+            readers, started, version = Readers(address), time.monotonic(), 0
             try:
                 while (passed := time.monotonic() - started) < SECONDS:
                     version += 1

@@ -34,12 +34,12 @@ DELIVERIES = {
 }
 
 
-def deliver(place: str, host: str, event: str, payload: Any, *, delivery: str = "", **changed: str) -> Answer:
+def deliver(address: str, host: str, event: str, payload: Any, *, delivery: str = "", **changed: str) -> Answer:
     """Deliver ``payload``, with a new id unless one is given; ``changed`` headers replace the right ones."""
     number = uuid.uuid4().hex
     body = payload if isinstance(payload, str) else json.dumps({"sent": number, **payload})
     headers = {EVENTS[host]: event, DELIVERIES[host]: delivery or number, **signed(host, body), **changed}
-    return ask(place, f"/hooks/{host}", method="POST", body=body, Content_Type="application/json", **headers)
+    return ask(address, f"/hooks/{host}", method="POST", body=body, Content_Type="application/json", **headers)
 
 
 def push(host: str, url: str, branch: str = "main", *, is_gone: bool = False) -> tuple[str, dict[str, Any]]:

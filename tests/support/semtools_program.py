@@ -23,16 +23,16 @@ FAILURE_VARIABLE, SLEEP_VARIABLE = "SEMTOOLS_FAILURE", "SEMTOOLS_SLEEP_SECONDS"
 """What a program prints on standard error before it ends with code 1, and how long it takes."""
 
 
-def install(place: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the program of ``version`` in ``place`` the only one on the path; returns where its calls are recorded."""
-    place.mkdir(parents=True, exist_ok=True)
-    program = place / ("search" if version < "3" else "semtools")
+def install(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the program of ``version`` in ``folder`` the only one on the path; returns where its calls are recorded."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / ("search" if version < "3" else "semtools")
     program.write_text(_PROGRAM.format(python=sys.executable, version=version))
     program.chmod(0o755)
     for name in ("SEMTOOLS_WORKSPACE", FAILURE_VARIABLE, SLEEP_VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", os.pathsep.join((str(place), "/usr/bin", "/bin")))
-    return place / CALLS
+    monkeypatch.setenv("PATH", os.pathsep.join((str(folder), "/usr/bin", "/bin")))
+    return folder / CALLS
 
 
 def calls(record: Path) -> list[list[str]]:

@@ -9,7 +9,7 @@ import driftline
 from driftline import DriftlineError, Hit, LineFilter, MemoryEntry, MemoryItem, SearchReport, SourceReport, Workspace
 
 
-def places(hits: tuple[Hit, ...]) -> list[str]:
+def locations(hits: tuple[Hit, ...]) -> list[str]:
     """``path:line`` and the score of each hit."""
     return [f"{hit.path}:{hit.line} {hit.score:.2f} {len(hit.context)}" for hit in hits]
 
@@ -65,23 +65,23 @@ def kind_of(workspace: str) -> str:
     return ""
 
 
-def main(folder: str, place: str, model: str) -> None:
+def main(folder: str, location: str, model: str) -> None:
     """Use each public function once."""
-    lines = index(folder, place, model)
-    workspace = driftline.open(place)
+    lines = index(folder, location, model)
+    workspace = driftline.open(location)
     stats: driftline.WorkspaceStats = workspace.stats()
     print(driftline.__version__, lines, stats.total_documents, stats.total_lines, stats.model)
-    print(places(find(workspace, "a parser").results))
-    print(places(driftline.grep("a parser", folder, model=model, top_k=2, ignore_case=True).results))
+    print(locations(find(workspace, "a parser").results))
+    print(locations(driftline.grep("a parser", folder, model=model, top_k=2, ignore_case=True).results))
     entity = next(iter(lines))
     states: list[tuple[str, driftline.DocumentState]] = driftline.analyze_document_states(
         workspace, entity, ["guides/parse.md"]
     )
     print([(path, state is driftline.DocumentState.UNCHANGED) for path, state in states])
-    print(remember(place))
-    with driftline.create_ltm_backend(storage_uri=place, embedding={"model": model}) as backend:
+    print(remember(location))
+    with driftline.create_ltm_backend(storage_uri=location, embedding={"model": model}) as backend:
         print(backend.retrieve("plan", "org:acme/project:alpha")["success"])
-    print(kind_of(f"{place}-missing"))
+    print(kind_of(f"{location}-missing"))
 
 
 if __name__ == "__main__":

@@ -36,10 +36,10 @@ def serving(server: WebServer) -> Iterator[str]:
 
 
 def ask(
-    place: str, target: str, *, token: str = "", method: str = "GET", body: str | None = None, **headers: str
+    address: str, target: str, *, token: str = "", method: str = "GET", body: str | None = None, **headers: str
 ) -> Answer:
     """The answer to one request; underscores in the names of ``headers`` are hyphens."""
-    connection = http.client.HTTPConnection(place, timeout=PATIENCE_SECONDS)
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE_SECONDS)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     if token:
         sent["Authorization"] = f"Bearer {token}"

@@ -35,15 +35,15 @@ FORMATS: dict[str, tuple[str, Any]] = {
 }
 
 
-def apply(names: list[str], place: Path, scope: Any = "user", *, remove: bool = False) -> int:
-    found = changes(names, scope, place, COMMAND, remove=remove)
+def apply(names: list[str], location: Path, scope: Any = "user", *, remove: bool = False) -> int:
+    found = changes(names, scope, location, COMMAND, remove=remove)
     for change in found:
         change.apply()
     return len(found)
 
 
-def tree(place: Path) -> dict[str, str]:
-    return {path.relative_to(place).as_posix(): path.read_text() for path in place.rglob("*") if path.is_file()}
+def tree(location: Path) -> dict[str, str]:
+    return {path.relative_to(location).as_posix(): path.read_text() for path in location.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -343,15 +343,15 @@ def joined(lines: list[str], end: str) -> str:
 def check_round_trip(name: str, text: str) -> None:
     """Installing and uninstalling restores every byte; without the copy, all but blanks and an object of no servers."""
     with tempfile.TemporaryDirectory() as folder, patch("os.fsync"):  # the text is tested, not the disk
-        place = Path(folder)
-        path = put(place / FORMATS[name][0], text)
-        apply([name], place)
-        assert is_installed(name, "user", place)
+        location = Path(folder)
+        path = put(location / FORMATS[name][0], text)
+        apply([name], location)
+        assert is_installed(name, "user", location)
         installed = path.read_bytes()
-        apply([name], place, remove=True)
+        apply([name], location, remove=True)
         assert path.read_bytes().decode() == text
         path.write_bytes(installed)
-        apply([name], place, remove=True)
+        apply([name], location, remove=True)
         left = path.read_bytes().decode() if path.exists() else ""
     before, after = "".join(text.split()), "".join(left.split())
     if (empty := '"mcpServers":{}') in before and empty not in after:

@@ -50,7 +50,7 @@ def test_the_first_of_two_sources_over_one_folder_takes_what_both_select() -> No
     assert claims_on(*one, [other]) == ()
 
 
-def test_tenants_and_other_places_take_nothing() -> None:
+def test_tenants_and_other_locations_take_nothing() -> None:
     others = [
         (entity("src", org="other"), record("/p/src")),
         (entity("far"), record("/q")),

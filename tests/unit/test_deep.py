@@ -55,16 +55,16 @@ def tensors() -> Tensors:
 @pytest.fixture(scope="module")
 def folder(tensors: Tensors, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of sentence-transformers with a tiny BERT model."""
-    place = tmp_path_factory.mktemp("deep-model")
-    save_file(tensors, place / "model.safetensors")
+    location = tmp_path_factory.mktemp("deep-model")
+    save_file(tensors, location / "model.safetensors")
     config = {"model_type": "bert", "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "hidden_act": "gelu"}
-    (place / "config.json").write_text(json.dumps(config))
-    (place / "1_Pooling").mkdir()
-    (place / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    (location / "config.json").write_text(json.dumps(config))
+    (location / "1_Pooling").mkdir()
+    (location / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     tokenizer = Tokenizer(WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(place / "tokenizer.json"))
-    return place
+    tokenizer.save(str(location / "tokenizer.json"))
+    return location
 
 
 def in_numpy(tensors: Tensors, ids: list[int], *, first_token: bool = False) -> NDArray[np.float32]:
@@ -115,7 +115,7 @@ def test_a_model_may_pool_by_its_first_token(folder: Path, tensors: Tensors, tmp
     assert vector @ in_numpy(tensors, [2, 6, 9], first_token=True) == pytest.approx(1, abs=0.02)
 
 
-def test_a_text_has_the_same_vector_in_every_batch_and_at_every_place(
+def test_a_text_has_the_same_vector_in_every_batch_and_at_every_location(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_transformer(str(folder))
@@ -212,11 +212,11 @@ def test_the_environment_names_the_model(folder: Path, monkeypatch: pytest.Monke
         resolve_deep_model()
 
 
-def broken(folder: Path, place: Path, name: str, content: bytes | None) -> Path:
+def broken(folder: Path, location: Path, name: str, content: bytes | None) -> Path:
     """A copy of ``folder`` with another file, or without it."""
-    shutil.copytree(folder, place)
-    (place / name).unlink() if content is None else (place / name).write_bytes(content)
-    return place
+    shutil.copytree(folder, location)
+    (location / name).unlink() if content is None else (location / name).write_bytes(content)
+    return location
 
 
 @pytest.mark.parametrize(

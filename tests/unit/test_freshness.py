@@ -35,13 +35,13 @@ def test_a_line_is_fresh_moved_or_stale(current: list[str], expected: Freshness)
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.sampled_from("abc"), st.integers(1, 15))
-def test_the_reported_place_is_the_nearest_that_holds_the_line(current: Sequence[str], text: str, line: int) -> None:
+def test_the_reported_location_is_the_nearest_that_holds_the_line(current: Sequence[str], text: str, line: int) -> None:
     found = judge(text, line, current)
-    places = [number for number, content in enumerate(current, 1) if content == text]
-    assert (found.state is State.STALE) == (not places)
-    if places:
-        assert found.line in places
-        assert abs(found.line - line) == min(abs(place - line) for place in places)
+    locations = [number for number, content in enumerate(current, 1) if content == text]
+    assert (found.state is State.STALE) == (not locations)
+    if locations:
+        assert found.line in locations
+        assert abs(found.line - line) == min(abs(location - line) for location in locations)
         assert (found.state is State.FRESH) == (found.line == line)
 
 

@@ -123,7 +123,7 @@ def test_indexes_are_written_as_configured(compression: str, tmp_path: Path, mon
     """Deltas, compacted and rebuilt indexes alike; whatever is configured later, all of them are read."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    place, embedding = str(tmp_path / "memory"), {"enabled": False}
+    location, embedding = str(tmp_path / "memory"), {"enabled": False}
     config = {"row_group_size": 1_000, "compression": compression}
     index = tmp_path / "memory/org:default/_index.parquet"
 
@@ -132,7 +132,7 @@ def test_indexes_are_written_as_configured(compression: str, tmp_path: Path, mon
         return metadata.row_group(0).num_rows, metadata.row_group(0).column(3).compression
 
     meant = "UNCOMPRESSED" if compression == "none" else compression.upper()
-    with dl.create_ltm_backend(storage_uri=place, index_config=config, embedding=embedding) as backend:
+    with dl.create_ltm_backend(storage_uri=location, index_config=config, embedding=embedding) as backend:
         backend.store_many([{"key": f"key {n}", "value": n} for n in range(1_500)])
         backend.core.flush()
         assert [written(path) for path in index.parent.glob("_index_delta_*")] == [(1_000, meant)]
@@ -141,8 +141,8 @@ def test_indexes_are_written_as_configured(compression: str, tmp_path: Path, mon
         index.unlink()
         backend.core.rebuild("org:default")
         assert written(index) == (1_000, meant)
-    with dl.create_ltm_backend(storage_uri=place, embedding=embedding) as backend:
+    with dl.create_ltm_backend(storage_uri=location, embedding=embedding) as backend:
         assert len(backend.query_index(limit=2_000)["rows"]) == 1_500
     for wrong in ({"compression": "zip"}, {"row_group_size": 0}, {"row_group_size": "many"}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
-            dl.create_ltm_backend(storage_uri=place, index_config=wrong)
+            dl.create_ltm_backend(storage_uri=location, index_config=wrong)

@@ -80,7 +80,7 @@ def test_a_float16_model_loads_as_float32(tmp_path: Path) -> None:
     assert load(resolve_model(str(tmp_path))).embedding.dtype == np.float32
 
 
-def test_the_fingerprint_ignores_names_places_and_settings_that_do_not_change_vectors(
+def test_the_fingerprint_ignores_names_locations_and_settings_that_do_not_change_vectors(
     saved_default: Path, directory: Path
 ) -> None:
     before = fingerprint(resolve_model(str(saved_default)))
@@ -297,8 +297,8 @@ TABLES = st.builds(
 def test_every_model_is_refused_or_makes_finite_vectors(
     tensors: dict[str, NDArray[Any]], tokens: dict[str, int], max_length: object
 ) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        folder = save_model(Path(place, "model"), tensors, tokens, {"max_length": max_length})
+    with tempfile.TemporaryDirectory() as location:
+        folder = save_model(Path(location, "model"), tensors, tokens, {"max_length": max_length})
         try:
             dim = dimension(resolve_model(folder))
             embedder = WordTableEmbedder.open(folder)

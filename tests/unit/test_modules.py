@@ -64,14 +64,14 @@ def names_of(module: Path) -> frozenset[str]:
 
 def exists(parts: list[str]) -> bool:
     """Whether a dotted name below a package leads to a package, a module, or a name in one."""
-    place = ROOT / parts[0]
+    location = ROOT / parts[0]
     for i, part in enumerate(parts[1:], start=1):
-        if (place / part).is_dir():
-            place /= part
-        elif (module := place / f"{part}.py").exists():
+        if (location / part).is_dir():
+            location /= part
+        elif (module := location / f"{part}.py").exists():
             return len(parts) == i + 1 or parts[i + 1] in names_of(module)
         else:
-            return part in names_of(place / "__init__.py")
+            return part in names_of(location / "__init__.py")
     return True
 
 

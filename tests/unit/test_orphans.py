@@ -37,7 +37,7 @@ def paths(*listing: ObjectInfo, references: References | None = None, max_age: t
 
 
 @pytest.mark.parametrize(
-    ("path", "kind", "place"),
+    ("path", "kind", "location"),
     [
         ("_workspace.json", Kind.PERMANENT, ""),
         (".gitignore", Kind.PERMANENT, ""),
@@ -63,9 +63,9 @@ def paths(*listing: ObjectInfo, references: References | None = None, max_age: t
         (f"{TABLE}/_versions/latest_version_hint.json", Kind.TABLE_HINT, TABLE),
     ],
 )
-def test_a_name_of_the_layout_is_known_at_its_place(path: str, kind: Kind, place: str) -> None:
+def test_a_name_of_the_layout_is_known_at_its_location(path: str, kind: Kind, location: str) -> None:
     name = parse_name(path)
-    assert (name.kind, name.directory) == (kind, place)
+    assert (name.kind, name.directory) == (kind, location)
 
 
 @pytest.mark.parametrize(

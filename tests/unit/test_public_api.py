@@ -163,10 +163,10 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("examples")
     (folder / "tree").mkdir()
     (folder / "tree" / "notes.md").write_text("the holder renews the lease\n")
-    place, tree = str(folder / "ws"), str(folder / "tree")
-    driftline.index(tree, workspace=place)
-    ws = driftline.open(place)
-    given = {"driftline": driftline, "np": np, "place": place, "tree": tree, "ws": ws}
+    location, tree = str(folder / "ws"), str(folder / "tree")
+    driftline.index(tree, workspace=location)
+    ws = driftline.open(location)
+    given = {"driftline": driftline, "np": np, "location": location, "tree": tree, "ws": ws}
     given |= {name: getattr(driftline, name) for name in EXAMPLES}
     memory = driftline.create_ltm_backend(storage_uri=str(folder / "memory"))
     with memory, serving(web_server(Reader(ws.storage.reread), "127.0.0.1", 0)) as address:
@@ -201,5 +201,5 @@ def test_a_report_is_shown_as_text_and_as_a_table(names: dict[str, Any]) -> None
     assert "<td>notes.md:1</td>" in report._repr_html_()
     assert repr(report.results[0]) == "<Hit 1. notes.md:1 'the holder renews the lease'>"
     assert report.to_arrow().to_pylist() == [hit.to_dict() for hit in report]
-    assert names["place"] in repr(names["ws"])
+    assert names["location"] in repr(names["ws"])
     assert "total_documents" in names["ws"]._repr_html_()

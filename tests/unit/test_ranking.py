@@ -213,7 +213,7 @@ def test_a_window_behind_others_of_its_file_is_as_likely_as_before() -> None:
     assert own == pytest.approx({each.first: each.fit for each in further[1:]})
 
 
-def test_long_queries_and_sentences_describe_one_place_and_let_files_decide_less() -> None:
+def test_long_queries_and_sentences_describe_one_location_and_let_files_decide_less() -> None:
     def first(words: int, form: QueryForm) -> str:
         windows = [window("a.py", 1, 10), *(window("b.py", at * 40, 9.4) for at in range(4)), window("c.py", 1, 0)]
         return arranged(windows, [f"w{at}" for at in range(words)], form)[0].path
@@ -231,6 +231,27 @@ def test_long_queries_and_sentences_describe_one_place_and_let_files_decide_less
         ("where is the token refreshed", "question"),
         ("does a lease expire?", "question"),
         ("Wie wird eine Anfrage wiederholt", "question"),
+        ("how do two processes agree", "question"),
+        ("which of the answers can it send", "question"),
+        ("how do I install it", "usage"),
+        ("How often should I compact?", "usage"),
+        ("how to revert a commit", "usage"),
+        ("can it read PDF", "usage"),
+        ("where can we see the log", "usage"),
+        ("what do I need", "usage"),
+        ("wie installiere ich das", "usage"),
+        ("kann man das abschalten", "usage"),
+        ("如何安装", "usage"),
+        ("what's a fragment?", "usage"),
+        ("What are the options", "usage"),
+        ("what does exit code 3 mean", "usage"),
+        ("what does the server answer when a file is fresh", "question"),
+        ("why was it skipped", "usage"),
+        ("Was ist ein Index", "usage"),
+        ("什么是索引", "usage"),
+        ("索引とは", "usage"),
+        ("howto", "phrase"),
+        ("cannot it", "phrase"),
         ("how", "phrase"),
         ("Return the header of a request", "sentence"),
         ("liest die Zeile einer Tabelle", "sentence"),
@@ -262,5 +283,5 @@ def test_likelihoods_and_labels_are_in_the_order_of_scores(scores: list[float], 
     assert likely == sorted(likely)
     assert 0 <= likely[0] <= likely[-1] <= 1
     order = ["weak", "likely", "strong"]
-    places = [order.index(label(each)) for each in likely]
-    assert places == sorted(places)
+    locations = [order.index(label(each)) for each in likely]
+    assert locations == sorted(locations)
