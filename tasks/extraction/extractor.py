@@ -322,6 +322,7 @@ EXTRACTORS: tuple[Extractor, ...] = (
     Extractor("notebook", 1, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
 )
 """Extractors in the order in which they are tried."""
+_ZIPPED_SUFFIXES = frozenset(suffix for each in EXTRACTORS if each.module == "office" for suffix in each.suffixes)
 WITH_OUTPUTS = Extractor(
     "notebook-outputs", 1, ("ipynb",), _is_notebook, "text_formats", "notebook_with_outputs", isolated=False
 )
@@ -470,7 +471,9 @@ def is_archive(path: str, data: bytes) -> bool:
     """Return whether a file holds files. Documents of Office are zip files too, but have an extractor."""
     if not data.startswith((_ZIP, _EMPTY_ZIP)):
         return is_tar(data)
-    return not any(each.takes(data, _suffix(path)) for each in EXTRACTORS)
+    suffix = _suffix(path)
+    is_document = suffix in _ZIPPED_SUFFIXES or any(each.takes(data, suffix) for each in EXTRACTORS)
+    return not is_document  # not even if it is damaged
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def _broken(name: str, data: bytes, chance: random.Random, outside: str) -> byte
             size = chance.choice((2, 4, 8))
             number = chance.choice(_BOUNDARIES) % 2 ** (8 * size)
             order: Literal["little", "big"] = chance.choice(("little", "big"))
-            return data[:at] + number.to_bytes(size, order) + data[at + size :]
+            return bytes(data[:at] + number.to_bytes(size, order) + data[at + size :])
         case 4:
             length = chance.randrange(1, 200)
             return data[:at] + data[at : at + length] * chance.randrange(2, 200) + data[at + length :]
