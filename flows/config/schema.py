@@ -163,6 +163,15 @@ class WebTable(Table):
     hooks: HooksTable | None = None
 
 
+class AccessTable(Table):
+    """``[access]``: the entities that users of ``driftline web``, named by a proxy, may see."""
+
+    groups_header: Text | None = None
+    everyone: list[Text] = []
+    users: dict[Text, list[Text]] = {}
+    groups: dict[Text, list[Text]] = {}
+
+
 class File(Table):
     """The whole file."""
 
@@ -178,6 +187,7 @@ class File(Table):
     prices: PriceTable = PriceTable()
     search: SearchTable = SearchTable()
     web: WebTable = WebTable()
+    access: AccessTable | None = None
     memory: dict[Text, Any] = {}
 
 
@@ -209,6 +219,8 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
         where = location_of(path, f"[{location[0]}.{location[1]}]" if table is WorkspaceTable else f"[{location[0]}]")
     elif table is HooksTable:
         where = location_of(path, "[web.hooks]")
+    elif table is AccessTable:
+        where = location_of(path, "[access]")
     if kind == "extra_forbidden":
         known = sorted(table.model_fields)
         close = difflib.get_close_matches(key, known, n=1)
@@ -235,6 +247,8 @@ def _table_of(location: tuple[int | str, ...]) -> tuple[type[Table], str]:
         return SearchTable, str(rest[0])
     if head == "web" and rest:
         return (HooksTable, str(rest[1])) if len(rest) > 1 else (WebTable, str(rest[0]))
+    if head == "access" and rest:
+        return AccessTable, str(rest[0])
     if head in ("sources", "fleet") and len(rest) > 1:
         return SourceTable if head == "sources" else FleetTable, str(rest[1])
     if head == "workspaces" and len(rest) > 1:

@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from driftline.flows.config.environment import WORKSPACE_FOLDER, Environment, absolute_uri, local_path, nearest
-from driftline.flows.config.schema import File, FleetTable, HooksTable, SourceTable, WorkspaceTable, location_of, parse
+from driftline.flows.config.schema import (
+    AccessTable,
+    File,
+    FleetTable,
+    HooksTable,
+    SourceTable,
+    WorkspaceTable,
+    location_of,
+    parse,
+)
 from driftline.flows.config.secret_references import (
     check_catalog,
     check_options,
@@ -142,6 +151,19 @@ class HookSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AccessSettings:
+    """``[access]``: the names of entities that ``everyone``, ``users`` and ``groups`` may see.
+
+    The proxy sends the groups of a user in the ``groups_header``, separated by commas.
+    """
+
+    groups_header: str | None = None
+    everyone: tuple[str, ...] = ()
+    users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
     """A validated configuration file.
 
@@ -167,6 +189,7 @@ class Configuration:
     redact: Redaction | None = None
     archives: bool | None = None
     notebook_outputs: bool | None = None
+    access: AccessSettings | None = None
 
     def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the storage options with their references resolved. Raises UsageError."""
@@ -391,7 +414,17 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         redact=parsed.redact,
         archives=parsed.archives,
         notebook_outputs=parsed.notebook_outputs,
+        access=_access(parsed.access, location_of(file, "[access]")),
     )
+
+
+def _access(table: AccessTable | None, where: str) -> AccessSettings | None:
+    if table is None:
+        return None
+    if table.groups and table.groups_header is None:
+        raise UsageError("Groups need a header", where, 'Write, for example: groups_header = "X-Forwarded-Groups"')
+    users, groups = ({name: tuple(given) for name, given in of.items()} for of in (table.users, table.groups))
+    return AccessSettings(table.groups_header, tuple(table.everyone), users, groups)
 
 
 def _hooks(table: HooksTable | None, where: str) -> HookSettings | None:

@@ -29,7 +29,7 @@ from driftline.flows.output.run_series import newest_runs
 from driftline.flows.runs.branches import list_branches
 from driftline.flows.runs.search import find
 from driftline.flows.web.authentication import granted
-from driftline.storage.entities import Entity, is_within
+from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import NotIndexed
 from driftline.storage.model import WorkspaceStats
 from driftline.storage.options import MAX_SERVED_NAMES, Option
@@ -64,15 +64,15 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class IndexView:
-    """The index at or below an entity; ``runs`` are newest first."""
+    """The index within a boundary; ``runs`` are newest first."""
 
     stats: WorkspaceStats
     skipped: tuple[Skipped, ...]
     runs: tuple[RunRecord, ...]
 
 
-def index_view(workspace: Workspace, within: Entity | None = None) -> IndexView:
-    """Read the index at or below ``within``. Raises StorageError, CorruptFile."""
+def index_view(workspace: Workspace, within: Boundary | None = None) -> IndexView:
+    """Read the index ``within`` a boundary. Raises StorageError, CorruptFile."""
     runs = newest_runs(workspace, MAX_RUNS)
     return IndexView(
         stats=workspace.stats(within),
@@ -83,7 +83,7 @@ def index_view(workspace: Workspace, within: Entity | None = None) -> IndexView:
 
 @dataclass(frozen=True, slots=True)
 class HomeView:
-    """The numbers of documents and lines at or below an entity, and the start of its last complete run."""
+    """The numbers of documents and lines within a boundary, and the start of its last complete run."""
 
     documents: int
     lines: int
@@ -91,7 +91,7 @@ class HomeView:
     indexed: datetime | None
 
 
-def home_view(workspace: Workspace, within: Entity | None = None) -> HomeView:
+def home_view(workspace: Workspace, within: Boundary | None = None) -> HomeView:
     """Read the figures of the home page. Raises StorageError, CorruptFile."""
     stats = workspace.stats(within)
     runs = (run for run in newest_runs(workspace, MAX_RECENT_RUNS) if (run.kind, run.outcome) == ("index", "done"))
@@ -116,8 +116,8 @@ class SqlView:
     has_more: bool
 
 
-def sql_view(workspace: Workspace, text: str, within: Entity | None = None) -> SqlView:
-    """Run one SELECT at or below ``within``. Raises the errors of ``storage.sql.query``."""
+def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) -> SqlView:
+    """Run one SELECT ``within`` a boundary. Raises the errors of ``storage.sql.query``."""
     from driftline.storage.sql import query  # loads DuckDB
 
     with query(workspace, text, within=within, max_seconds=SQL_SECONDS, max_bytes=SQL_BYTES) as result:
@@ -126,7 +126,7 @@ def sql_view(workspace: Workspace, text: str, within: Entity | None = None) -> S
         return SqlView(tuple(result.schema.names), tuple(result.numbers), shown, len(rows) > MAX_SQL_ROWS)
 
 
-def _skipped(workspace: Workspace, within: Entity | None) -> list[Skipped]:
+def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
     tables = [
         workspace.manifest(entity).read(columns=["path", "reason"]) for entity, _ in workspace.readable_sources(within)
     ]
@@ -142,8 +142,8 @@ def _skipped(workspace: Workspace, within: Entity | None) -> list[Skipped]:
     return sorted(found, key=lambda each: -each.count)
 
 
-def _within(runs: Iterable[RunRecord], within: Entity) -> Iterable[RunRecord]:
-    """Reduce index runs to their reports on the sources at or below ``within``.
+def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
+    """Reduce index runs to their reports on the sources ``within`` a boundary.
 
     Time and cost of a run cover all of its sources, so they are removed.
     """
@@ -151,7 +151,7 @@ def _within(runs: Iterable[RunRecord], within: Entity) -> Iterable[RunRecord]:
         sources = [
             source
             for source in run.report.get("sources", ())
-            if run.kind == "index" and is_within(Entity.parse(source["entity"]), within)
+            if run.kind == "index" and within.allows_name(source["entity"])
         ]
         if sources:
             yield run.model_copy(update={"report": {"sources": sources}, "seconds": 0.0, "outcome": "done"})
@@ -272,13 +272,13 @@ class Reader:
     """Returns the location of the memory, on the first request for it."""
     run: Callable[..., Any] = call
     """Runs a read of the index, in this process or in another one (search_processes.py)."""
-    _branches: TTLCache[Entity | None, tuple[str, ...]] = field(
+    _branches: TTLCache[Boundary | None, tuple[str, ...]] = field(
         default_factory=lambda: TTLCache(1_000, BRANCHES_SECONDS), compare=False
     )
-    _homes: TTLCache[Entity | None, HomeView] = field(
+    _homes: TTLCache[Boundary | None, HomeView] = field(
         default_factory=lambda: TTLCache(1_000, HOME_SECONDS), compare=False
     )
-    _folders: TTLCache[tuple[Entity | None, str], str] = field(
+    _folders: TTLCache[tuple[Boundary | None, str], str] = field(
         default_factory=lambda: TTLCache(10_000, FOLDERS_SECONDS), compare=False
     )
 
@@ -349,7 +349,7 @@ class Reader:
         """Return the record of a source, if it may be seen."""
         within, workspace = granted("search").within, self.newest()
         entity = Entity.parse(source, workspace.config.hierarchy)
-        return workspace.readable_source(entity) if within is None or is_within(entity, within) else None
+        return workspace.readable_source(entity) if is_allowed(entity, within) else None
 
     def folder_of(self, source: str) -> str:
         """Return the folder of a source in its repository, empty for all of it; at most FOLDERS_SECONDS old."""
@@ -395,6 +395,6 @@ class Reader:
             self.run(search_memory, memory_store.workspace, memory_store.configuration, within, query, **options)
         )
 
-    def _on(self, branch: str | None, within: Entity | None) -> Workspace:
+    def _on(self, branch: str | None, within: Boundary | None) -> Workspace:
         workspace = self.newest()
         return on_branch(workspace, branch, within) if branch is not None else workspace

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from driftline.storage.deltas.delta_index import ADD
-from driftline.storage.entities import Entity, is_within
+from driftline.storage.entities import Boundary, Entity, is_within
 from driftline.storage.lines.filters import LineFilter, normalise
 from driftline.storage.workspace.branches import read_branch
 from driftline.storage.workspace.workspace import Branch, Workspace
@@ -61,11 +61,11 @@ def document_page(
     dirs: Sequence[str] = (),
     exts: Sequence[str] = (),
     *,
-    within: Entity | None = None,
+    within: Boundary | None = None,
     limit: int,
     after: DocumentCursor | None = None,
 ) -> DocumentPage:
-    """Return at most ``limit`` documents after ``after``, of the ``sources`` (default: all) at or below ``within``.
+    """Return at most ``limit`` documents after ``after``, of the ``sources`` (default: all) ``within`` a boundary.
 
     ``dirs`` include everything below them. Raises UsageError for a directory outside of its source, StorageError.
     """

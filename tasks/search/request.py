@@ -31,7 +31,7 @@ from driftline.storage.lines.outline import KINDS
 from driftline.storage.options import INTERFACES, Option, option, options_of
 
 if TYPE_CHECKING:
-    from driftline.storage.entities import Entity
+    from driftline.storage.entities import Boundary, Entity
     from driftline.storage.lines.filters import LineFilter
 
 
@@ -197,7 +197,7 @@ class SearchFilter:
     )
     where: "LineFilter | None" = None
     also: "Sequence[LineFilter]" = ()
-    within: "Entity | None" = None
+    within: "Boundary | Entity | None" = None
     on_this_machine: bool = False
 
     def __post_init__(self) -> None:
@@ -215,6 +215,15 @@ class SearchFilter:
             object.__setattr__(self, "exts", tuple(ext for given in self.exts for ext in _extensions(given)))
         extensions_of(self.languages or ())
         _check_kinds(self.kinds or ())
+
+    @property
+    def boundary(self) -> "Boundary | None":
+        """The boundary that ``within`` names; None for the whole workspace."""
+        if self.within is None:
+            return None
+        from driftline.storage.entities import Boundary
+
+        return self.within if isinstance(self.within, Boundary) else Boundary.of(self.within)
 
     def _glob(self, glob: str) -> str:
         if self.on_this_machine and glob.startswith(("~/", "../")):
