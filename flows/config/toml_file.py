@@ -170,8 +170,8 @@ class Configuration:
     ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` keep
     secrets as references, so that a deployment may store them; ``options()`` resolves them. ``prices`` are those of
     1,000 requests, by kind. ``search`` has the defaults of searches. ``memory`` has the sections of ``settings.ltm``,
-    references included. A file that is not trusted ``is_withheld``: it has neither storage options nor memory, and its
-    fleets have no tokens.
+    references included. ``notify`` are Prefect blocks that tell of failed runs. A file that is not trusted
+    ``is_withheld``: it has neither storage options nor memory, and its fleets have no tokens.
     """
 
     path: Path
@@ -189,6 +189,7 @@ class Configuration:
     redact: Redaction | None = None
     archives: bool | None = None
     notebook_outputs: bool | None = None
+    notify: tuple[str, ...] = ()
     access: AccessSettings | None = None
 
     def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -414,6 +415,7 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         redact=parsed.redact,
         archives=parsed.archives,
         notebook_outputs=parsed.notebook_outputs,
+        notify=tuple(parsed.notify),
         access=_access(parsed.access, location_of(file, "[access]")),
     )
 
