@@ -20,10 +20,12 @@ from urllib.parse import quote, unquote, urlsplit
 from cachetools import LRUCache, TTLCache
 
 from driftline.storage.credentials import split_mark
+from driftline.storage.defaults import INSIDE, container_of
 from driftline.storage.deltas.manifest import token_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.model import content_hash
+from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
@@ -292,7 +294,8 @@ def _recorded(
     for row in rows.to_pylist():
         path = row["path"]
         if row["reason"] is None and row["hash"] == wanted[path] and token_of(row["rev"]) <= at.token:
-            new[path] = _Revision(at.id, f"{record.subpath}{path}", bool(split_mark(row["extractor"], "off")[0]))
+            extracted = INSIDE in path or bool(split_mark(row["extractor"], "off")[0])
+            new[path] = _Revision(at.id, f"{record.subpath}{container_of(path)}", extracted)
     with _KNOWN_LOCK:
         _KNOWN.update({keys[path]: revision for path, revision in new.items()})
     return revisions | new
@@ -344,3 +347,20 @@ def _blob_id(data: bytes, object_format: str) -> str:
     digest = hashlib.new(object_format, b"blob %d\0" % len(data), usedforsecurity=False)
     digest.update(data)
     return digest.hexdigest()
+
+
+def is_archive_unchanged(workspace: Workspace, entity: Entity, record: SourceRecord | None, path: str) -> bool:
+    """Return whether the archive of a document has the size and time with which it was indexed; without reading it."""
+    container = container_of(path)
+    if record is None or container == path or not workspace.access.allows(record.uri):
+        return False
+    known = workspace.manifest(entity).get([container]).to_pylist()
+    try:
+        found = known_source(record.uri, workspace.objects.storage_options).stat(container)
+    except DriftlineError:
+        return False
+    if not known or found is None:
+        return False
+    was, etags = known[0], {known[0]["etag"], found.etag} - {""}
+    is_same = found.size_bytes == was["size_bytes"] and len(etags) < 2
+    return is_same and (found.etag == was["etag"] != "" or found.mtime_ns == was["mtime_ns"])
