@@ -182,6 +182,8 @@ class File(Table):
     workspace: Text | None = None
     model: Text | None = None
     redact: Redaction | None = None
+    archives: bool | None = None
+    notebook_outputs: bool | None = None
     sources: list[SourceTable] = []
     fleet: list[FleetTable] = []
     workspaces: dict[Text, WorkspaceTable] = {}

@@ -228,7 +228,7 @@ class LineQuery:
     @cached_property
     def lines(self) -> int:
         """The number of lines in the table."""
-        return int(self.dataset.count_rows()) - len(self._sources)
+        return int(self.dataset.count_rows()) - len(self.sources)
 
     @cached_property
     def matches(self) -> int:
@@ -243,12 +243,13 @@ class LineQuery:
         return self._count(self.sql)
 
     @cached_property
-    def _sources(self) -> tuple[str, ...]:
+    def sources(self) -> tuple[str, ...]:
         """The entities that have written to the table, by their commit markers."""
         version = self.exact_version
         sources = _SOURCES.get(version)
         if sources is None:
-            rows = self._scanned(["entity"], filter=no_lines(None))
+            # In a bucket, paths are with what every search reads of a file; their index would be read only for this.
+            rows = self._scanned(["entity"], filter=no_lines(None), use_scalar_index=self.table.is_local)
             sources = tuple(rows["entity"].to_pylist())
             if len(_SOURCES) >= _MAX_VERSIONS:
                 _SOURCES.clear()
@@ -336,11 +337,11 @@ class LineQuery:
 
         In a bucket, finding the sources takes longer than reading the column, which is at the end of each file.
         """
-        known = "entity" in columns and self.table.is_local and len(self._sources) == 1
+        known = "entity" in columns and self.table.is_local and len(self.sources) == 1
         read = [name for name in columns if not (known and name == "entity") and name != "_rowid"]
         rows = self._scanned(read, filter=where, **search)
         if known:
-            rows = rows.append_column("entity", pa.repeat(self._sources[0], len(rows)))
+            rows = rows.append_column("entity", pa.repeat(self.sources[0], len(rows)))
         return rows.select(columns)
 
     def _count(self, where: str | None) -> int:
