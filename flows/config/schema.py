@@ -163,6 +163,10 @@ class WebTable(Table):
     hooks: HooksTable | None = None
 
 
+Block = Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")]
+"""A block of a Prefect server, ``TYPE/NAME``."""
+
+
 class AccessTable(Table):
     """``[access]``: the entities that users of ``driftline web``, named by a proxy, may see."""
 
@@ -178,6 +182,8 @@ class File(Table):
     workspace: Text | None = None
     model: Text | None = None
     redact: Redaction | None = None
+    archives: bool | None = None
+    notebook_outputs: bool | None = None
     sources: list[SourceTable] = []
     fleet: list[FleetTable] = []
     workspaces: dict[Text, WorkspaceTable] = {}
@@ -185,6 +191,7 @@ class File(Table):
     prices: PriceTable = PriceTable()
     search: SearchTable = SearchTable()
     web: WebTable = WebTable()
+    notify: list[Block] = []
     access: AccessTable | None = None
     memory: dict[Text, Any] = {}
 
@@ -228,6 +235,8 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
         return UsageError(f"The key {key!r} is missing", where, "Add it.")
     if kind == "list_type" and key in ("sources", "fleet") and table is File:
         return UsageError(f"{key!r} is not a list of tables", where, f"Begin each one with [[{key}]].")
+    if table is File and key == "notify" and kind == "string_pattern_mismatch":
+        return UsageError("A name in 'notify' is not one of a block", where, "Write TYPE/NAME, as 'prefect block ls'.")
     if table is FleetTable and key == "token":
         return UsageError(
             "A token must be a reference", where, "Write ${NAME}, where NAME is a variable that holds it."

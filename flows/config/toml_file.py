@@ -170,8 +170,8 @@ class Configuration:
     ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` keep
     secrets as references, so that a deployment may store them; ``options()`` resolves them. ``prices`` are those of
     1,000 requests, by kind. ``search`` has the defaults of searches. ``memory`` has the sections of ``settings.ltm``,
-    references included. A file that is not trusted ``is_withheld``: it has neither storage options nor memory, and its
-    fleets have no tokens.
+    references included. ``notify`` are Prefect blocks that tell of failed runs. A file that is not trusted
+    ``is_withheld``: it has neither storage options nor memory, and its fleets have no tokens.
     """
 
     path: Path
@@ -187,6 +187,9 @@ class Configuration:
     is_withheld: bool = False
     hooks: HookSettings | None = None
     redact: Redaction | None = None
+    archives: bool | None = None
+    notebook_outputs: bool | None = None
+    notify: tuple[str, ...] = ()
     access: AccessSettings | None = None
 
     def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -410,6 +413,9 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         _memory(parsed.memory, location_of(file, "[memory]")),
         hooks=_hooks(parsed.web.hooks, location_of(file, "[web.hooks]")),
         redact=parsed.redact,
+        archives=parsed.archives,
+        notebook_outputs=parsed.notebook_outputs,
+        notify=tuple(parsed.notify),
         access=_access(parsed.access, location_of(file, "[access]")),
     )
 

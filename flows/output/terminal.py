@@ -26,6 +26,8 @@ _RUN_COLUMNS = frozenset({"run_id", "kind", "started", "seconds", "outcome"})
 _MAX_FINDINGS = 100
 _MAX_SHORTENED = 3
 _UNFOLDED = 1000  # columns, if no terminal limits the width
+_MIN_TABLE_WIDTH = 60
+"""Wider tables become records in a terminal with fewer columns."""
 
 
 def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | None = None) -> None:
@@ -33,7 +35,7 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
     lines: list[Text | Table] = []
     failed = result.get("failed", ())
     for source in result["sources"]:
-        counts = ", ".join(f"{source[state]:,} {state}" for state in _STATES)
+        counts = ", ".join(f"{source[state]:,} {state}" for state in _STATES if source[state]) or "none"
         lines.append(Text.assemble((printable(source["entity"]), "bold"), f"  {printable(source['uri'])}"))
         lines.append(Text(f"  documents: {counts}"))
         lines.append(Text(f"  lines: {source['lines_embedded']:,} embedded, {source['lines_total']:,} in the index"))
@@ -59,10 +61,19 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
 
 def _about_documents(source: Result) -> Iterator[Text]:
     """Return hints about files that are skipped or indexed incompletely, and the fix for each."""
+    unopened = sum(skip["reason"] == "archive" for skip in source["skipped"])
+    if unopened:
+        yield Text(f"  archives: {unopened:,}; --archives indexes the files inside", style="yellow")
     large = source.get("too_large", ())
     if large:
         from driftline.tasks.scanning.scan import has_own_limit
+        from driftline.tasks.text import MAX_TEXT_BYTES
 
+        huge = [file for file in large if file["bytes"] > MAX_TEXT_BYTES]
+        large = [file for file in large if file["bytes"] <= MAX_TEXT_BYTES]
+        if huge:
+            most = f"no option takes files above {MAX_TEXT_BYTES // 2**20} MiB: split them"
+            yield Text(f"  too large: {_named(huge)}; {most}", style="yellow")
         for option, is_own in (("--max-document-bytes", True), ("--max-file-bytes", False)):
             files = [file for file in large if has_own_limit(file["path"]) == is_own]
             if files:
@@ -214,7 +225,8 @@ def print_cleanup(result: Result) -> None:
         lines.append(Text(f"finished {result['published']:,} commits of killed runs"))
     done = "would be deleted (--delete)" if result["dry_run"] else f"found, {result['deleted_count']:,} deleted"
     orphans = f"orphans: {result['orphan_count']:,} {done}"
-    lines.append(Text(f"{result['scanned_count']:,} objects scanned, {orphans}", "dim"))
+    scope = "" if result["full"] else " where runs may have left some (--full scans all)"
+    lines.append(Text(f"{result['scanned_count']:,} objects scanned{scope}, {orphans}", "dim"))
     (_print if result["dry_run"] else _print_done)(lines)
 
 
@@ -266,8 +278,27 @@ def _print(parts: Iterable[Text | Table]) -> None:
     console = Console(highlight=False, markup=False, emoji=False, width=width, force_terminal=wants_styles())
     with console.capture() as captured:
         for part in parts:
-            console.print(_harmless(part), soft_wrap=isinstance(part, Text))
+            if isinstance(part, Table) and console.width < _MIN_TABLE_WIDTH <= _width(part):
+                for record in _records(part):
+                    console.print(record, soft_wrap=True)
+            else:
+                console.print(_harmless(part), soft_wrap=isinstance(part, Text))
     emit(captured.get())
+
+
+def _width(table: Table) -> int:
+    return sum(max(len(str(cell)) for cell in (column.header, *column.cells)) + 1 for column in table.columns)
+
+
+def _records(table: Table) -> Iterator[Text]:
+    """Yield each row of a table as lines of name and value, for a terminal on which its columns would be slivers."""
+    names = [str(column.header) for column in table.columns]
+    indent = max(map(len, names)) + 2
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        for name, cell in zip(names, row, strict=True):
+            if str(cell):
+                yield Text.assemble((name.ljust(indent), "dim"), str(cell))
+        yield Text()
 
 
 def _harmless(part: Text | Table) -> Text | Table:

@@ -37,7 +37,7 @@ from driftline.storage.workspace.branches import MAX_NAME_CHARACTERS as MAX_BRAN
 from driftline.storage.workspace.branches import branch_records, on_branch
 from driftline.storage.workspace.records import RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.documents import DocumentCursor, DocumentPage, document_page
+from driftline.tasks.search.documents import DocumentCursor, DocumentPage, Folder, document_page, read_folder
 from driftline.tasks.search.filters import parse_entity
 from driftline.tasks.search.hits import Hit, read_excerpt
 from driftline.tasks.search.query import SearchReport, answer, prepare, warm
@@ -83,21 +83,21 @@ def index_view(workspace: Workspace, within: Boundary | None = None) -> IndexVie
 
 @dataclass(frozen=True, slots=True)
 class HomeView:
-    """The numbers of documents and lines within a boundary, and the start of its last complete run."""
+    """The content of the index within a boundary, with its sources, and the start of its last complete run."""
 
     documents: int
     lines: int
-    sources: int
+    sources: tuple[Mapping[str, Any], ...]
     indexed: datetime | None
 
 
 def home_view(workspace: Workspace, within: Boundary | None = None) -> HomeView:
-    """Read the figures of the home page. Raises StorageError, CorruptFile."""
+    """Read what the home page shows. Raises StorageError, CorruptFile."""
     stats = workspace.stats(within)
     runs = (run for run in newest_runs(workspace, MAX_RECENT_RUNS) if (run.kind, run.outcome) == ("index", "done"))
     last = next((run for run in runs if within is None or any(_within((run,), within))), None)
     indexed = datetime.fromisoformat(last.started).astimezone(UTC) if last is not None else None
-    return HomeView(stats.total_documents, stats.total_lines, len(stats.sources), indexed)
+    return HomeView(stats.total_documents, stats.total_lines, tuple(stats.sources), indexed)
 
 
 MAX_SQL_ROWS = 1_000
@@ -169,6 +169,9 @@ MAX_CURSOR_CHARACTERS = 8_192
 BRANCHES_SECONDS = 10.0
 HOME_SECONDS = 10.0
 FOLDERS_SECONDS = 60.0
+LISTING_SECONDS = 10.0
+MAX_ENTRIES = 1_000
+"""Folders and documents of a folder to show."""
 
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
 _ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"
@@ -281,6 +284,9 @@ class Reader:
     _folders: TTLCache[tuple[Boundary | None, str], str] = field(
         default_factory=lambda: TTLCache(10_000, FOLDERS_SECONDS), compare=False
     )
+    _listings: TTLCache[tuple[Boundary | None, str | None, str, str], Folder] = field(
+        default_factory=lambda: TTLCache(200, LISTING_SECONDS), compare=False
+    )
 
     def warm(self) -> None:
         """Load data for the first request. Raises the errors of a search."""
@@ -334,6 +340,17 @@ class Reader:
         )
         return page
 
+    def folder(self, source: str, path: str, branch: str | None = None) -> Folder:
+        """Return the content of a folder; at most LISTING_SECONDS old. Raises NotIndexed, BadEntity."""
+        within = granted("search").within
+        key = within, branch, source, path
+        found = self._listings.get(key)
+        if found is None:
+            workspace = self._on(branch, within)
+            found = self.run(read_folder, workspace, source, path, within=within, limit=MAX_ENTRIES)
+            self._listings[key] = found
+        return found
+
     def branch_names(self) -> tuple[str, ...]:
         """Return the names of the branches of all sources, in order; at most BRANCHES_SECONDS old."""
         within = granted("search").within
@@ -361,7 +378,7 @@ class Reader:
         return folder
 
     def home(self) -> HomeView:
-        """Return the figures of the home page; at most HOME_SECONDS old."""
+        """Return what the home page shows; at most HOME_SECONDS old."""
         within = granted("search").within
         view = self._homes.get(within)
         if view is None:

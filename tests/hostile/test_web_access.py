@@ -219,7 +219,9 @@ def requests(draw: st.DrawFn) -> tuple[str, str | None]:
     path = draw(st.sampled_from([f"{name}.py", "shared.md", f"../{name}/{name}.py"]))
     branch = draw(st.sampled_from([{}, {"branch": f"branch-{name}"}]))
     query = draw(st.sampled_from(["lease", name]))
-    wanted = draw(st.sampled_from(["search", "page", "excerpt", "document", "documents", "memory", "read", "recall"]))
+    wanted = draw(
+        st.sampled_from(["search", "page", "excerpt", "document", "folder", "documents", "memory", "read", "recall"])
+    )
     if wanted == "read":
         return "", call("read_context", path=path, line=1, **draw(st.sampled_from([{}, {"source": source}])))
     if wanted == "recall":
@@ -235,6 +237,8 @@ def requests(draw: st.DrawFn) -> tuple[str, str | None]:
     if wanted == "document":
         line = draw(st.sampled_from([{}, {"line": 1}]))
         return f"/d/{source}/{path.removeprefix('../')}?{urlencode({**line, **branch})}", None
+    if wanted == "folder":
+        return f"/d/{source}/{draw(st.sampled_from(['', 'sub/', f'{name}/', '../']))}?{urlencode(branch)}", None
     routes = {"page": "/", "memory": "/api/v1/memory/search"}
     return f"{routes.get(wanted, f'/api/v1/{wanted}')}?{urlencode(parameters[wanted])}", None
 
@@ -277,9 +281,17 @@ def test_no_list_names_what_lies_beyond_the_boundary(site: Site, bound: str) -> 
     assert f"/d/{OWN}/source:own/shared.md" in site.ask(f"/d/{OWN}/source:own/own.py?line=1", token=bound).body
     for target in ("status", "sources", "branches", "documents", "search?q=lease&top_k=50", "search?q=x&branch=none"):
         assert "secret" not in site.ask(f"/api/v1/{target}", token=bound).body, target
+    for target in ("/", "/d/", f"/d/{OWN}/source:own/", f"/d/{OWN}/source:own/own.py"):
+        page = site.ask(target, token=bound).body
+        assert f"/d/{OWN}/source:own/" in page
+        assert "secret" not in page, target
     for target in ("/?q=lease", "/d/source:x/y", "/index", "/readyz", "/api/v1/openapi.json"):
         assert "secret" not in site.ask(target, token=bound).body, target
     assert "secret" not in ask_mcp(site, bound, call("index_status")).body
+    read = {"jsonrpc": "2.0", "id": 1, "method": "resources/read", "params": {"uri": "driftline://sources"}}
+    sources = ask_mcp(site, bound, json.dumps(read)).body
+    assert "source:own" in sources
+    assert "secret" not in sources
     assert "secret" not in ask_mcp(site, bound, call("search_lines", query="lease", branch="none")).body
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from typing import Any
@@ -13,6 +14,7 @@ from driftline.flows.output.plain import print_json, print_search
 from driftline.flows.output.progress import EarlyProgress, NullProgress, QuietProgress
 from driftline.flows.output.terminal import print_index, print_sources, print_status
 from driftline.tasks.embedding.context import CountReporter
+from driftline.tasks.text import MAX_TEXT_BYTES
 
 
 def hit(**changes: Any) -> dict[str, Any]:
@@ -76,6 +78,28 @@ def test_an_index_report_counts_what_was_skipped(capsys: pytest.CaptureFixture[s
     assert "2 LIST, 30 GET: about 0.01" in out
     assert "1,200 new, 2 changed, 3 touched, 4 unchanged, 5 deleted" in out
     assert "2 binary, 1 secret" in out
+
+
+def test_counts_of_zero_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = dict.fromkeys(("new", "changed", "touched", "unchanged", "deleted"), 0)
+    source = {"entity": "source:s", "uri": "/s", "skipped": [], "lines_embedded": 0, "lines_total": 0}
+    result = {"run_id": "r", "workspace": "/w", "seconds": 1.25, "requests": {}}
+    for found, shown in ((counts, "documents: none\n"), ({**counts, "changed": 1}, "documents: 1 changed\n")):
+        print_index({**result, "sources": [source | found]}, dry_run=False)
+        assert shown in capsys.readouterr().out
+
+
+def test_a_narrow_terminal_shows_records(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {"entity": "org:o/project:p/source:web", "uri": "/" + "u" * 50, "documents": 1234, "lines": 5}
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_sources({"workspace": "/w", "sources": [source]})
+    out = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
+    assert out.splitlines()[:3] == [
+        "entity     org:o/project:p/source:web",
+        f"uri        {source['uri']}",
+        "documents  1,234",
+    ]
 
 
 def test_the_status_of_an_empty_workspace_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,3 +204,15 @@ def test_a_moved_or_deleted_line_is_marked(capsys: pytest.CaptureFixture[str]) -
 def test_a_hit_without_a_score_has_none(capsys: pytest.CaptureFixture[str]) -> None:
     print_search({"query": "q", "results": [hit(score=None, distance=None, context=[])]})
     assert capsys.readouterr().out == "a.py:10\n  10: ten\n"
+
+
+def test_the_advice_for_files_that_nothing_takes_names_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = dict.fromkeys(("new", "changed", "touched", "unchanged", "deleted", "lines_embedded", "lines_total"), 0)
+    sizes = {"huge.log": MAX_TEXT_BYTES + 1, "large.pdf": MAX_TEXT_BYTES, "large.c": 5 * 2**20}
+    large = [{"path": path, "bytes": size} for path, size in sizes.items()]
+    source = {"entity": "source:s", "uri": "/s", "skipped": [], "too_large": large, **counts}
+    print_index({"sources": [source], "requests": {}, "workspace": "ws", "seconds": 1.0}, dry_run=True)
+    printed = capsys.readouterr().out
+    assert "too large: huge.log (512.0 MiB); no option takes files above 512 MiB: split them" in printed
+    assert f"large.pdf (512.0 MiB); --max-document-bytes {MAX_TEXT_BYTES} takes them" in printed
+    assert f"large.c (5.0 MiB); --max-file-bytes {5 * 2**20} takes them" in printed
