@@ -31,7 +31,7 @@ def watch(source: SourceArgument = ".", workspace: WorkspaceOption = None, model
     watcher = watcher_of(source, workspace_for_indexing(workspace, [source], None), model)
     with suppress(KeyboardInterrupt):  # the usual way to stop it
         watcher.run()
-    warn(f"stopped; go on with: driftline watch {source}")
+    warn(f"stopped; continue with: driftline watch {source}")
     return DONE
 
 
@@ -52,7 +52,7 @@ def _told(report: IndexReport) -> None:
 
 
 def _failed(error: DriftlineError) -> None:
-    warn(str(error) if isinstance(error, DeletionRefused) else f"{error} It is tried again.")
+    warn(str(error) if isinstance(error, DeletionRefused) else f"{error} Trying again.")
 
 
 @contextmanager

@@ -253,7 +253,7 @@ def _authentication(
         fix = "Create one: driftline token create"
         raise UsageError("The workspace has no token, so no request would be authorized", workspace.objects.uri, fix)
     if needs_token and not is_encrypted and proxy is None:
-        warn("tokens travel unencrypted: name --tls-certificate and --tls-key, or put a proxy with TLS in front")
+        warn("tokens are sent unencrypted: pass --tls-certificate and --tls-key, or use a TLS proxy")
     return Authentication(KnownTokens(lambda: read_tokens(workspace.objects)), proxy, within)
 
 

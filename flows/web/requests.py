@@ -175,7 +175,7 @@ _ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"
 
 
 def _like(pattern: str) -> WithJsonSchema:
-    """Names usually look like ``pattern``, says the schema; the lookup decides."""
+    """Return a schema with the usual ``pattern`` of names; the lookup decides what is valid."""
     return WithJsonSchema({"type": "string", "pattern": pattern})
 
 

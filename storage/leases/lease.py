@@ -123,7 +123,7 @@ class Lease:
             raise _lost(current, self._where)
 
     def release(self) -> None:
-        """Stop renewing and free the lease immediately; does nothing if the lease is already lost or released.
+        """Stop renewing and free the lease immediately; do nothing if the lease is already lost or released.
 
         A failure of the store is logged, not raised: the lease then expires.
         """

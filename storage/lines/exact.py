@@ -149,7 +149,7 @@ class Packs:
         return possible
 
     def documents_that_may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
-        """Return ``(n,)``: whether for each clause some pack of the same document may hold a literal of it."""
+        """Return ``(n,)``: the packs of documents that may contain, for each clause, one of its literals."""
         possible = np.ones(len(self.rows), np.bool_)
         for clause in required:
             possible &= (np.bincount(self.documents, self.may_hold([clause])) > 0)[self.documents]

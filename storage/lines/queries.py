@@ -522,7 +522,7 @@ class LineQuery:
                     yield row, definition
 
     def definitions(self, name: str) -> list[tuple[str, str, str, Definition]]:
-        """All definitions of ``name`` in documents that the filter allows: entity, path, hash and definition of each.
+        """Return the definitions of ``name`` that the filter allows, each with its entity, path and hash.
 
         Case counts if ``name`` has a capital.
         """

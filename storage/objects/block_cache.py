@@ -1,7 +1,7 @@
 """Keep blocks of immutable files of a bucket on a disk, under all reads of Lance tables (decision 21).
 
 Lance's object stores cannot be replaced from Python. Its searches therefore read a bucket through a server in their own
-process, on loopback, which speaks as much of S3 as a reader needs. It merges neighbouring ranges that are requested
+process, on loopback, which implements the part of S3 that a reader needs. It merges adjacent ranges that are requested
 together, reads small files whole, and keeps what it has read in ``BlockCache``. Listings and manifests always come from
 the bucket, so a search sees the newest version, and reads only blocks of versions that it may read.
 """
@@ -107,7 +107,7 @@ class Block:
 
     @classmethod
     def named(cls, name: str) -> Block | None:
-        """Return the block of a file name; None for a name of anything else."""
+        """Return the block of a file name, or None for any other name."""
         match = _BLOCK_NAME.fullmatch(name)
         if match is None:
             return None
@@ -220,7 +220,7 @@ class RemoteFiles(Protocol):
 
     @property
     def credentials(self) -> Hashable:
-        """Distinguishes clients of the same bucket with different permissions."""
+        """Return a key that distinguishes clients of the same bucket with different permissions."""
         ...
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
@@ -392,7 +392,7 @@ class _Files:
         error: Exception | None = None
         try:
             await self._fetched(file, start, end)
-        except Exception as failure:  # whatever it is, those who wait for the bytes get it
+        except Exception as failure:  # everyone who waits for the bytes gets the same error
             error = failure
         file.coming = [each for each in file.coming if each[1] not in futures]
         for future in futures:

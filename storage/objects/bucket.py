@@ -319,7 +319,7 @@ class Bucket:
         return self._retried("read", path, get)
 
     def read_range(self, path: str, start: int, end: int, etag: str | None) -> bytes:
-        """Bytes ``start`` to ``end`` (exclusive) of an object that still has ``etag``.
+        """Return bytes ``start`` to ``end`` (exclusive) of an object that still has ``etag``.
 
         Raises ObjectNotFound, also when the object has been replaced; AccessDenied, StorageError.
         """

@@ -517,13 +517,13 @@ class _Reader:
         """Fill the listing. Raises AccessDenied, SourceNotFound, StorageError."""
         target = self._api.targets.get(self._host.owner_kind)
         if target is None:
-            raise UsageError("This host lists the repositories of an owner only", self._host.name, "Name its org.")
+            raise UsageError("This host lists repositories only by owner", self._host.name, "Name its org.")
         url = self._root + target.format(owner=quote(self._host.owner, safe=""))
         totals: list[int | None] = []
         seen, received = set[str](), 0
         while url:
             if url in seen or len(seen) >= MAX_PAGES:
-                raise StorageError("The host returns pages without end", self._host.name, "No repository is removed.")
+                raise StorageError("The host returns endless pages", self._host.name, "No repository is removed.")
             seen.add(url)
             page = self._page(url)
             self._listing.pages.append(page)
@@ -611,7 +611,7 @@ class _Reader:
                 attempts += 1
                 if attempts == ATTEMPTS:
                     why = f"status {status}" if status else body.decode("utf-8", "replace")
-                    raise StorageError("The host does not list its repositories", self._host.name, f"It says: {why}.")
+                    raise StorageError("The host failed to list its repositories", self._host.name, f"It says: {why}.")
                 self._sleep(2.0 ** (attempts - 1))
             elif status in (_UNAUTHORIZED, _FORBIDDEN):
                 fix = f"Check the token in {self._host.variable}." if self._host.variable else "Set a token."
@@ -621,7 +621,7 @@ class _Reader:
             elif status in (_OK, _NOT_MODIFIED):
                 return status, headers, body
             else:
-                raise StorageError("The host does not list its repositories", self._host.name, f"Status {status}.")
+                raise StorageError("The host failed to list its repositories", self._host.name, f"Status {status}.")
 
     def _answer(self, url: str, etag: str) -> tuple[int, Mapping[str, str], bytes]:
         """Send one request; the status is 0 if no whole answer came, and the body then says why."""
@@ -719,7 +719,7 @@ def check_template(template: str) -> None:
 
 
 def entity_of(template: str, repository: Repository, taken: Collection[str]) -> str:
-    """Return an entity for a repository that is none of ``taken``: a name in use gets a suffix.
+    """Return an entity for a repository that is not in ``taken``: a name in use gets a suffix.
 
     >>> entity_of(TEMPLATE, Repository("1", "acme/tools/lint/cli"), ())
     'org:acme/project:tools.lint/source:cli'
@@ -742,4 +742,4 @@ def entity_of(template: str, repository: Repository, taken: Collection[str]) -> 
             encode_id(each)
         if str(entity) not in taken:
             return str(entity)
-    raise BadEntity("Another repository has the entity of this one", repository.path, "Use {path} in the template.")
+    raise BadEntity("Another repository already has this entity", repository.path, "Use {path} in the template.")

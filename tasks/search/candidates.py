@@ -348,7 +348,7 @@ def _named(candidates: Candidates) -> NDArray[np.float32]:
 
 
 def _begins_known(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return ``(n,)``: the ``chosen`` rows that begin the definition around them, if it is known."""
+    """Return ``(n,)``: whether each of the ``chosen`` rows begins its definition, if that is known."""
     first = np.fromiter((*(each.line for each in candidates.definitions), -1), np.int64)  # the last is of no definition
     return np.asarray(first[candidates.definition[chosen].clip(-1)] == candidates.lines.number[chosen], np.bool_)
 

@@ -94,7 +94,7 @@ class Address:
         return next((kind for part, kind in _HOSTS.items() if part in self.host), None)
 
     def root(self, kind: str) -> str:
-        """The URL of the repository's pages on a host of this kind."""
+        """Return the URL of the repository's pages on a host of this kind."""
         site = f"{self.scheme}://{self.host}" + (f":{self.port}" if self.port is not None else "")
         if kind != "bitbucket-server":
             return f"{site}/{quote(self.path)}"

@@ -92,7 +92,7 @@ def test_a_copy_answers_as_the_bucket_and_follows_it(
     assert follow(origin, {"client_max_retries": "0"}, max_bytes=PLENTY, warn=warned) == location
     assert ("new.txt", 1, f"{WORDS[0]} anew") in answers(location)
     assert len(warned) == 1
-    assert "The search is of the copy of" in warned[0]
+    assert "Searching the copy of" in warned[0]
 
 
 def test_a_deleted_file_of_a_copy_is_fetched_again(index: Callable[[str], str], s3_bucket: str) -> None:

@@ -396,7 +396,7 @@ def test_a_dry_run_for_all_agents_names_each_file_and_writes_none(
     kind: Any = scope.removeprefix("--")
     for name in agents_in(kind):
         assert f"would create {tmp_path / AGENTS[name].files(kind)[0]}  ({name})" in told.out
-    assert ("windsurf has no configuration in a project" in told.err) == (scope == "--project")
+    assert ("windsurf has no project configuration" in told.err) == (scope == "--project")
     assert tree(tmp_path) == {}
 
 
