@@ -42,10 +42,10 @@ def watcher_of(source: str, workspace: str, model: str | None = None) -> Watcher
 
     # One process embeds a person's changes faster than it starts others.
     request = IndexRequest((source,), workspace, model=model, executor="inline", wait_seconds=WAIT_SECONDS)
-    return Watcher(request, _told, _failed)
+    return Watcher(request, _report, _failed)
 
 
-def _told(report: IndexReport) -> None:
+def _report(report: IndexReport) -> None:
     for source in report.sources:
         states = ", ".join(f"{count:,} {state}" for state, count in source.states.items() if count)
         warn(f"{source.uri}: {states or 'no documents'} after {report.seconds:.1f} s")

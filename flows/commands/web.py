@@ -120,7 +120,7 @@ def web(
         searching.start(newest())
         searches.append(searching)
         warn(f"serving {server.url}")
-        _prepare_beside(reader)
+        _prepare_in_background(reader)
         with _indexing(hooks, opened if watch else None), suppress(KeyboardInterrupt):
             server.run()  # until a signal
     return DONE
@@ -154,11 +154,11 @@ def _searching(is_local: bool, processes: int | None) -> SearchProcesses:
     from driftline.flows.web import search_processes as made
 
     if not is_local:
-        return made.SearchProcesses(1, made.SEARCHES_BESIDE_EACH_OTHER)
+        return made.SearchProcesses(1, made.CONCURRENT_SEARCHES)
     return made.SearchProcesses(processes or made.default_processes())
 
 
-def _prepare_beside(reader: Reader) -> None:
+def _prepare_in_background(reader: Reader) -> None:
     """Load code for the first page and later searches in the background."""
     from driftline.flows.web import pages
 

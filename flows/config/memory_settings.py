@@ -177,7 +177,7 @@ def load_memory_configuration(
     try:
         return MemoryConfiguration.model_validate(_with_whole_root(found))
     except ValidationError as error:
-        raise UsageError("The configuration of the memory store is invalid", where, _told(error)) from None
+        raise UsageError("The configuration of the memory store is invalid", where, _first_mistake(error)) from None
 
 
 def open_memory(
@@ -357,7 +357,7 @@ def _with_whole_root(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "hierarchy": {**hierarchy, "root_entity": {**root, "type": type, "id": id}}}
 
 
-def _told(error: ValidationError) -> str:
+def _first_mistake(error: ValidationError) -> str:
     """Return each wrong key and the reason, without its value, which may be a secret."""
     parts = []
     for part in error.errors():

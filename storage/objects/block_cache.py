@@ -383,7 +383,7 @@ class _Files:
     def _flush(self, file: _CachedFile) -> None:
         """Read the requested parts, in as few ranges as are efficient."""
         waiting, file.waiting = file.waiting, []
-        for start, end in merged([wanted for wanted, _ in waiting]):
+        for start, end in merged([requested for requested, _ in waiting]):
             within = [each for (first, last), each in waiting if start <= first and last <= end]
             file.coming += [((start, end), each) for each in within]
             asyncio.get_running_loop().create_task(self._deliver(file, start, end, within))
@@ -575,14 +575,16 @@ _servers: dict[Path, ReadServer] = {}
 _one_at_a_time = threading.Lock()
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     """Forget the servers in a forked process, which has not their threads."""
     _servers.clear()
     _one_at_a_time.release()
 
 
 # Nobody holds the lock while a process forks: its copy in the child would stay held for ever.
-os.register_at_fork(before=_one_at_a_time.acquire, after_in_parent=_one_at_a_time.release, after_in_child=_begin_anew)
+os.register_at_fork(
+    before=_one_at_a_time.acquire, after_in_parent=_one_at_a_time.release, after_in_child=_reset_after_fork
+)
 
 
 def cached_reads(bucket: RemoteFiles) -> dict[str, str] | None:

@@ -238,12 +238,12 @@ def discover(
     environ: Mapping[str, str] = os.environ,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], object] = time.sleep,
-    told: Callable[[str], object] = lambda text: None,
+    notify: Callable[[str], object] = lambda text: None,
 ) -> Listing:
     """List the repositories of ``host``; a failure is part of the listing.
 
     ``pages`` are those of the last listing, and ``known`` has their repositories by id: a host that answers that a page
-    is unchanged need not send it. ``told`` receives messages for waiting users. Raises UsageError without the
+    is unchanged need not send it. ``notify`` receives messages for waiting users. Raises UsageError without the
     variable of the token.
     """
     listing = Listing()
@@ -254,7 +254,7 @@ def discover(
         elif host.provider == "list":
             _list_uris(host, listing)
         else:
-            _Reader(host, token, listing, known or {}, pages, clock, sleep, told).read()
+            _Reader(host, token, listing, known or {}, pages, clock, sleep, notify).read()
     except DriftlineError as error:
         listing.failure = error
     return listing
@@ -393,8 +393,8 @@ def _bitbucket_server(item: Any) -> Repository:
 def _linked(url: str, body: Any, headers: Mapping[str, str]) -> _Answer:
     """Read a page whose next one the header ``Link`` names; of a counted listing without it, the number is raised."""
     found = _NEXT.search(headers.get("Link") or "")
-    told = headers.get("X-Total") or headers.get("X-Total-Count") or ""
-    return _Answer(body, found[1] if found else "", int(told) if told.isdecimal() else None)
+    total = headers.get("X-Total") or headers.get("X-Total-Count") or ""
+    return _Answer(body, found[1] if found else "", int(total) if total.isdecimal() else None)
 
 
 def _embedded(url: str, body: Any, headers: Mapping[str, str]) -> _Answer:
@@ -497,11 +497,11 @@ class _Reader:
         pages: Sequence[Page],
         clock: Callable[[], float],
         sleep: Callable[[float], object],
-        told: Callable[[str], object],
+        notify: Callable[[str], object],
     ) -> None:
         self._host, self._api, self._listing = host, _api_of(host), listing
         self._known, self._pages = known, {page.url: page for page in pages}
-        self._clock, self._sleep, self._told = clock, sleep, told
+        self._clock, self._sleep, self._notify = clock, sleep, notify
         self._root = self._api.root(host.site)
         self._headers = {"User-Agent": "driftline", "Accept": "application/json", **dict(self._api.headers)}
         if token:
@@ -672,7 +672,7 @@ class _Reader:
                 self._host.name,
                 "Run it again later, or set a token.",
             )
-        self._told(f"{self._host.name} limits requests: waiting {seconds:,.0f} s")
+        self._notify(f"{self._host.name} limits requests: waiting {seconds:,.0f} s")
         self._listing.waited_seconds += max(seconds, 1.0)
         self._sleep(max(seconds, 1.0))
 

@@ -48,7 +48,7 @@ _EXT = rf"^\.?(?:{_EDGE}(?:{_INSIDE}*{_EDGE})?|(?:[^\s\x00-\x1f\x85./*?\[{{][^./
 _PATH = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
 _HERE = INTERFACES - {"http"}
 """Options of searches that are too expensive for every client of a server."""
-_TOLD = frozenset({"action", "command"})
+_ACTION_AND_COMMAND = frozenset({"action", "command"})
 
 PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
 _TEST = re.compile(
@@ -185,7 +185,7 @@ class SearchFilter:
         "Only in this view of driftline.toml, [workspaces.NAME].",
         flag="--in",
         metavar="NAME",
-        only_in=_TOLD | {"mcp"},
+        only_in=_ACTION_AND_COMMAND | {"mcp"},
     )
     branch: str | None = option(
         None,
@@ -308,7 +308,7 @@ class SearchRequest(SearchFilter):
         "Count the files that match by source, language, kind, directory and tests.",
         only_in=INTERFACES - {"mcp"},
     )
-    explain: bool = option(False, "Show the steps of the search and their times.", only_in=_TOLD)
+    explain: bool = option(False, "Show the steps of the search and their times.", only_in=_ACTION_AND_COMMAND)
 
     def __post_init__(self) -> None:
         if not is_unicode(self.query):

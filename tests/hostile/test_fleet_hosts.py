@@ -60,7 +60,7 @@ def test_redirects_and_links_to_another_host_are_not_followed(api: HostApi, else
         listing = look(api)
         assert "another host" in str(listing.failure)
         assert not listing.is_complete
-    assert elsewhere.asked == []
+    assert elsewhere.requested == []
     assert "s3cret" not in str(listing.failure)
 
 

@@ -227,8 +227,8 @@ def test_the_web_server_uses_a_copy_that_a_search_has_kept(
     monkeypatch.chdir(tmp_path)
     workspace = Workspace.open(index(s3_bucket))
 
-    def is_copied(asked: bool | None) -> bool:
-        with web._newest(workspace, asked, []) as newest:
+    def is_copied(requested: bool | None) -> bool:
+        with web._newest(workspace, requested, []) as newest:
             return newest().objects.is_local
 
     assert not is_copied(None)

@@ -232,9 +232,9 @@ def test_what_does_not_apply_is_refused_and_what_does_is_explained(workspace: Wo
             find(workspace, '"csrf_token" assert', **limit)
     before = len(searches_table(workspace))
     for query in ('"csrf_token"', '"csrf_token" assert'):
-        told = served(workspace, SearchRequest(query, exts=("py",), explain=True)).explanation
-        assert told is not None
-        assert (told.mode, 0 < told.matches < told.lines, "exact" in told.seconds) == ("exact", True, True)
+        outcome = served(workspace, SearchRequest(query, exts=("py",), explain=True)).explanation
+        assert outcome is not None
+        assert (outcome.mode, 0 < outcome.matches < outcome.lines, "exact" in outcome.seconds) == ("exact", True, True)
     assert len(searches_table(workspace)) == before + 2
 
 
@@ -368,7 +368,7 @@ def test_nothing_beyond_a_boundary_is_shown_or_counted(tmp_path: Path) -> None:
         entity = f"org:acme/project:{project}/source:s"
         driftline.index(str(tmp_path / project), workspace=at, entity=entity, indexes="none")
     opened, own = driftline.open(at), Entity.parse("org:acme/project:own")
-    asked: tuple[dict[str, Any], ...] = (
+    requested: tuple[dict[str, Any], ...] = (
         {"fixed": ("csrf_token",)},
         {"fixed": ("csrf_token",), "count": True},
         {"fixed": ("csrf_token",), "files": True},
@@ -376,7 +376,7 @@ def test_nothing_beyond_a_boundary_is_shown_or_counted(tmp_path: Path) -> None:
         {"query": "def:csrf_token"},
         {"query": "uses:csrf_token"},
     )
-    for options in asked:
+    for options in requested:
         everything, bound = (
             driftline.search(opened, **{"query": "", "n_lines": 0, **options}, within=within) for within in (None, own)
         )
@@ -396,13 +396,13 @@ def test_a_request_only_narrows_the_boundary_of_a_server(tmp_path: Path) -> None
         entity = f"org:acme/project:{project}/source:s"
         driftline.index(str(tmp_path / project), workspace=at, entity=entity, indexes="none")
     org, own, other = map(Entity.parse, ("org:acme", "org:acme/project:own", "org:acme/project:other"))
-    for boundary, asked, expected in (
+    for boundary, requested, expected in (
         (own, other, "own"),
         (own, org, "own"),
         (org, other, "other"),
         (own, None, "own"),
     ):
-        report = served(Workspace.open(at), SearchRequest('"token"', within=asked), within=boundary)
+        report = served(Workspace.open(at), SearchRequest('"token"', within=requested), within=boundary)
         assert {hit.path for hit in report.results} == {f"{expected}.py"}
     with pytest.raises(UsageError, match="within"):
         driftline.connect("http://127.0.0.1:1").search("token", within=own)
