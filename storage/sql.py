@@ -176,7 +176,7 @@ class Result:
             yield batch.rename_columns(names)
 
     def rows(self) -> Iterator[tuple[object, ...]]:
-        """Yield the rows as values of Python."""
+        """Yield the rows as Python values."""
         for batch in self:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 

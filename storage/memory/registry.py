@@ -295,7 +295,7 @@ class EntityRegistry:
         )
 
     def move_entity(self, entity: EntityName, parent: EntityName) -> Entity:
-        """Move an entity and its descendants below ``parent`` and return the entity with its new path.
+        """Move an entity and its descendants below ``parent``, and return the entity with its new path.
 
         The parent must be of the next higher level and of the same tenant; it is registered if necessary. Blobs are not
         moved. Raises BadEntity, also if the new path already exists.

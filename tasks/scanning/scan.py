@@ -235,7 +235,7 @@ def _why_void(last: IndexedCommit | None, scanned_with: str, token: int | None) 
 
 @cache
 def _release() -> str:
-    """Return the version of Driftline, for which Python reads and parses a file of its packages."""
+    """Return the version of Driftline, cached because Python parses a metadata file for it."""
     return version("driftline")
 
 
