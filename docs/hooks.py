@@ -241,15 +241,15 @@ def enumeration(argument: str, meanings: Mapping[str, str]) -> str:
 
 
 def keys(argument: str, meanings: Mapping[str, str]) -> str:
-    """Return the keys of a pydantic model with types and defaults, those of its sections as ``section.key``."""
-    model = _load(argument)
-    found = list(_fields(model))
-    _checked([name for name, _, _ in found], meanings, argument)
-    rows = [(f"`{name}`", kind, default, meanings[name]) for name, kind, default in found]
+    """Return the keys of a pydantic model as a table; the keys of its sections are ``section.key``."""
+    found = list(_fields(_load(argument)))
+    explained = {name: meaning for name, *_, meaning in found if meaning} | dict(meanings)
+    _checked([name for name, *_ in found], explained, argument)
+    rows = [(f"`{name}`", kind, default, explained[name]) for name, kind, default, _ in found]
     return _table(("Key", "Type", "Default", "Meaning"), rows)
 
 
-def _fields(model: Any, prefix: str = "") -> Iterable[tuple[str, str, str]]:
+def _fields(model: Any, prefix: str = "") -> Iterable[tuple[str, str, str, str]]:
     from pydantic import BaseModel
 
     for name, field in model.model_fields.items():
@@ -261,7 +261,7 @@ def _fields(model: Any, prefix: str = "") -> Iterable[tuple[str, str, str]]:
             value = None if field.is_required() else field.get_default(call_default_factory=True)
             empty = field.is_required() or value is None or value in ("", [], {}, ())
             default = "required" if field.is_required() else "" if empty else f"`{_written(value)}`"
-            yield f"{prefix}{name}", _type_name(field.annotation), default
+            yield f"{prefix}{name}", _type_name(field.annotation), default, field.description or ""
 
 
 def _written(value: Any) -> str:

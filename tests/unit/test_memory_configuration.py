@@ -83,7 +83,7 @@ def test_a_root_given_by_id_alone_is_of_the_first_level() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "outcome"),
     [
         ("inline_threshold: 512", "inline_treshold: 512", "inline_treshold: no such key"),
         ("pool_size: 7", "poolsize: 7", "catalog.poolsize: no such key"),

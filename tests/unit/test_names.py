@@ -34,7 +34,7 @@ def test_a_query_names_a_definition_by_one_word_or_by_words_that_are_spelt_as_na
 
 
 @pytest.mark.parametrize(
-    ("own", "asked", "named"),
+    ("own", "requested", "named"),
     [
         ("Session.get", "get", True),
         ("Session.get", "Session.get", True),
