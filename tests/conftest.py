@@ -19,7 +19,7 @@ import pytest
 from tests.servers.git_server import GitServer, running_git_server
 from tests.servers.proxies import Proxy
 from tests.servers.s3_server import S3Server, running_s3
-from tests.support.processes import forked_dask_workers
+from tests.support.processes import forked_dask_workers, without_fsync
 from tests.support.waiting import PATIENCE_SECONDS
 
 hypothesis.settings.register_profile("patient", parent=hypothesis.settings.default, deadline=None)
@@ -28,6 +28,7 @@ hypothesis.settings.load_profile("patient")
 # Tests start hundreds of interpreters: without cached bytecode, each takes two to three times the CPU time.
 sys.dont_write_bytecode = False
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+without_fsync()
 
 pytest_plugins = ("tests.servers.emulators", "tests.servers.postgres_server", "tests.servers.prefect_server")
 

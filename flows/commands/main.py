@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
+from functools import cache
 from itertools import takewhile
 from typing import Annotated, Any, BinaryIO, TextIO
 
@@ -196,7 +197,8 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
     load(None if "--help" in before else command)
     try:
         _check_arguments(command, arguments)
-        code = int(app(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
+        tree = _command_tree(len(app.registered_commands), len(app.registered_groups))
+        code = int(tree(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
     except _WRONG_USE_ERRORS as error:
         message, fix = _of_wrong_use(error, command)
         return _fail(WRONG_USE, "usage", f"{message}. {fix}", as_json, fix=fix)
@@ -224,6 +226,12 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         _STOPPED.set()
         return _fail(FAILED, "interrupted", f"interrupted. {fix}", as_json, fix=fix)
     return code
+
+
+@cache
+def _command_tree(commands: int, groups: int) -> Any:
+    """Return the commands that ``app`` has now, ready to parse: typer would build all of them for each call."""
+    return typer.main.get_command(app)
 
 
 def _before_command(arguments: Sequence[str]) -> Iterator[str]:

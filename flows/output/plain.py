@@ -126,11 +126,23 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
         lines += [] if results else [f"{exact['lines']:,} lines in {exact['documents']:,} files\n"]
         emit("".join(lines) + _facets(result))
         return
-    shown = ["No good match. The nearest, all weak:\n"] if results and all_weak(results) else []
-    for hit in results:
+    none_good = bool(results) and all_weak(results)
+    shown = [_no_good_match(len(results))] if none_good else []
+    for hit in results[:_SHOWN_WEAK] if none_good else results:
         folder = (folders or {}).get(hit["source"])
-        shown.append("".join([_header(hit, folder, with_source, styled), *_window(hit, styled)]))
+        shown_lines = _window({**hit, "context": ()} if none_good else hit, styled)
+        shown.append("".join([_header(hit, folder, with_source, styled), *shown_lines]))
     emit("\n".join(shown) + _facets(result))
+
+
+_SHOWN_WEAK = 3
+"""Hits of a query that nothing answers well, each with its best line alone."""
+
+
+def _no_good_match(count: int) -> str:
+    if count <= _SHOWN_WEAK:
+        return "No good match. The nearest, all weak:\n"
+    return f"No good match. The nearest {_SHOWN_WEAK} of {count}, all weak (--json has all):\n"
 
 
 _SHOWN_VALUES = 12

@@ -19,7 +19,9 @@ from driftline.storage.lines.indexes import tokens
 NAME_PART = re.compile(r"[^\W_]+")
 """The tokenizer keeps the underscores of _cache and __init__."""
 _NAME = re.compile(r"[^\W\d][\w$]*(?:(?:::|->|[.\\#/])[\w$]+)*")
-_SPELT_AS_NAME = re.compile(r"(?=\w*(?:[a-z0-9][A-Z]|[^\W_]_[^\W_])|[^\W\d]\w*(?:::|->|[.#])\w)" + _NAME.pattern)
+_SPELT_AS_NAME = re.compile(
+    r"(?=\w*(?:[a-z0-9][A-Z]|[A-Z]{2}[a-z]{2}|[^\W_]_[^\W_])|[^\W\d]\w*(?:::|->|[.#])\w)" + _NAME.pattern
+)
 WORDS_OF_A_NAME = 2
 _PARTS_KEPT = 65_536
 
@@ -146,8 +148,8 @@ def keywords(query: str) -> list[str]:
 def names_in(query: str) -> list[str]:
     """Return the names of definitions in ``query``: its only word, or the words that are spelled like a name.
 
-    ``getUser``, ``get_user``, ``Session.get``, ``net::Session`` and ``get_user()`` are names; ``user`` is one only if
-    it is alone.
+    ``getUser``, ``get_user``, ``IReader``, ``Session.get``, ``net::Session`` and ``get_user()`` are names; ``user`` is
+    one only if it is alone.
     """
     words = [word.strip("`'\"()[]{},;:?.!") for word in query.split()]
     if len(words) == 1:

@@ -44,7 +44,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.scanning.scan import holds_records
 from driftline.tasks.search.links import Links, find_links
-from driftline.tasks.search.ranking import WEIGHTS, Weights, count_words
+from driftline.tasks.search.ranking import WEIGHTS, Weights, stem_shares
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
 
@@ -55,7 +55,8 @@ GROWTH = 0.7
 GROWTH_ACROSS = 0.9
 """The same for a hit in another definition, unless the query is a sentence, whose answer may be in either."""
 MAX_HEAD_LINES = 8
-"""Maximum number of lines that a window grows by so as to begin with its definition."""
+MAX_TAIL_LINES = 6
+"""Maximum number of lines that a window grows by so as to begin and to end with its definition."""
 JUDGED_WINDOWS = 60
 """Windows that show which files a query is about."""
 MAX_WINDOWS_OF_DEFINITION = 3
@@ -141,9 +142,9 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int, a
 
     ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` unless
     nearer is simply better. Hits up to ``max_gap`` lines apart become one window; if that would be too long, or the
-    later hit has less than GROWTH of its relevance (``across`` definitions: this share), it is dropped. Hits are read
-    until there are enough windows, so that no window grows by hits that are worse than all of them. A window that
-    begins shortly after its definition begins with it.
+    later hit has less than GROWTH of the relevance of one of them (``across`` definitions: this share), it is dropped.
+    Hits are read until there are enough windows, so that no window grows by hits that are worse than all of them. A
+    window that begins shortly after its definition begins with it, and one that ends shortly before its end ends there.
     """
     windows: list[Window] = []
     of_document: dict[tuple[str, str], list[Window]] = {}
@@ -155,9 +156,9 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int, a
             first, last = min(line, *(each.first for each in near)), max(line, *(each.last for each in near))
             if last - first >= MAX_WINDOW_LINES or not all(window.may_take_in(line) for window in near):
                 continue
+            if not any(window.gains_by(row, across) for window in near):
+                continue
             kept, *others = near
-            if not others and not kept.gains_by(row, across):
-                continue  # one between two windows joins them all the same
             for other in others:
                 kept.take_in(other)
                 known.remove(other)
@@ -175,19 +176,23 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int, a
         if len(windows) == limit:
             break
     for known in of_document.values():
-        _begin_with_definitions(known, max_gap)
+        _complete_definitions(known, max_gap)
     return windows
 
 
-def _begin_with_definitions(windows: Sequence[Window], max_gap: int) -> None:
-    """Extend ``windows`` of one document to the nearby beginnings of their definitions, but not close to another."""
+def _complete_definitions(windows: Sequence[Window], max_gap: int) -> None:
+    """Extend ``windows`` of one document to the nearby bounds of their definitions, but not close to another."""
     for window in windows:
         definition = window.definition
-        if definition is None or not definition.is_code or not 0 < window.first - definition.first <= MAX_HEAD_LINES:
+        if definition is None or not definition.is_code:
             continue
-        fits = window.last - definition.first < MAX_WINDOW_LINES
-        if fits and not any(definition.first - max_gap <= each.last < window.first for each in windows):
-            window.first = definition.first
+        first, last = definition.first, definition.last
+        begins = 0 < window.first - first <= MAX_HEAD_LINES and window.last - first < MAX_WINDOW_LINES
+        if begins and not any(first - max_gap <= each.last < window.first for each in windows):
+            window.first = first
+        ends = 0 < last - window.last <= MAX_TAIL_LINES and last - window.first < MAX_WINDOW_LINES
+        if ends and not any(window.last < each.first <= last + max_gap for each in windows):
+            window.last = last
 
 
 def arranged(
@@ -206,15 +211,14 @@ def arranged(
     for window in windows:
         of_file[window.file] += window.score - least
     most = max(of_file.values()) or 1.0
-    named, _ = count_words([posixpath.splitext(posixpath.basename(path))[0] for _, path in of_file], words)
-    share = dict(zip(of_file, (named > 0).mean(axis=1).tolist(), strict=True))
+    named = dict(zip(of_file, stem_shares((path for _, path in of_file), words, weights), strict=True))
     unit = best * min(1.0, limit / len(words)) ** 3
     seen: dict[tuple[str, str], int] = defaultdict(int)
     for window in windows:
         first = not seen[window.file]
         seen[window.file] += 1
         gain = weights.file * of_file[window.file] / most if first else 0.0
-        window.score += unit * (gain + weights.stem * share[window.file])
+        window.score += unit * (gain + named[window.file])
     seen.clear()
     for window in by_score(windows):
         window.set_back = -unit * weights.again * seen[window.file]
@@ -522,8 +526,9 @@ class Hit:
 
     ``path`` is that of the document in its source, and ``file`` can be opened: an absolute path or a URI, or None for
     standard input and removed sources. ``line`` and ``text`` are the best line, and ``column`` is where it answers the
-    query. ``score`` orders the list: the probability that such a hit is right, which ``label`` classifies; in the mode
-    ``vector``, it is the cosine of the best line, without a label. ``distance`` is 1 - the cosine of the best line,
+    query. ``score`` orders the list: the probability that such a hit is right, which ``label`` classifies; a further
+    hit in a file has a lower score than its label; in the mode ``vector``, it is the cosine of the best line, without a
+    label. ``distance`` is 1 - the cosine of the best line,
     ``relevance`` the share of random pairs of lines that are farther. ``copies`` are the paths of other documents of
     the source with the same content, which are not shown. ``context`` has the lines from ``start_line`` to
     ``end_line``, as they were indexed. Of a long line, ``text`` and ``context`` have the window around the match
@@ -654,7 +659,7 @@ def hits(
             line_now=judged.line if judged else None,
             column=window.column + at + 1,
             **symbol_of(window.definition),
-            label=None if likely is None else label(score),
+            label=None if likely is None else label(likely if window.set_back else score),
             copies=window.copies,
             **anchored(window.path, anchors.get((window.entity, window.path, window.best))),
             url=links.url(window.entity, window.path, window.best + 1),

@@ -57,7 +57,7 @@ from driftline.tasks.search.hits import (
     hits,
     merge_windows,
 )
-from driftline.tasks.search.ranking import USAGE_WEIGHTS, WEIGHTS
+from driftline.tasks.search.ranking import WEIGHTS, WEIGHTS_OF_FORMS
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest, without_empty
 
@@ -506,7 +506,7 @@ class _Finder:
             blocks, found_near, lines = self._candidates(n_blocks, n_near)
             with self.explanation.timed("rank"):
                 options: dict[str, Any] = {"n_windows": n_windows, "meaning": meaning, "only": self.only}
-                options["weights"] = USAGE_WEIGHTS if form == "usage" else WEIGHTS
+                options["weights"] = WEIGHTS_OF_FORMS.get(form, WEIGHTS)
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 farthest = np.inf if self.max_distance is None else self.max_distance
                 near = self._kept(row for row in rows if row["distance"] <= farthest)

@@ -6,22 +6,23 @@ A line is scored with its neighbours, because a single line says little:
           + 0.06 x BM25 of the four best blocks of its document
           + 8 x cosine of the vectors around it; in prose 2 x, and 4 x that of the vectors farther around
           + half of the weights of the words in the names of the definitions around it
-          + 4 if it begins a definition, in code; - 3 in a test
+          + 5 if it begins a definition, in code
 
 ``Weights`` has the figures, which ``tests/benchmarks/weights.py`` chose on the tuning halves.
 """
 
 from __future__ import annotations
 
+import posixpath
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from driftline.storage.lines.words import name_parts, terms_of
+from driftline.storage.lines.words import QueryForm, name_parts, terms, terms_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,10 @@ class Weights:
     ``source`` in anything else, and ``auxiliary`` in a file that repeats, lists or illustrates others.
 
     Windows gain shares of the best score: ``file`` for the best window of the file with most windows, less for other
-    files; ``stem`` for a file name with all words of the query, or a share of it; ``again`` for each better window of
-    the same file. These apply to queries about a subject: phrases of up to ``phrase_words`` telling words and questions
-    of up to ``question_words``. They fade for longer ones, and do not apply to sentences, which describe one item.
+    files; ``stem`` for a file name with all words of the query, or a share of it; ``whole_stem`` for a file name that
+    consists of them; ``again`` for each better window of the same file. These apply to queries about a subject: phrases
+    of up to ``phrase_words`` telling words and questions of up to ``question_words``. They fade for longer ones, and do
+    not apply to sentences, which describe one item.
 
     A few lines of code show their meaning; prose takes a paragraph, and even then words say more.
     """
@@ -66,8 +68,9 @@ class Weights:
     source: float = 1.0
     auxiliary: float = 0.9
     file: float = 0.25
-    stem: float = 0.25
-    again: float = -0.15
+    stem: float = 0.2
+    whole_stem: float = 0.35
+    again: float = -0.3
     phrase_words: int = 5
     question_words: int = 8
     code: tuple[Neighbourhood, ...] = (Neighbourhood(8.0, 3, 0.7),)
@@ -77,9 +80,15 @@ class Weights:
 WEIGHTS = Weights()
 USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0)
 """The weights for a question about how to use something or what it is: documentation answers it, not the source."""
+SENTENCE_WEIGHTS = replace(WEIGHTS, definition=6.0, name=4.0)
+"""The weights for a sentence: a name in it is rather of something that the described definition uses."""
+WEIGHTS_OF_FORMS: Mapping[QueryForm, Weights] = {"usage": USAGE_WEIGHTS, "sentence": SENTENCE_WEIGHTS}
+"""Those of other forms are WEIGHTS."""
 
 
 BM25_K1, BM25_B = 1.2, 0.75
+STEMS_OF_FOLDERS = frozenset(("__init__", "index", "init", "mod"))
+"""Names of files that stand for their folders."""
 _ASCII_PARTS = bytes(code if chr(code).isalnum() else ord(" ") for code in range(256))
 """For ``bytes.translate``: characters between ``name_parts`` of ASCII text become blank."""
 
@@ -162,6 +171,24 @@ def meaning_scores(
         norms = np.linalg.norm(around, axis=1)
         scores += near.weight * np.divide(around @ query, norms, out=np.zeros_like(norms), where=norms > 0)
     return scores
+
+
+def stem_shares(paths: Iterable[str], words: Sequence[str], chosen: Weights = WEIGHTS) -> list[float]:
+    """Return the share of the best score that windows of each file gain by its name and ``words``, distinct terms.
+
+    A file that stands for its folder has the name of the folder.
+    """
+    wanted = {*words}
+    names = [{*terms(_stem(path))} for path in paths]
+    return [
+        chosen.stem * len(name & wanted) / len(wanted) + chosen.whole_stem * (set() < name <= wanted) for name in names
+    ]
+
+
+def _stem(path: str) -> str:
+    folder, name = posixpath.split(path)
+    stem = posixpath.splitext(name)[0]
+    return posixpath.basename(folder) or stem if stem in STEMS_OF_FOLDERS else stem
 
 
 def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

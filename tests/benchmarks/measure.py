@@ -21,6 +21,8 @@ from pathlib import Path
 import psutil
 
 _POLL_SECONDS = 0.02
+_MAX_PAUSES = 20
+"""The pause after a look, as a multiple of its CPU time: each look reads the whole process table."""
 RECORDS = "DRIFTLINE_BENCH_RECORDS"
 """The environment variable that names the file in which ``bench.py`` collects records."""
 PROGRAM = "DRIFTLINE_BENCH_PROGRAM"
@@ -89,13 +91,16 @@ class _Peak(threading.Thread):
             process = psutil.Process(self._pid)
         except psutil.NoSuchProcess:
             return
-        while not self._done.wait(_POLL_SECONDS):
+        pause = _POLL_SECONDS
+        while not self._done.wait(pause):
+            looked = time.thread_time()
             try:
                 self.own = max(self.own, process.memory_info().rss)
                 children = [_resident(child) for child in process.children(recursive=True)]
             except psutil.NoSuchProcess:
                 return
             self.children = max([self.children, *children])
+            pause = max(_POLL_SECONDS, _MAX_PAUSES * (time.thread_time() - looked))
 
     def stop(self) -> None:
         self._done.set()

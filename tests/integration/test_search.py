@@ -189,14 +189,15 @@ def test_windows_grow_only_by_hits_that_are_nearly_as_relevant() -> None:
     )
     windows = merge_windows([first, other, worth, weak, inside], max_gap=7, limit=10)
     assert [(w.first, w.last, w.best) for w in windows] == [(10, 12, 10), (30, 30, 30)]
-    between = merge_windows([first, scored(24, 9.0), scored(17, 1.0)], max_gap=7, limit=10)
-    assert [(w.first, w.last) for w in between] == [(10, 24)], "a hit between two windows joins them"
+    for relevance, expected in ((6.4, [(10, 10), (24, 24)]), (6.5, [(10, 24)])):
+        between = merge_windows([first, scored(24, 9.2), scored(17, relevance)], max_gap=7, limit=10)
+        assert [(w.first, w.last) for w in between] == expected, "one that would extend either joins them"
 
 
 def test_a_window_grows_into_another_definition_only_by_a_hit_that_is_almost_as_relevant() -> None:
     own, next_one = (Definition("function", name, at, at, at + 4) for name, at in (("renew", 10), ("release", 15)))
     whole = Definition("class", "Lease", 8, 8, 40)
-    for definition, relevance, last in ((next_one, 8.9, 10), (next_one, 9.1, 15), (own, 7.1, 15), (whole, 7.1, 15)):
+    for definition, relevance, last in ((next_one, 8.9, 14), (next_one, 9.1, 15), (own, 7.1, 15), (whole, 7.1, 15)):
         windows = merge_windows([scored(10, 10.0, own), scored(15, relevance, definition)], 7, 10, GROWTH_ACROSS)
         assert [(w.first, w.last) for w in windows] == [(10, last)], (definition, relevance)
 
@@ -210,6 +211,17 @@ def test_a_window_begins_with_its_definition_if_that_is_near(line: int, head: in
     definition = Definition("function", "renew", head + 1, head, 60)
     windows = merge_windows([scored(line, 9.0, definition), scored(before, 8.0)], max_gap=6, limit=10)
     assert [(w.first, w.last) for w in windows] == [(first, line), (before, before)]
+
+
+@pytest.mark.parametrize(
+    ("end", "behind", "last"),
+    [(26, 60, 26), (27, 60, 20), (26, 33, 26), (26, 32, 20)],
+    ids=["near", "far", "", "close"],
+)
+def test_a_window_ends_with_its_definition_if_that_is_near(end: int, behind: int, last: int) -> None:
+    definition = Definition("function", "renew", 2, 2, end)
+    windows = merge_windows([scored(20, 9.0, definition), scored(behind, 8.0)], max_gap=6, limit=10)
+    assert [(w.first, w.last) for w in windows] == [(20, last), (behind, behind)]
 
 
 def test_windows_of_one_file_never_overlap(corpus: Path) -> None:

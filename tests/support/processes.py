@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cache, partial
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import IO, Any
 
 import psutil
 
-from driftline.flows.commands.main import COMMANDS
+from driftline.flows.commands.main import COMMANDS, main
 
 
 def runs(process: psutil.Process, words: str) -> bool:
@@ -71,9 +72,20 @@ def forked_dask_workers() -> Iterator[ForkServerContext]:
 PRELOADED = (
     *(f"driftline.flows.commands.{name}" for name in sorted({*COMMANDS.values()} - {"serve", "mcp", "web"})),
     *("driftline.flows.runs.index", "driftline.flows.runs.compact", "driftline.flows.runs.cleanup", "model2vec"),
-    *("dateutil.relativedelta", "lance.dataset", "pyarrow.dataset", "rich.console", "rich.table", "safetensors.numpy"),
+    *("driftline.flows.output.terminal", "driftline.tasks.embedding.embedder", "tree_sitter_python", "filelock"),
+    *("dateutil.relativedelta", "lance.commit", "lance.dataset", "numpy.ma", "pyarrow.dataset", "safetensors.numpy"),
+    *("rich.console", "rich.table"),
 )
 """What commands import, for most of a second."""
+
+
+def without_fsync() -> None:
+    """Let this process, and those that it forks, skip fsync, which takes milliseconds: no test cuts off the power."""
+    os.fsync = _check  # type: ignore[assignment]
+
+
+def _check(file: int | IO[Any]) -> None:
+    os.fstat(file if isinstance(file, int) else file.fileno())
 
 
 class ForkedProgram:
@@ -190,6 +202,10 @@ def _serve(path: str) -> Callable[[], object]:
     """Fork a process for each request, and one that waits for it; returns, in the former, what it shall run."""
     for name in PRELOADED:
         importlib.import_module(name)
+    without_fsync()
+    _load_default_model()
+    with redirect_stdout(io.StringIO()):
+        main(["--version"])  # prepares the arguments of all commands
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -206,6 +222,15 @@ def _serve(path: str) -> Callable[[], object]:
                 if os.fork() == 0:
                     listener.close()
                     return _forked(connection)
+
+
+def _load_default_model() -> None:
+    """Load the default model, as each program would in a quarter of a second; commands check its files as ever."""
+    from driftline.tasks.embedding.context import ModelRef, load_embedder
+    from driftline.tasks.embedding.models import DEFAULT_MODEL, model_of
+
+    known = model_of(DEFAULT_MODEL)
+    load_embedder(ModelRef(known.name, known.fingerprint, known.dim))
 
 
 def _forked(connection: socket.socket) -> Callable[[], object]:

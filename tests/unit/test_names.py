@@ -21,6 +21,7 @@ from driftline.storage.lines.words import names_in
         (r"App\Http\Kernel", [r"App\Http\Kernel"]),
         ("where is `getUser()` called", ["getUser"]),
         ("how do BaseModel and net::Session differ?", ["BaseModel", "net::Session"]),
+        ("IReader and HTTPServer of two URLs or APIs", ["IReader", "HTTPServer"]),
         ("open the session of a user", []),
         ("Version 1.2 of I/O", []),
         ("", []),

@@ -19,6 +19,7 @@ from driftline.tasks.search.ranking import (
     count_words,
     document_scores,
     meaning_scores,
+    stem_shares,
     text_scores,
     word_weights,
 )
@@ -195,6 +196,23 @@ def test_a_file_that_is_called_what_the_query_asks_for_comes_first() -> None:
     assert found[0].path == "net/lease_token.py"
 
 
+@pytest.mark.parametrize(
+    ("path", "words", "share"),
+    [
+        ("net/lease_token.py", ["leas", "token", "write"], WEIGHTS.stem * 2 / 3 + WEIGHTS.whole_stem),
+        ("net/LeaseTokens.java", ["leas", "token"], WEIGHTS.stem + WEIGHTS.whole_stem),
+        ("net/lease_token_test.py", ["leas", "token"], WEIGHTS.stem),
+        ("lease/mod.rs", ["leas", "token"], WEIGHTS.stem / 2 + WEIGHTS.whole_stem),
+        ("lease/__init__.py", ["leas"], WEIGHTS.stem + WEIGHTS.whole_stem),
+        ("lease/index.ts", ["index"], 0),
+        ("index.ts", ["index"], WEIGHTS.stem + WEIGHTS.whole_stem),
+        ("-", ["leas"], 0),
+    ],
+)
+def test_a_file_gains_by_a_name_that_consists_of_words_of_the_query(path: str, words: list[str], share: float) -> None:
+    assert stem_shares([path], words) == pytest.approx([share])
+
+
 def test_the_score_of_a_window_is_the_one_that_orders_the_list() -> None:
     rng = np.random.default_rng(3)
     windows = [window(f"{rng.integers(5)}.py", int(at), float(rng.uniform(0, 30))) for at in range(40)]
@@ -203,7 +221,7 @@ def test_the_score_of_a_window_is_the_one_that_orders_the_list() -> None:
 
 
 def test_a_window_behind_others_of_its_file_is_as_likely_as_before() -> None:
-    windows = [window("a.py", at * 50, 10 - at) for at in range(6)] + [window("b.py", 1, 7)]
+    windows = [window("a.py", at * 50, 10 - at) for at in range(6)] + [window("b.py", 1, 5)]
     found = arranged(windows, ["lease"])
     assert [each.path for each in found[:3]] == ["a.py", "a.py", "b.py"]
     further = [each for each in found if each.path == "a.py"]
