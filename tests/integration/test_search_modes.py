@@ -165,7 +165,7 @@ def test_a_query_without_results_says_so_in_every_interface(corpus: Path, driftl
     assert {hit["label"] for hit in reported.json["results"]} == {"weak"}
     assert (reported.code, reported.json["notes"], reported.err) == (0, [NO_GOOD_MATCH], "")
     shown = driftline("search", nonsense, *at)
-    count = len(told.json["results"])
+    count = len(reported.json["results"])
     assert (shown.out.startswith(f"No good match. The nearest 3 of {count}, all weak"), shown.err) == (True, "")
     lines = shown.out.splitlines()
     assert (len([line for line in lines if " weak" in line]), len([line for line in lines if line[:2] == "  "])) == (
