@@ -6,6 +6,7 @@ import gc
 import inspect
 import json
 import re
+import runpy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -146,7 +147,8 @@ def test_a_registry_may_be_an_object_and_an_engine_may_be_anything() -> None:
 
 
 def test_the_arguments_are_those_of_the_reference() -> None:
-    text = REFERENCE.read_text().partition("\n## Memory\n")[0]
+    hooks = runpy.run_path(str(REFERENCE.parents[1] / "hooks.py"))
+    text = hooks["fill"](REFERENCE.read_text()).partition("\n## Memory\n")[0]
     parts = re.split(r"^## (?:search|semtools)\.\w+$", text, flags=re.MULTILINE)[1:]
     sections = dict(zip(NAMES, parts, strict=True))
     for name, function in ACTIONS.items():

@@ -267,7 +267,7 @@ def test_a_pattern_may_match_over_several_lines(workspace: Workspace) -> None:
     assert not find(workspace, regex=[r"---\n---"], multiline=True).results
     wrong: dict[str, Any]
     for wrong in ({"whole_words": True, "multiline": True}, {"multiline": False}):
-        with pytest.raises(UsageError, match=r"several lines|line break"):
+        with pytest.raises(UsageError, match=r"multiline pattern|line break"):
             find(workspace, "", fixed=["first(\n"], **wrong)
 
 
