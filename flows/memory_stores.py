@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from driftline.flows.config.memory_settings import MemoryConfiguration, find_memory
-from driftline.storage.entities import Entity
-from driftline.storage.errors import NotIndexed
+from driftline.storage.entities import Boundary, Entity
+from driftline.storage.errors import AccessDenied, NotIndexed
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHits
 from driftline.storage.memory.store import MemoryStore
@@ -88,14 +88,25 @@ _LOCK = threading.Lock()
 
 
 def search_memory(
-    workspace: Workspace, settings: MemoryConfiguration, within: Entity | None, query: str, **options: Any
+    workspace: Workspace, settings: MemoryConfiguration, within: Boundary | None, query: str, **options: Any
 ) -> MemoryHits[MemoryEntry]:
     """Search a memory as ``MemoryStore.search_memory`` does, in a store of this process, which stays open.
 
-    Raises NotIndexed without memory, and the errors of the store.
+    Raises NotIndexed without memory, AccessDenied if the scope is not in the boundary, and the errors of the store.
     """
+    top = None if within is None else _top_of(within, options.get("scope"))
     key = (workspace.objects.uri, settings.model_dump_json())
     with _LOCK:
         stores = _STORES.setdefault(key, MemoryStores(partial(find_memory, settings, workspace)))
-    with stores.bound_to(within) as store:
+    with stores.bound_to(top) as store:
         return store.search_memory(query, **options)
+
+
+def _top_of(within: Boundary, scope: str | None) -> Entity:
+    """Return the entity of a boundary to search: its only one, or the one that ``scope`` is at or below."""
+    if len(within.tops) == 1:
+        return within.tops[0]
+    for top in within.tops:
+        if f"{scope}/".startswith(f"{top}/"):
+            return top
+    raise AccessDenied("Memory is searched in one entity at a time", scope or "", f"Name one at or below: {within}.")

@@ -541,11 +541,11 @@ def sql(
     """
     from driftline.flows.config.locate import on_named_branch
     from driftline.flows.output.run_series import searches_table
-    from driftline.storage.entities import Entity
+    from driftline.storage.entities import Boundary, Entity
     from driftline.storage.sql import query as run
 
     opened = _stored(workspace)
-    boundary = Entity.parse(within, opened.config.hierarchy) if within is not None else None
+    boundary = None if within is None else Boundary.of(Entity.parse(within, opened.config.hierarchy))
     there, journal = on_named_branch(opened, branch, boundary), searches_table(opened)
     with run(there, query, parameters, within=boundary, searches=journal, max_seconds=timeout_seconds) as result:
         return result.table()

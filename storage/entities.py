@@ -350,6 +350,54 @@ def is_within(entity: Entity, scope: Entity) -> bool:
     return entity.parts[: len(scope.parts)] == scope.parts
 
 
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The entities of which data may be seen: each of ``tops``, and all below. ``of`` drops those below another.
+
+    Examples:
+        >>> acme, web = Entity.parse("org:acme"), Entity.parse("org:acme/project:web")
+        >>> boundary = Boundary.of(web, Entity.parse("org:other"))
+        >>> boundary.allows(web), boundary.allows(acme)
+        (True, False)
+        >>> str(boundary.narrowed(Boundary.of(acme)))
+        'org:acme/project:web'
+    """
+
+    tops: tuple[Entity, ...]
+
+    @classmethod
+    def of(cls, *entities: Entity) -> Boundary:
+        """Return the boundary around ``entities`` and all below them; it allows nothing if there are none."""
+        distinct = sorted(set(entities), key=str)
+        return cls(tuple(e for e in distinct if not any(is_within(e, each) for each in distinct if each != e)))
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.tops))
+
+    @property
+    def tenants(self) -> frozenset[Entity]:
+        """The tenants of which it allows at least a part."""
+        return frozenset(top.tenant for top in self.tops)
+
+    def allows(self, entity: Entity) -> bool:
+        """Return whether ``entity`` is at or below one of the tops."""
+        return any(is_within(entity, top) for top in self.tops)
+
+    def allows_name(self, name: str) -> bool:
+        """Return whether the entity of this name, of whatever hierarchy, is at or below one of the tops."""
+        return any(f"{name}/".startswith(f"{top}/") for top in self.tops)
+
+    def narrowed(self, other: Boundary) -> Boundary:
+        """Return the boundary around what both allow."""
+        inside = [top for top in self.tops if other.allows(top)]
+        return Boundary.of(*inside, *(top for top in other.tops if self.allows(top)))
+
+
+def is_allowed(entity: Entity, within: Boundary | None) -> bool:
+    """Return whether ``within`` allows ``entity``; None allows all."""
+    return within is None or within.allows(entity)
+
+
 def _parse(text: str | tuple[str, str]) -> Parts:
     if not isinstance(text, str):
         return (_pair(text),)

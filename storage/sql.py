@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from driftline.storage.deltas.manifest import SCHEMA as MANIFEST
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError
 from driftline.storage.layout import BASE, is_delta
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode
@@ -77,7 +77,7 @@ def query(
     text: str,
     parameters: Sequence[Any] = (),
     *,
-    within: Entity | None = None,
+    within: Boundary | None = None,
     searches: pa.Table | None = None,
     max_seconds: float = MAX_SECONDS,
     max_bytes: int = MAX_BYTES,
@@ -88,7 +88,7 @@ def query(
         workspace: The workspace, on a branch or not.
         text: One statement that reads.
         parameters: The values of the ``?`` in ``text``.
-        within: Show only data at or below this entity.
+        within: Show only data within this boundary.
         searches: The journal of searches, with the columns of SEARCHES.
         max_seconds: Interrupt the query after this time, reading of its result included.
         max_bytes: The memory that DuckDB may use.
@@ -361,8 +361,8 @@ _MEMORY = pa.schema(
 )
 
 
-def views(workspace: Workspace, within: Entity | None = None, searches: pa.Table | None = None) -> dict[str, View]:
-    """Return the views of ``workspace`` by name, limited to entities at or below ``within``. Reads nothing yet."""
+def views(workspace: Workspace, within: Boundary | None = None, searches: pa.Table | None = None) -> dict[str, View]:
+    """Return the views of ``workspace`` by name, limited to what is ``within`` a boundary. Reads nothing yet."""
     there = _Contents(workspace, within)
     levels = pa.schema([("entity", pa.string()), *((level, pa.string()) for level in workspace.config.hierarchy)])
     sources = pa.schema([*levels, *_SOURCE_FIELDS])
@@ -411,19 +411,19 @@ def _utc(moment: datetime | None) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """The content of a workspace at or below an entity, as the views read it."""
+    """The content of a workspace within a boundary, as the views read it."""
 
     workspace: Workspace
-    within: Entity | None
+    within: Boundary | None
     _histories: dict[str, list[RunRecord]] = field(default_factory=dict)
 
     def _tenants(self) -> list[Entity]:
         tenants = self.workspace.tenants()
-        return tenants if self.within is None else [each for each in tenants if each == self.within.tenant]
+        return tenants if self.within is None else [each for each in tenants if each in self.within.tenants]
 
     def _entities(self, tenant: Entity) -> list[Entity]:
         found = self.workspace.entities(tenant)
-        return [each for each in found if self.within is None or _is_below(each, self.within)]
+        return [each for each in found if is_allowed(each, self.within)]
 
     def manifests(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all manifests.
@@ -543,14 +543,11 @@ class _Contents:
 
     def _sources_of(self, run: RunRecord) -> list[Mapping[str, Any]]:
         found = run.report.get("sources", ()) if run.kind == "index" else ()
-        if self.within is None:
-            return list(found)
-        inside = (str(self.within), f"{self.within}/")
-        return [each for each in found if each["entity"] == inside[0] or each["entity"].startswith(inside[1])]
+        return [each for each in found if self.within is None or self.within.allows_name(each["entity"])]
 
     def memory(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
         """Yield the entries at or below each tenant, or the boundary; ``entity`` is their owner."""
-        for owner in self._tenants() if self.within is None else [self.within]:
+        for owner in self._tenants() if self.within is None else self.within.tops:
             names_there = (
                 info.path.rpartition("/")[2] for info in self.workspace.objects.list(owner.directory, recursive=False)
             )
@@ -566,10 +563,6 @@ class _Contents:
 
 def _started(run: RunRecord) -> dict[str, Any]:
     return {"started": _utc(datetime.fromisoformat(run.started))}
-
-
-def _is_below(entity: Entity, within: Entity) -> bool:
-    return entity.parts[: len(within.parts)] == within.parts
 
 
 def _names_in(where: Any, schema: pa.Schema) -> set[str]:

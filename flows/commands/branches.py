@@ -27,7 +27,7 @@ from driftline.storage.options import spread
 from driftline.tasks.search.request import SearchRequest, options_in
 
 if TYPE_CHECKING:
-    from driftline.storage.entities import Entity
+    from driftline.storage.entities import Boundary
     from driftline.storage.workspace.workspace import Workspace
 
 MAIN = "main"
@@ -144,14 +144,14 @@ def _of_build() -> str:
     return branch
 
 
-def _opened(workspace: str | None, entity: str | None) -> tuple[Workspace, Entity | None]:
+def _opened(workspace: str | None, entity: str | None) -> tuple[Workspace, Boundary | None]:
     target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
-    from driftline.storage.entities import Entity
+    from driftline.storage.entities import Boundary, Entity
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target))
-    return opened, Entity.parse(entity, opened.config.hierarchy) if entity else None
+    return opened, Boundary.of(Entity.parse(entity, opened.config.hierarchy)) if entity else None
 
 
 def _print_deleted(name: str, result: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import importlib
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -94,6 +95,9 @@ COMMANDS = {
     "trust": "trust",
 }
 """The commands, and the modules of this folder that add them to ``app``."""
+_MEANT = {"help": "--help", "version": "--version", "-h": "--help", "-V": "--version"}
+"""Words of other programs, and what they are here."""
+_HINTS = {("grep", "FILE"): "Name files or folders, such as '.', or - for standard input. "}
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _STOPPED = threading.Event()
 """Set once Ctrl-C has ended a command."""
@@ -252,11 +256,20 @@ def _of_wrong_use(error: Any, command: str | None) -> tuple[str, str]:
         close = difflib.get_close_matches(option, error.possibilities, n=1)
         message, fix = f"No such option: {option}", f"Did you mean {close[0]}? {fix}" if close else fix
     elif message.startswith("No such command"):
-        close = difflib.get_close_matches(str(command), COMMANDS, n=1)
+        close = [_MEANT[command]] if command in _MEANT else difflib.get_close_matches(str(command), COMMANDS, n=1)
         message, fix = f"No such command {command!r}", f"Did you mean {close[0]!r}? {fix}" if close else fix
+    elif message.startswith("No such option") and (meant := _MEANT.get(message.split()[-1])):
+        fix = f"Did you mean {meant}? {fix}"
+    elif message.startswith("Missing argument"):
+        name = message.split("'")[1].rstrip(".")
+        hint = _HINTS.get((str(command), name), "")
+        message, fix = f"The argument {name} is missing", f"{hint}{fix}"
+    elif message.startswith("Missing command"):
+        fix = f"Add one of {', '.join(error.ctx.command.list_commands(error.ctx))}. {fix}"
     elif message.startswith("Got unexpected extra argument"):
         fix = f'Put several words in quotes, as in "two words". {fix}'
-    return message.rstrip("?. "), fix
+    message = re.sub(r"is not a valid int(eger)?( range)?$", "is not a whole number", message.rstrip("?. "))
+    return re.sub(r"is not a valid float( range)?$", "is not a number", message), fix
 
 
 def _check_arguments(command: str | None, arguments: Sequence[str]) -> None:

@@ -40,6 +40,7 @@ def mcp(
     from driftline.flows.runs.pull import newest_of
     from driftline.flows.runs.search import cache_settings
     from driftline.flows.web.search_processes import CONCURRENT_SEARCHES, SearchProcesses
+    from driftline.storage.entities import Boundary
     from driftline.storage.workspace.workspace import Workspace
 
     try:
@@ -54,8 +55,9 @@ def mcp(
     options, access = options_for(target), source_access(target, workspace)
     opened = Workspace.open(target, options, access)
     settings = memory_of(target)
-    boundary = None if within is None else boundary_of(settings, within)
-    has_memory = find_memory(settings, opened, boundary) is not None
+    top = None if within is None else boundary_of(settings, within)
+    boundary = None if top is None else Boundary.of(top)
+    has_memory = find_memory(settings, opened, top) is not None
     is_cached, max_bytes = cache_settings(cache)
     follow = newest_of(opened, cache=is_cached, max_bytes=max_bytes, warn=warn)
     # One client asks, so one process reads: a damaged file of a table ends that one, and not the server.

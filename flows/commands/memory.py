@@ -23,7 +23,7 @@ from driftline.flows.commands.app import (
     app,
     parameters,
 )
-from driftline.flows.output.plain import print_json, say
+from driftline.flows.output.plain import print_json, say, warn
 from driftline.storage.errors import UsageError
 from driftline.storage.options import spread
 from driftline.tasks.search.request import MEMORY_OPTIONS
@@ -105,7 +105,7 @@ def get(
     with _opened(workspace, config, within) as store:
         entry = store.retrieve(key, scope)
     if entry is None:
-        return _show({"key": key, "entry": None}, as_json) or NOTHING_FOUND
+        return _nothing({"key": key, "entry": None}, as_json, f"No entry has the key {key!r}.")
     return _show(entry_to_dict(entry), as_json, json.dumps(entry.value, ensure_ascii=False))
 
 
@@ -140,7 +140,9 @@ def list_entries(
     entries = [{**row, "metadata": json.loads(row["metadata"]), **_times(row)} for row in rows]
     lines = [f"{row['key']}  {row['entity']}  {row['size_bytes']:,} bytes" for row in rows]
     result = {"entity": directories[0] if len(directories) == 1 else None, "entries": entries, "total_count": total}
-    return _show(result, as_json, *lines) or (DONE if rows else NOTHING_FOUND)
+    if not rows:
+        return _nothing(result, as_json, "The memory has no entries." if not (scope or prefix) else "No entry matches.")
+    return _show(result, as_json, *lines)
 
 
 @memory.command()
@@ -167,7 +169,9 @@ def search(
         f"{hit.score:.2f}  {hit.record.key}  {json.dumps(hit.record.value, ensure_ascii=False)[:200]}" for hit in hits
     ]
     lines += [f"{name}: {value}" for name, value in result.get("explanation", {}).items()]
-    return _show({"query": query, **result}, as_json, *lines) or (DONE if hits else NOTHING_FOUND)
+    if not hits:
+        return _nothing({"query": query, **result}, as_json, "No entry answers the query.", *lines)
+    return _show({"query": query, **result}, as_json, *lines)
 
 
 @memory.command()
@@ -182,7 +186,9 @@ def delete(
     """Delete the entry of a key. Exit code 1 when there is none."""
     with _opened(workspace, config, within) as store:
         deleted = store.delete(key, scope)
-    return _show({"key": key, "deleted": deleted}, as_json) or (DONE if deleted else NOTHING_FOUND)
+    if not deleted:
+        return _nothing({"key": key, "deleted": False}, as_json, f"No entry has the key {key!r}.")
+    return _show({"key": key, "deleted": True}, as_json)
 
 
 @memory.command()
@@ -314,6 +320,13 @@ def _fields(assignments: Sequence[str] | None) -> dict[str, Any]:
 
 def _times(row: dict[str, Any]) -> dict[str, str | None]:
     return {name: row[name].isoformat() if row[name] else None for name in ("created", "updated", "expires")}
+
+
+def _nothing(result: dict[str, Any], as_json: bool, why: str, *lines: str) -> int:
+    """Show an empty result, and why it is empty on standard error."""
+    _show(result, as_json, *lines)
+    warn(why)
+    return NOTHING_FOUND
 
 
 def _show(result: dict[str, Any], as_json: bool, *lines: str) -> int:

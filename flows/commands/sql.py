@@ -45,12 +45,12 @@ def sql(
     target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.run_series import searches_table
-    from driftline.storage.entities import Entity
+    from driftline.storage.entities import Boundary, Entity
     from driftline.storage.sql import query as run
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target))
-    boundary = Entity.parse(within, opened.config.hierarchy) if within is not None else None
+    boundary = None if within is None else Boundary.of(Entity.parse(within, opened.config.hierarchy))
     there = on_named_branch(opened, branch, boundary)
     if form == "parquet" and sys.stdout.isatty():
         raise UsageError(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import cache as once
+from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Annotated
@@ -21,12 +22,12 @@ from driftline.storage.errors import DriftlineError, UsageError, WorkspaceNotFou
 if TYPE_CHECKING:
     from driftline.flows.ci.hooks import Hooks
     from driftline.flows.memory_stores import Memory
-    from driftline.flows.web.authentication import Authentication, TrustedProxy
+    from driftline.flows.web.authentication import AccessRules, Authentication, TrustedProxy
     from driftline.flows.web.guard import RateLimit
     from driftline.flows.web.requests import Reader
     from driftline.flows.web.search_processes import SearchProcesses
     from driftline.flows.web.tools import Tools
-    from driftline.storage.entities import Entity
+    from driftline.storage.entities import Boundary
     from driftline.storage.workspace.workspace import Workspace
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -101,12 +102,15 @@ def web(
 
     opened = Workspace.open(target, options_for(target), source_access(target, workspace))
     boundary, proxy = _boundary(opened, within), _proxy(trusted_proxy_header, trusted_proxy)
+    rules = _access_rules(target, opened, proxy)
     is_public = host not in LOOPBACK or bool(allowed_host) or require_token
     exposure = Exposure(
         names=tuple(allowed_host or ()),
         certificate=tls_certificate,
         key=tls_key,
-        authentication=_authentication(opened, boundary, proxy, needs_token=is_public, is_encrypted=bool(tls_key)),
+        authentication=_authentication(
+            opened, boundary, proxy, rules, needs_token=is_public, is_encrypted=bool(tls_key)
+        ),
         rate_limit=_rate_limit(rate) if is_public or proxy else None,
         cors_origins=tuple(cors_origin or ()),
     )
@@ -186,12 +190,39 @@ def _indexed_here(workspace: str | None) -> str:
     return target
 
 
-def _boundary(workspace: Workspace, within: str | None) -> Entity | None:
-    if within is None:
-        return None
-    from driftline.flows.config.memory_settings import boundary_in  # loads the libraries of memory
+def _boundary(workspace: Workspace, within: str | None) -> Boundary | None:
+    return None if within is None else _boundary_of(workspace, (within,))
 
-    return boundary_in(workspace, within)
+
+def _boundary_of(workspace: Workspace, names: Sequence[str]) -> Boundary:
+    from driftline.flows.config.memory_settings import boundary_in  # loads the libraries of memory
+    from driftline.storage.entities import Boundary
+
+    return Boundary.of(*(boundary_in(workspace, name) for name in names))
+
+
+def _access_rules(target: str, workspace: Workspace, proxy: TrustedProxy | None) -> AccessRules | None:
+    """Return the rules of the ``driftline.toml`` that names the workspace, if it has any.
+
+    Raises UsageError without a proxy, because everybody would see everything.
+    """
+    from driftline.flows.config.toml_file import locate_config
+    from driftline.flows.web.authentication import AccessRules
+
+    config = locate_config(None)
+    if config is None or config.workspace != target or config.access is None:
+        return None
+    if proxy is None:
+        fix = "Name --trusted-proxy-header and --trusted-proxy, or use tokens in place of [access]."
+        raise UsageError("[access] needs a proxy that names the users", str(config.path), fix)
+    bounded = partial(_boundary_of, workspace)
+    settings = config.access
+    return AccessRules(
+        bounded(settings.everyone),
+        {name: bounded(entities) for name, entities in settings.users.items()},
+        {name: bounded(entities) for name, entities in settings.groups.items()},
+        settings.groups_header or "",
+    )
 
 
 def _newest(
@@ -238,8 +269,9 @@ def _tools(reader: Reader) -> Tools | None:
 
 def _authentication(
     workspace: Workspace,
-    within: Entity | None,
+    within: Boundary | None,
     proxy: TrustedProxy | None,
+    rules: AccessRules | None,
     *,
     needs_token: bool,
     is_encrypted: bool,
@@ -254,7 +286,7 @@ def _authentication(
         raise UsageError("The workspace has no token, so no request would be authorized", workspace.objects.uri, fix)
     if needs_token and not is_encrypted and proxy is None:
         warn("tokens are sent unencrypted: pass --tls-certificate and --tls-key, or use a TLS proxy")
-    return Authentication(KnownTokens(lambda: read_tokens(workspace.objects)), proxy, within)
+    return Authentication(KnownTokens(lambda: read_tokens(workspace.objects)), proxy, within, rules)
 
 
 def _proxy(header: str | None, addresses: list[str] | None) -> TrustedProxy | None:

@@ -95,7 +95,13 @@ AGENTS: Mapping[str, Agent] = {
     "gemini": Agent(
         ".gemini/settings.json", ".gemini/settings.json", "mcpServers", "plain", "GEMINI.md", ".gemini/GEMINI.md"
     ),
-    "windsurf": Agent(None, ".codeium/windsurf/mcp_config.json", "mcpServers", "plain"),
+    "windsurf": Agent(
+        None,
+        ".codeium/windsurf/mcp_config.json",
+        "mcpServers",
+        "plain",
+        user_instructions=".codeium/windsurf/memories/global_rules.md",
+    ),
     "zed": Agent(".zed/settings.json", ".config/zed/settings.json", "context_servers", "custom", "AGENTS.md"),
     "opencode": Agent(
         "opencode.json",

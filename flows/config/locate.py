@@ -20,7 +20,7 @@ from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
     from driftline.flows.config.toml_file import Configuration
-    from driftline.storage.entities import Entity
+    from driftline.storage.entities import Boundary
     from driftline.storage.sources.access import SourceAccess
     from driftline.storage.workspace.workspace import Workspace
 
@@ -115,7 +115,7 @@ def named_branch(name: str | None, folder: str = ".") -> str | None:
     return commit.branch
 
 
-def on_named_branch(workspace: Workspace, name: str | None, within: Entity | None = None) -> Workspace:
+def on_named_branch(workspace: Workspace, name: str | None, within: Boundary | None = None) -> Workspace:
     """Return ``workspace`` on the branch that a search names, for the sources at or below ``within``.
 
     ``auto`` is the main index if there is no such branch. Raises UsageError for any other unknown branch.

@@ -268,6 +268,26 @@ class WebTable(Table):
     hooks: HooksTable | None = None
 
 
+Block = Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")]
+"""A block of a Prefect server, ``TYPE/NAME``."""
+
+
+class AccessTable(Table):
+    """``[access]``: the entities that users of ``driftline web``, named by a proxy, may see."""
+
+    groups_header: Text | None = Field(
+        default=None, description="The header with the groups of a user, separated by commas."
+    )
+    everyone: list[Text] = Field(
+        default=[],
+        description="The entities that all [users of a trusted proxy](../guides/web.md#users-and-groups) may see.",
+    )
+    users: dict[Text, list[Text]] = Field(
+        default={}, description="A table of users and the entities that each may see."
+    )
+    groups: dict[Text, list[Text]] = Field(default={}, description="The same for groups.")
+
+
 class File(Table):
     """The whole file."""
 
@@ -300,6 +320,11 @@ class File(Table):
     prices: PriceTable = PriceTable()
     search: SearchTable = SearchTable()
     web: WebTable = WebTable()
+    notify: list[Block] = Field(
+        default=[],
+        description="Prefect blocks, `TYPE/NAME`, that [report failed runs](../guides/schedules.md#notify).",
+    )
+    access: AccessTable | None = None
     memory: dict[Text, Any] = Field(
         default={},
         description=(
@@ -336,6 +361,8 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
         where = location_of(path, f"[{location[0]}.{location[1]}]" if table is WorkspaceTable else f"[{location[0]}]")
     elif table is HooksTable:
         where = location_of(path, "[web.hooks]")
+    elif table is AccessTable:
+        where = location_of(path, "[access]")
     if kind == "extra_forbidden":
         known = sorted(table.model_fields)
         close = difflib.get_close_matches(key, known, n=1)
@@ -345,6 +372,8 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
         return UsageError(f"The key {key!r} is missing", where, "Add it.")
     if kind == "list_type" and key in ("sources", "fleet") and table is File:
         return UsageError(f"{key!r} is not a list of tables", where, f"Begin each one with [[{key}]].")
+    if table is File and key == "notify" and kind == "string_pattern_mismatch":
+        return UsageError("A name in 'notify' is not one of a block", where, "Write TYPE/NAME, as 'prefect block ls'.")
     if table is FleetTable and key == "token":
         return UsageError(
             "A token must be a reference", where, "Write ${NAME}, where NAME is a variable that holds it."
@@ -362,6 +391,8 @@ def _table_of(location: tuple[int | str, ...]) -> tuple[type[Table], str]:
         return SearchTable, str(rest[0])
     if head == "web" and rest:
         return (HooksTable, str(rest[1])) if len(rest) > 1 else (WebTable, str(rest[0]))
+    if head == "access" and rest:
+        return AccessTable, str(rest[0])
     if head in ("sources", "fleet") and len(rest) > 1:
         return SourceTable if head == "sources" else FleetTable, str(rest[1])
     if head == "workspaces" and len(rest) > 1:

@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from driftline.flows.config.environment import WORKSPACE_FOLDER, Environment, absolute_uri, local_path, nearest
-from driftline.flows.config.schema import File, FleetTable, HooksTable, SourceTable, WorkspaceTable, location_of, parse
+from driftline.flows.config.schema import (
+    AccessTable,
+    File,
+    FleetTable,
+    HooksTable,
+    SourceTable,
+    WorkspaceTable,
+    location_of,
+    parse,
+)
 from driftline.flows.config.secret_references import (
     check_catalog,
     check_options,
@@ -142,14 +151,27 @@ class HookSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AccessSettings:
+    """``[access]``: the names of entities that ``everyone``, ``users`` and ``groups`` may see.
+
+    The proxy sends the groups of a user in the ``groups_header``, separated by commas.
+    """
+
+    groups_header: str | None = None
+    everyone: tuple[str, ...] = ()
+    users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
     """A validated configuration file.
 
     ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` keep
     secrets as references, so that a deployment may store them; ``options()`` resolves them. ``prices`` are those of
     1,000 requests, by kind. ``search`` has the defaults of searches. ``memory`` has the sections of ``settings.ltm``,
-    references included. A file that is not trusted ``is_withheld``: it has neither storage options nor memory, and its
-    fleets have no tokens.
+    references included. ``notify`` are Prefect blocks that tell of failed runs. A file that is not trusted
+    ``is_withheld``: it has neither storage options nor memory, and its fleets have no tokens.
     """
 
     path: Path
@@ -165,6 +187,8 @@ class Configuration:
     is_withheld: bool = False
     hooks: HookSettings | None = None
     redact: Redaction | None = None
+    notify: tuple[str, ...] = ()
+    access: AccessSettings | None = None
 
     def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the storage options with their references resolved. Raises UsageError."""
@@ -387,7 +411,18 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         _memory(parsed.memory, location_of(file, "[memory]")),
         hooks=_hooks(parsed.web.hooks, location_of(file, "[web.hooks]")),
         redact=parsed.redact,
+        notify=tuple(parsed.notify),
+        access=_access(parsed.access, location_of(file, "[access]")),
     )
+
+
+def _access(table: AccessTable | None, where: str) -> AccessSettings | None:
+    if table is None:
+        return None
+    if table.groups and table.groups_header is None:
+        raise UsageError("Groups need a header", where, 'Write, for example: groups_header = "X-Forwarded-Groups"')
+    users, groups = ({name: tuple(given) for name, given in of.items()} for of in (table.users, table.groups))
+    return AccessSettings(table.groups_header, tuple(table.everyone), users, groups)
 
 
 def _hooks(table: HooksTable | None, where: str) -> HookSettings | None:

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from driftline.flows.http_server import TimeoutProtocol, listen, own_addresses
 from driftline.flows.mcp_server.tools import LineTools, MemoryTools, protocol_errors
 from driftline.storage.defaults import nearest_name
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Boundary
 from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
 
@@ -119,12 +119,12 @@ _MEMORY_INSTRUCTIONS = " Look up what was stored in memory with search_memory."
 def make_server(
     workspace: Workspace,
     memory: Callable[[], MemoryStore] | None = None,
-    within: Entity | None = None,
+    within: Boundary | None = None,
     newest: Callable[[], Workspace] | None = None,
 ) -> MCPServer[Any]:
     """Return the server of a workspace, which ``newest`` opens for each call, and of the store that ``memory`` opens.
 
-    With ``within``, it serves only lines at or below that entity; the caller binds ``memory``. All reads happen in this
+    With ``within``, it serves only lines in that boundary; the caller binds ``memory``. All reads happen in this
     process.
     """
     lines = LineTools(newest or workspace.reread, lambda: within)

@@ -32,7 +32,7 @@ from driftline.flows.mcp_server.answers import (
     memory_answer,
 )
 from driftline.flows.runs.search import find
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Boundary
 from driftline.storage.errors import DriftlineError, gave_up, is_panic
 from driftline.storage.lines.patterns import MAX_PATTERN_CHARACTERS
 from driftline.storage.memory.entries import MemoryEntry
@@ -122,11 +122,11 @@ def exact_parameters(*names: str) -> list[inspect.Parameter]:
 class LineTools:
     """Tools over the lines of a workspace, which ``newest`` opens for each call.
 
-    They see everything at or below the ``boundary`` of the call, or everything if it is None.
+    They see everything in the ``boundary`` of the call, or everything if it is None.
     """
 
     newest: Callable[[], Workspace]
-    boundary: Callable[[], Entity | None] = lambda: None
+    boundary: Callable[[], Boundary | None] = lambda: None
     run: Callable[..., Any] = call
     """Runs a read of the index, in this process or in another one."""
 

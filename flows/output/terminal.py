@@ -26,6 +26,8 @@ _RUN_COLUMNS = frozenset({"run_id", "kind", "started", "seconds", "outcome"})
 _MAX_FINDINGS = 100
 _MAX_SHORTENED = 3
 _UNFOLDED = 1000  # columns, if no terminal limits the width
+_MIN_TABLE_WIDTH = 60
+"""Wider tables become records in a terminal with fewer columns."""
 
 
 def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | None = None) -> None:
@@ -33,7 +35,7 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
     lines: list[Text | Table] = []
     failed = result.get("failed", ())
     for source in result["sources"]:
-        counts = ", ".join(f"{source[state]:,} {state}" for state in _STATES)
+        counts = ", ".join(f"{source[state]:,} {state}" for state in _STATES if source[state]) or "none"
         lines.append(Text.assemble((printable(source["entity"]), "bold"), f"  {printable(source['uri'])}"))
         lines.append(Text(f"  documents: {counts}"))
         lines.append(Text(f"  lines: {source['lines_embedded']:,} embedded, {source['lines_total']:,} in the index"))
@@ -266,8 +268,27 @@ def _print(parts: Iterable[Text | Table]) -> None:
     console = Console(highlight=False, markup=False, emoji=False, width=width, force_terminal=wants_styles())
     with console.capture() as captured:
         for part in parts:
-            console.print(_harmless(part), soft_wrap=isinstance(part, Text))
+            if isinstance(part, Table) and console.width < _MIN_TABLE_WIDTH <= _width(part):
+                for record in _records(part):
+                    console.print(record, soft_wrap=True)
+            else:
+                console.print(_harmless(part), soft_wrap=isinstance(part, Text))
     emit(captured.get())
+
+
+def _width(table: Table) -> int:
+    return sum(max(len(str(cell)) for cell in (column.header, *column.cells)) + 1 for column in table.columns)
+
+
+def _records(table: Table) -> Iterator[Text]:
+    """Yield each row of a table as lines of name and value, for a terminal on which its columns would be slivers."""
+    names = [str(column.header) for column in table.columns]
+    indent = max(map(len, names)) + 2
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        for name, cell in zip(names, row, strict=True):
+            if str(cell):
+                yield Text.assemble((name.ljust(indent), "dim"), str(cell))
+        yield Text()
 
 
 def _harmless(part: Text | Table) -> Text | Table:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from driftline.flows.output.progress import Progress
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.deltas.delta_index import ADD, REMOVE
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import LeaseHeld, NotIndexed, StaleBuild, UsageError
 from driftline.storage.layout import branch_lease_path, lease_path
 from driftline.storage.leases.lease import Lease, acquire, fenced
@@ -90,7 +90,7 @@ class BranchReport:
         }
 
 
-def list_branches(workspace: Workspace, within: Entity | None = None) -> list[BranchReport]:
+def list_branches(workspace: Workspace, within: Boundary | None = None) -> list[BranchReport]:
     """Return the branches of the sources at or below ``within``, by source and name.
 
     Raises CorruptFile, StorageError.
@@ -136,7 +136,7 @@ def _contents(documents: pa.Table) -> pa.ChunkedArray:
 
 
 def delete_named(
-    workspace: Workspace, name: str, within: Entity | None, *, wait_seconds: float = 0.0, missing_ok: bool = False
+    workspace: Workspace, name: str, within: Boundary | None, *, wait_seconds: float = 0.0, missing_ok: bool = False
 ) -> list[str]:
     """Delete the branch ``name`` of each source at or below ``within``, and return their entities.
 
@@ -174,7 +174,7 @@ class Pruned:
 
 def prune_branches(
     workspace: Workspace,
-    within: Entity | None = None,
+    within: Boundary | None = None,
     *,
     older_than_days: float = DEFAULT_PRUNED_AFTER_DAYS,
     dry_run: bool = False,

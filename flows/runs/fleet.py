@@ -39,7 +39,7 @@ from driftline.storage.leases.lease import Lease
 from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.access import only_owner_reads
-from driftline.storage.sources.discovery import Listing, discover, entity_of
+from driftline.storage.sources.discovery import Listing, discover, entity_of, spelling
 from driftline.storage.sources.mirror import REDIRECTS, current_commit, parse_remote
 from driftline.storage.workspace.fleet import (
     FleetRecord,
@@ -392,7 +392,7 @@ def _name(parts: Iterable[FleetPart], known: Mapping[str, FleetRecord], now: dat
             except BadEntity as error:
                 part.repositories[identifier] = each.failed(error, now)
                 continue
-            taken.add(entity)
+            taken.add(spelling(entity))
             part.repositories[identifier] = each.model_copy(update={"entity": entity})
 
 

@@ -30,6 +30,7 @@ from driftline.flows.output.reports import IndexReport, RemoveReport
 from driftline.flows.runs.branches import delete_branch, enter_branch, leave_branch
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
+from driftline.flows.runs.source_group import SOURCES_PER_SLOT, Outcome, SourceGroup, grouped, run_alone
 from driftline.flows.runs.source_run import GUARDED_DELETIONS, SegmentBuilds, SourceRun, build_on
 from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.entities import Entity
@@ -240,10 +241,6 @@ def _holds_files_of(entity: Entity, record: SourceRecord, part: SourcePlan, plan
     return not Matcher(part.rules).excluded(inside).all()
 
 
-SOURCES_PER_SLOT = 2
-"""Concurrent sources for each slot of the executor: the coordinator of a source mostly waits."""
-
-
 def run_all(
     plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport, builds: SegmentBuilds
 ) -> Iterator[tuple[SourceRun, DriftlineError | None]]:
@@ -254,33 +251,32 @@ def run_all(
     if len(plan.sources) == 1:
         run = SourceRun(plan, plan.sources[0], executor, progress, report.run_id, builds)
         report.sources.append(run.report)
-        yield run, _execute(run)
+        yield run, run_alone(run)
         return
     progress.phase(f"indexing {len(plan.sources):,} sources")
     shared, committing = _SharedProgress(progress), threading.Lock()
     runs = [SourceRun(plan, part, executor, shared, report.run_id, builds, committing) for part in plan.sources]
     report.sources += [run.report for run in runs]
-    at_once = min(len(runs), SOURCES_PER_SLOT * executor.slots)
-    with ThreadPoolExecutor(at_once, thread_name_prefix="source") as pool:
-        running: dict[Future[DriftlineError | None], SourceRun] = {}
+    may_wait, together = plan.request.wait_seconds > 0, not plan.request.dry_run and plan.request.branch is None
+    groups = grouped(runs, executor.slots, together=together)
+
+    def execute(group: Sequence[SourceRun]) -> list[Outcome]:
+        if len(group) == 1:
+            return [(group[0], run_alone(group[0]))]
+        return SourceGroup(executor, shared, builds, committing).execute(group, may_wait=may_wait)
+
+    with ThreadPoolExecutor(SOURCES_PER_SLOT * executor.slots, thread_name_prefix="source") as pool:
+        running: list[Future[list[Outcome]]] = []
         try:
-            for run in runs:  # requests are counted per context, so each source needs its own
-                running[pool.submit(contextvars.copy_context().run, _execute, run)] = run
+            # Requests are counted per context, so each group needs its own.
+            running += [pool.submit(contextvars.copy_context().run, execute, group) for group in groups]
             for future in as_completed(running):
-                yield running[future], future.result()
+                yield from future.result()
         except KeyboardInterrupt:  # which only this thread has received
             executor.stop()
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _execute(run: SourceRun) -> DriftlineError | None:
-    try:
-        run.execute()
-    except DriftlineError as error:
-        return error
-    return None
 
 
 class _SharedProgress:

@@ -17,23 +17,24 @@ from driftline.flows.config.locate import on_named_branch
 from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 if TYPE_CHECKING:
-    from driftline.storage.entities import Entity
+    from driftline.storage.entities import Boundary
     from driftline.storage.lines.filters import LineFilter
     from driftline.storage.workspace.workspace import Workspace
     from driftline.tasks.search.query import SearchReport
 
 
 def resolved(
-    workspace: Workspace, request: SearchRequest, within: Entity | None = None, config: str | None = None
+    workspace: Workspace, request: SearchRequest, within: Boundary | None = None, config: str | None = None
 ) -> tuple[Workspace, SearchRequest]:
     """Return ``workspace`` on the request's branch, and the request with its named workspace as a condition.
 
-    It sees nothing beyond ``within``, which the request's own boundary may only narrow. Raises UsageError for an
+    It sees nothing beyond ``within``, which the request's own boundary may narrow. Raises UsageError for an
     unknown branch or named workspace.
     """
     from driftline.tasks.search.language import asked_by
 
-    within = _narrower(within, request.within)
+    if (narrower := request.boundary) is not None:
+        within = narrower if within is None else within.narrowed(narrower)
     also = request.also
     if request.workspace_name is not None:
         also = (*also, named_workspace(request.workspace_name, config)[0])
@@ -42,24 +43,15 @@ def resolved(
     return opened, replace(request, branch=None, workspace_name=None, also=also, within=within)
 
 
-def _narrower(within: Entity | None, narrower: Entity | None) -> Entity | None:
-    """Return ``narrower`` if it is at or below ``within``, and ``within`` otherwise."""
-    from driftline.storage.entities import is_within
-
-    if within is None or (narrower is not None and is_within(narrower, within)):
-        return narrower
-    return within
-
-
 def find(
     workspace: Workspace,
     request: SearchRequest,
     *,
-    within: Entity | None = None,
+    within: Boundary | None = None,
     config: str | None = None,
     run: Callable[..., Any] = call,
 ) -> SearchReport:
-    """Search at or below ``within``, and record the search in the journal.
+    """Search ``within`` a boundary, and record the search in the journal.
 
     ``run`` runs it, in this process or in another one. Raises the errors of ``driftline.search``.
     """

@@ -12,7 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType, TracebackType
 
@@ -34,7 +35,7 @@ from driftline.storage.lines.table import LineTable
 from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
 from driftline.storage.sources.source import RepositorySource
-from driftline.storage.workspace.records import IndexedCommit
+from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import acquire_source
 from driftline.tasks.embedding.context import Stopwatch
 from driftline.tasks.extraction.extractor import ENDS_MARK, MISSING_MARK, current_marks
@@ -127,6 +128,24 @@ GUARDED_DELETIONS = 100
 """Up to this number, deletions are never refused."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The work of a run that has its lease: the changes in ``scans``."""
+
+    committer: Committer
+    record: SourceRecord
+    scans: list[ScanResult]
+
+    @staticmethod
+    def changes_of(scans: Iterable[ScanResult]) -> pa.Table:
+        """Return the new and changed documents, in order."""
+        return pa.concat_tables([t for scan in scans for t in (scan.diff.new, scan.diff.candidates)]).sort_by("path")
+
+    def changes(self) -> pa.Table:
+        """Return the new and changed documents, in order."""
+        return self.changes_of(self.scans)
+
+
 class SourceRun:
     """The run of one source; fills ``report`` step by step. ``indexes_lag`` is set once lines have changed.
 
@@ -162,46 +181,113 @@ class SourceRun:
         self._work_tree: WorkTreeAtCommit | RepositoryAtCommit | None = None
         self._only: tuple[str, ...] | None = None
         self._donations: Donations = {}
+        self._work: _Work
 
     def execute(self) -> None:
         """Update the index of the source.
 
         Raises LeaseHeld, LeaseLost, DeletionRefused, StorageError, ExecutorError.
         """
-        workspace, entity, request = self._plan.workspace, self._source.entity, self._plan.request
+        request = self._plan.request
         if request.dry_run:
             self._dry_run()
             return
         if self._is_unchanged():
-            self._count_totals()
-            self.report.states[DocumentState.UNCHANGED] = self.report.documents_total
+            self._count_unchanged()
             return
+        with ExitStack() as stack:
+            self._begin(stack, request.wait_seconds)
+            self.complete()
+
+    def begin(self, stack: ExitStack) -> bool:
+        """Take the lease, which ``stack`` releases, without waiting for it, and scan. Return False if that was all.
+
+        Raises LeaseHeld, LeaseLost, StorageError, ExecutorError.
+        """
+        if self._is_unchanged():
+            self._count_unchanged()
+            return False
+        self._begin(stack, 0.0)
+        return True
+
+    def _begin(self, stack: ExitStack, wait_seconds: float) -> None:
+        workspace, entity = self._plan.workspace, self.entity
         with self._timed("lease"):
-            lease = acquire_source(workspace, entity, self._run_id, wait_seconds=request.wait_seconds)
-        with lease:
-            with self._timed("settle"):
-                self.indexes_lag = lease.taken_over
-                self.indexes_lag |= settle(workspace, entity, lease) > 0
-                self._narrow(lease.token)
-                record = self._source.record.model_copy(update={"reached": self._reached_before()})
-                workspace.bind_source(entity, record)
-                table = workspace.lines(entity, self._plan.model.fingerprint)
-                committer = Committer(workspace, entity, lease, self._run_id, table, self._plan.model.dim)
-                if len(workspace.line_tables(entity)) > 1:
-                    self.indexes_lag |= remove_strays(committer) > 0
-            scans = self._scan()
-            embed, after = partial(self._embed_and_delete, scans, committer), (f"scan {entity}",)
-            refused = run_stage(f"embed {entity}", embed, self._said, after=after)
-            self.report.revision = revision(lease.token, committer.batch)
-            if self._work_tree is not None and refused is None and self._is_complete(scans):
-                at = self._reached(lease.token, committer.batch, record.reached)
-                workspace.bind_source(entity, record.model_copy(update={"commit": at, "reached": at or record.reached}))
-            workspace.note_build(entity, request.build)
-            with self._timed("totals"):
-                self._count_totals()
-                self._count_deltas(lease if committer.batch else None)
+            lease = stack.enter_context(acquire_source(workspace, entity, self._run_id, wait_seconds=wait_seconds))
+        with self._timed("settle"):
+            self.indexes_lag = lease.taken_over
+            self.indexes_lag |= settle(workspace, entity, lease) > 0
+            self._narrow(lease.token)
+            record = self._source.record.model_copy(update={"reached": self._reached_before()})
+            workspace.bind_source(entity, record)
+            table = workspace.lines(entity, self._plan.model.fingerprint)
+            committer = Committer(workspace, entity, lease, self._run_id, table, self._plan.model.dim)
+            if len(workspace.line_tables(entity)) > 1:
+                self.indexes_lag |= remove_strays(committer) > 0
+        self._work = _Work(committer, record, self._scan())
+
+    @property
+    def committer(self) -> Committer:
+        """The only place that commits to the source, from ``begin`` on."""
+        return self._work.committer
+
+    def complete(self) -> None:
+        """Embed, commit and delete what ``begin`` has found. Raises the errors of ``execute``."""
+        scans, committer = self._work.scans, self._work.committer
+        embed, after = partial(self._embed_and_delete, scans, committer), (f"scan {self.entity}",)
+        refused = run_stage(f"embed {self.entity}", embed, self._said, after=after)
+        self.end(refused)
         if refused:
             raise refused
+
+    def end(self, refused: DeletionRefused | None = None) -> None:
+        """Record what the run has reached, and count. Raises LeaseLost, StorageError."""
+        workspace, entity, committer, record = self._plan.workspace, self.entity, self.committer, self._work.record
+        token, batch = committer.lease.token, committer.batch
+        self.report.revision = revision(token, batch)
+        if self._work_tree is not None and refused is None and self._is_complete(self._work.scans):
+            at = self._reached(token, batch, record.reached)
+            workspace.bind_source(entity, record.model_copy(update={"commit": at, "reached": at or record.reached}))
+        workspace.note_build(entity, self._plan.request.build)
+        with self._timed("totals"):
+            self._count_totals()
+            self._count_deltas(committer.lease if batch else None)
+
+    # -- together with other sources ---------------------------------------------------------
+
+    def has_much_to_do(self) -> bool:
+        """Return whether the changes that ``begin`` has found are worth commits of their own."""
+        changes = self._work.changes()
+        return len(changes) > BATCH_DOCUMENTS // 4 or (pc.sum(changes["size_bytes"]).as_py() or 0) > BATCH_BYTES // 4
+
+    def shared_batch(self) -> BatchSpec | None:
+        """Return the changes as a batch to embed and commit together with those of other sources; None for ``complete``
+        instead.
+        """
+        changes = self._work.changes()
+        deleted = sum(len(scan.diff.deleted) for scan in self._work.scans)
+        if not len(changes) or self.has_much_to_do() or deleted > GUARDED_DELETIONS or self._plan.replaces is not None:
+            return None
+        if self._find_donations(changes):
+            return None
+        return self._batch(changes, dry_run=False)
+
+    def shared_changes(self, result: BatchResult) -> ChangeSet:
+        """Return all changes of the run for one commit, with the ``result`` of ``shared_batch``."""
+        retouched = pa.concat_tables([scan.diff.retouched for scan in self._work.scans])
+        removed = self._vanished(self._work.scans)["path"].to_pylist()
+        rows = pa.concat_tables([_as_manifest(retouched), result.rows])
+        return ChangeSet(rows, result.fragments, result.replaced, tuple(removed))
+
+    def committed(self, result: BatchResult, changes: ChangeSet) -> None:
+        """Count the changes of a commit together with other sources."""
+        retouched = pa.concat_tables([scan.diff.retouched for scan in self._work.scans])
+        if len(retouched):
+            self._count_retouched(retouched)
+        self._count(result)
+        self._count_committed(changes, [result])
+        if changes.removed:
+            self._count_deleted(self._vanished(self._work.scans))
 
     # -- changed paths by git ----------------------------------------------------------------
 
@@ -324,7 +410,7 @@ class SourceRun:
         return f"{counts or 'no documents'}; {self.report.lines_embedded:,} lines embedded"
 
     def _embed(self, scans: Iterable[ScanResult], committer: Committer) -> None:
-        changes = pa.concat_tables([t for scan in scans for t in (scan.diff.new, scan.diff.candidates)]).sort_by("path")
+        changes = _Work.changes_of(scans)
         retouched = pa.concat_tables([scan.diff.retouched for scan in scans])
         with self._timed("batches"):
             if len(retouched):
@@ -393,11 +479,14 @@ class SourceRun:
         )
         with interrupt_deferred():
             self._commit_changes(committer, changes)
-            self.report.documents_committed += pc.sum(pc.is_null(changes.rows["reason"]), min_count=0).as_py()
-            self.report.lines_committed += sum(result.lines + result.lines_reused for result in results)
-        self.indexes_lag |= changes.touches_lines
+            self._count_committed(changes, results)
         if changes.fragments:
             self._builds.committed(self.owner, committer.table)
+
+    def _count_committed(self, changes: ChangeSet, results: Iterable[BatchResult]) -> None:
+        self.report.documents_committed += pc.sum(pc.is_null(changes.rows["reason"]), min_count=0).as_py()
+        self.report.lines_committed += sum(result.lines + result.lines_reused for result in results)
+        self.indexes_lag |= changes.touches_lines
 
     def _commit_changes(self, committer: Committer, changes: ChangeSet, phase: str = "commit") -> None:
         def commit() -> None:
@@ -483,6 +572,10 @@ class SourceRun:
 
     def _count_deleted(self, vanished: pa.Table) -> None:
         self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(vanished["reason"]), min_count=0).as_py()
+
+    def _count_unchanged(self) -> None:
+        self._count_totals()
+        self.report.states[DocumentState.UNCHANGED] = self.report.documents_total
 
     def _count_totals(self) -> None:
         columns = ["path", "size_bytes", "lines", "reason", "extractor"]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -56,10 +56,14 @@ ANCHOR = "2026-01-01T00:00:00+00:00"
 
 @dataclass(frozen=True, slots=True)
 class Deployments:
-    """Deployments and automations, each a dictionary as in the file."""
+    """Deployments and automations, each a dictionary as in the file.
+
+    ``notify`` are blocks of the server, as ``TYPE/NAME``, that tell of failed runs of the deployments.
+    """
 
     deployments: tuple[dict[str, Any], ...]
     automations: tuple[dict[str, Any], ...]
+    notify: tuple[str, ...] = ()
 
 
 def deployments_of(configuration: Configuration, *, executor: str = DEFAULT_EXECUTOR, prefix: str = "") -> Deployments:
@@ -85,7 +89,7 @@ def deployments_of(configuration: Configuration, *, executor: str = DEFAULT_EXEC
             deployment["parameters"]["storage_options"] = dict(configuration.storage_options)
     for deployment in deployments:
         deployment["parameters"] |= _memory_parameters(deployment["entrypoint"], configuration)
-    return Deployments(tuple(deployments), tuple(file["automations"]))
+    return Deployments(tuple(deployments), tuple(file["automations"]), configuration.notify)
 
 
 def deployment_name(entity: Entity) -> str:
@@ -177,6 +181,7 @@ def register(deployments: Deployments, *, pool: str) -> tuple[list[str], list[st
     """
     with connected() as client:
         check_names(client, deployments)
+        actions = notifications(client, deployments)
         try:
             template = ProcessWorker.get_default_base_job_template()
             client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
@@ -187,7 +192,7 @@ def register(deployments: Deployments, *, pool: str) -> tuple[list[str], list[st
             deployment = to_prefect(spec, pool=pool)
             deployment.apply()
             names.append(deployment.full_name)
-        register_automations(client, deployments)
+        register_automations(client, deployments, actions)
         return names, _pause_others(client, deployments, set(names))
 
 
@@ -254,9 +259,70 @@ def check_names(client: SyncPrefectClient, deployments: Deployments) -> None:
             )
 
 
-def register_automations(client: SyncPrefectClient, deployments: Deployments) -> None:
-    """Create or update the automations, and delete duplicates by name."""
-    for spec in deployments.automations:
+WEBHOOK = "webhook"
+_SUBJECT = "{{ flow_run.name }}: {{ flow_run.state.name }}"
+_BODY = "{{ flow_run.state.message }}\n{{ flow_run | ui_url }}"
+_LINES = "[flow_run.name ~ ': ' ~ flow_run.state.name, flow_run.state.message, flow_run | ui_url]"
+_PAYLOAD = f'{{"text": {{{{ {_LINES} | join("\\n") | tojson }}}} }}'
+
+
+def notifications(client: SyncPrefectClient, deployments: Deployments) -> list[dict[str, Any]]:
+    """Return the actions that tell of a failed run. Raises UsageError if the server lacks one of the blocks."""
+    found = []
+    for name in deployments.notify:
+        kind, _, block = name.partition("/")
+        try:
+            document = client.read_block_document_by_name(block, kind)
+        except ObjectNotFound as error:
+            fix = "Create it on the page Blocks of the Prefect UI; 'prefect block ls' lists them."
+            raise UsageError("The Prefect server has no such block", name, fix) from error
+        action: dict[str, Any] = {"block_document_id": document.id}
+        if kind == WEBHOOK:
+            found.append(action | {"type": "call-webhook", "payload": _PAYLOAD})
+        else:
+            found.append(action | {"type": "send-notification", "subject": _SUBJECT, "body": _BODY})
+    return found
+
+
+def _on_failure(deployments: Deployments, actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the automation that takes ``actions`` when a run of the deployments fails or crashes."""
+    workspace = deployments.deployments[0]["parameters"]["workspace"]
+    related = [
+        {"prefect.resource.role": "flow", "prefect.resource.name": ["driftline-*"]},
+        {
+            "prefect.resource.role": "deployment",
+            "prefect.resource.name": [spec["name"] for spec in deployments.deployments],
+        },
+    ]
+    failed = ["prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"]
+    return {
+        "name": f"driftline: tell of failed runs in {workspace}",
+        "description": "Sends a message when a run of the workspace fails.",
+        "trigger": {
+            "type": "event",
+            "posture": "Reactive",
+            "match": {"prefect.resource.id": "prefect.flow-run.*"},
+            "match_related": related,
+            "for_each": ["prefect.resource.id"],
+            "expect": failed,
+            "threshold": 1,
+        },
+        "actions": list(actions),
+    }
+
+
+def register_automations(
+    client: SyncPrefectClient, deployments: Deployments, actions: Sequence[dict[str, Any]] = ()
+) -> None:
+    """Create or update the automations, and delete duplicates by name.
+
+    ``actions`` tell of failed runs; without any, nothing does.
+    """
+    on_failure = _on_failure(deployments, actions)
+    if not actions:
+        for former in client.read_automations_by_name(on_failure["name"]):
+            client.delete_automation(former.id)
+    for spec in (*deployments.automations, *([on_failure] if actions else ())):
         automation = AutomationCore.model_validate(spec)
         known = client.read_automations_by_name(automation.name)
         for duplicate in known[1:]:
@@ -313,7 +379,7 @@ def serve(deployments: Deployments, *, workspace: str, port: int, limit: int, an
         with FileLock(home / f"driftline-serve-{key}.lock", timeout=0), _server(url, own) as address:
             with connected() as client:
                 check_names(client, deployments)
-                register_automations(client, deployments)
+                register_automations(client, deployments, notifications(client, deployments))
             runners = [to_prefect(spec, pool=None) for spec in deployments.deployments]
             names = ", ".join(runner.full_name for runner in runners)
             announce(f"serving {names} at {address.removesuffix('/api')}; Ctrl-C stops it")

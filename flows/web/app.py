@@ -102,9 +102,11 @@ class Pages:
         return HTMLResponse(pages.search_page(search, report, branches=branches, folders=folders))
 
     def document(self, request: Request, line: Line | None = None, branch: BranchName = None) -> Response:
-        """Show a document as it was indexed, with lines similar to ``line``."""
+        """Show a document as it was indexed, with lines similar to ``line``, or a folder."""
         address = request.scope["raw_path"].removeprefix(b"/d/")
         source, path = split_address(address, self.reader.newest().config.hierarchy)
+        if not path or path.endswith("/"):
+            return self._folder(source, path.removesuffix("/"), branch)
         at = line or 1
         excerpt = self.reader.excerpt(source, path, at, pages.MAX_PAGE_LINES, branch)
         anchors = [(number, "anchor", name) for number, name in excerpt["anchors"]]
@@ -114,8 +116,15 @@ class Pages:
             branch=branch,
             outline=sorted(anchors + outline(path, excerpt["lines"], excerpt["start_line"])),
             similar=self._similar(excerpt, line, branch) if line is not None else (),
+            beside=self.reader.folder(excerpt["source"], path.rpartition("/")[0], branch),
         )
         return HTMLResponse(pages.document_page(view))
+
+    def _folder(self, source: str, path: str, branch: str | None) -> Response:
+        """Show a folder of a source or, without one, all sources."""
+        if not source:
+            return HTMLResponse(pages.sources_page(self.reader.home()))
+        return HTMLResponse(pages.folder_page(self.reader.folder(source, path, branch), branch))
 
     def index(self) -> Response:
         """Show the content of the index, its growth, and skipped files."""

@@ -16,18 +16,22 @@ from datetime import UTC, datetime
 
 from starlette.datastructures import Headers
 
-from driftline.storage.entities import Entity, is_within
+from driftline.storage.entities import Boundary
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError
 from driftline.storage.workspace.tokens import SCOPES, Scope, TokenRecord, token_hash
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Access to everything at or below ``within``, limited to ``scopes``; ``token_id`` identifies the token, if any."""
+    """Access to everything ``within`` a boundary, limited to ``scopes``.
 
-    within: Entity | None = None
+    ``token_id`` identifies the token, or ``user`` is the one that a proxy has named.
+    """
+
+    within: Boundary | None = None
     scopes: frozenset[Scope] = frozenset(SCOPES)
     token_id: str = ""
+    user: str = ""
 
 
 _CURRENT: ContextVar[Access] = ContextVar("access")
@@ -96,25 +100,50 @@ class TrustedProxy:
     header: str
     addresses: Collection[ipaddress.IPv4Network | ipaddress.IPv6Network]
 
-    def vouches(self, client: str, headers: Headers) -> bool:
-        """Return whether the request comes from the proxy, and it names a user."""
+    def user_of(self, client: str, headers: Headers) -> str:
+        """Return the user that the proxy names; "" if it names none, several, or the request comes from elsewhere."""
         try:
             address = ipaddress.ip_address(client)
         except ValueError:
-            return False
-        return any(address in network for network in self.addresses) and bool(headers.get(self.header, "").strip())
+            return ""
+        named = headers.getlist(self.header)
+        return named[0].strip() if len(named) == 1 and any(address in network for network in self.addresses) else ""
+
+
+NOTHING = Boundary(())
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRules:
+    """The boundaries of the users that a proxy names: what everyone may see, and what each user and group may see.
+
+    The proxy sends the groups of a user in the ``groups_header``, separated by commas.
+    """
+
+    everyone: Boundary = NOTHING
+    users: Mapping[str, Boundary] = field(default_factory=dict)
+    groups: Mapping[str, Boundary] = field(default_factory=dict)
+    groups_header: str = ""
+
+    def boundary_of(self, user: str, headers: Headers) -> Boundary:
+        """Return the boundary of ``user`` and of all groups that the request names; unknown ones add nothing."""
+        sent = headers.getlist(self.groups_header) if self.groups_header else []
+        groups = [group.strip() for line in sent for group in line.split(",")]
+        found = [self.everyone, self.users.get(user, NOTHING), *(self.groups.get(each, NOTHING) for each in groups)]
+        return Boundary.of(*(top for boundary in found for top in boundary.tops))
 
 
 @dataclass(frozen=True, slots=True)
 class Authentication:
     """Determines the access of a request, nothing beyond ``within``.
 
-    Without ``tokens`` and ``proxy``, everyone has access.
+    Without ``tokens`` and ``proxy``, everyone has access. Without ``rules``, each user that the proxy names sees all.
     """
 
     tokens: KnownTokens | None = None
     proxy: TrustedProxy | None = None
-    within: Entity | None = None
+    within: Boundary | None = None
+    rules: AccessRules | None = None
 
     @property
     def is_open(self) -> bool:
@@ -122,10 +151,21 @@ class Authentication:
 
     def access_of(self, client: str, headers: Headers) -> Access | None:
         """Return the access of a request from the address ``client``; None for none."""
-        if self.is_open or (self.proxy is not None and self.proxy.vouches(client, headers)):
+        if self.is_open:
             return Access(self.within)
+        user = self.proxy.user_of(client, headers) if self.proxy is not None else ""
+        boundary = self._boundary_of(user, headers) if user else NOTHING
+        if boundary != NOTHING:
+            return Access(boundary, user=user)
         token = bearer(headers) or cookie(headers)
-        return self.access_with(token) if token else None
+        if not token:
+            return Access(NOTHING, frozenset(), user=user) if user else None
+        return self.access_with(token)
+
+    def _boundary_of(self, user: str, headers: Headers) -> Boundary | None:
+        if self.rules is None:
+            return self.within
+        return self._narrowed(self.rules.boundary_of(user, headers))
 
     def access_with(self, token: str) -> Access | None:
         """Return the access of ``token``; None if it is unknown, expired or revoked."""
@@ -134,12 +174,11 @@ class Authentication:
         record = self.tokens.find(token)
         if record is None:
             return None
-        boundary = record.boundary
-        if boundary is None or (self.within is not None and is_within(self.within, boundary)):
-            boundary = self.within
-        elif self.within is not None and not is_within(boundary, self.within):
-            return None
-        return Access(boundary, frozenset(record.scopes), record.id)
+        boundary = self.within if record.boundary is None else self._narrowed(Boundary.of(record.boundary))
+        return None if boundary == NOTHING else Access(boundary, frozenset(record.scopes), record.id)
+
+    def _narrowed(self, boundary: Boundary) -> Boundary:
+        return boundary if self.within is None else self.within.narrowed(boundary)
 
 
 def bearer(headers: Headers) -> str:

@@ -194,7 +194,11 @@ class Guard:
         return Headers(scope=scope).getlist("origin") in [[origin] for origin in self.cors_origins]
 
     def _limited(self, allowed: Access, client: str) -> Response | None:
-        seconds = self.rate_limit.seconds_to_wait(allowed.token_id or client) if self.rate_limit is not None else 0
+        seconds = (
+            self.rate_limit.seconds_to_wait(allowed.token_id or allowed.user or client)
+            if self.rate_limit is not None
+            else 0
+        )
         if not seconds:
             return None
         response = problem(TOO_MANY, "usage", "Too many requests", fix=f"Ask again in {seconds} s.")
@@ -271,5 +275,8 @@ def _without_scope(allowed: Access, path: str) -> Response | None:
         needed = "memory"
     if needed in allowed.scopes:
         return None
+    if allowed.user:
+        fix = "Ask the operator of the server for access to an entity."
+        return problem(FORBIDDEN, "access_denied", "This user may see nothing here", fix=fix)
     fix = f"Ask for another one: driftline token create --scope {needed}"
     return problem(FORBIDDEN, "access_denied", f"The token has no scope {needed!r}", fix=fix)

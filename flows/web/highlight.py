@@ -41,7 +41,8 @@ def colour_styles() -> str:
     """Return the style sheet of the colours, light and dark."""
     light = HtmlFormatter(style="default").get_style_defs(".code")
     dark = HtmlFormatter(style="github-dark").get_style_defs(".code")
-    return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
+    quiet = ".code .sd { color: var(--dim); }"  # prose must not outshine the code
+    return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n{quiet}\n"
 
 
 def coloured(path: str, lines: Sequence[str], query: str = "", matches: Sequence[Spans] = ()) -> list[str]:
@@ -49,6 +50,9 @@ def coloured(path: str, lines: Sequence[str], query: str = "", matches: Sequence
 
     The words of ``query`` are marked, and ``matches``, the ranges in each line.
     """
+    if begins_in_string(path, lines):
+        # The lexer needs the quotes that the lines lack.
+        return coloured(path, ['"""', *lines], query, [(), *matches] if matches else ())[1:]
     short = [_cut(line) for line in lines]
     text = "\n".join(short)
     if len(text) <= MAX_COLOURED_CHARACTERS:
@@ -60,6 +64,38 @@ def coloured(path: str, lines: Sequence[str], query: str = "", matches: Sequence
         if len(made) == len(short) and text.count("\n") + 1 == len(short) and "\r" not in text:
             return made
     return [html.escape(line) for line in short]
+
+
+_QUOTES = re.compile("\"\"\"|'''")
+_BEFORE_STRING = re.compile(r"(?:^|[=(,\[{:+%]|\breturn|\byield|\bin)\s*[rRbBuUfF]{0,2}$")
+
+
+def begins_in_string(path: str, lines: Sequence[str]) -> bool:
+    """Return whether lines of Python seem to begin inside a string in triple quotes, which the first quotes then end.
+
+    Quotes alone on a line end a string, unless a colon ends the line before. After text, they begin one only where an
+    expression may stand.
+
+    Examples:
+        >>> begins_in_string("a.py", ["the lease.", '    \"\"\"', "    renew()"])
+        True
+        >>> begins_in_string("a.py", ["def f():", '    \"\"\"', "    Renew the lease."])
+        False
+        >>> begins_in_string("a.py", ['x = \"\"\"first', "second"])
+        False
+    """
+    if not path.endswith((".py", ".pyi")):
+        return False
+    before = ""
+    for line in lines:
+        found = _QUOTES.search(line)
+        if found is not None:
+            left, right = line[: found.start()], line[found.end() :]
+            if not left.strip() and not right.strip():
+                return bool(before) and not before.endswith((":", "(", "=", ","))
+            return _BEFORE_STRING.search(left.rstrip()) is None
+        before = line.strip() or before
+    return False
 
 
 def _characters(tokens: Sequence[_Token]) -> int:

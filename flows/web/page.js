@@ -35,6 +35,8 @@ function searchAsYouType(form, box) {
     try {
       const page = await pageAt(target);
       if (!page) return;
+      const isOpen = main.querySelector("details.facets")?.open ?? !narrow.matches;
+      page.querySelector("details.facets")?.toggleAttribute("open", isOpen);
       const focused = main.contains(document.activeElement) ? document.activeElement.id : "";
       main.replaceWith(page.querySelector("main"));
       if (focused) (document.getElementById(focused) ?? box).focus();
@@ -57,22 +59,31 @@ function searchAsYouType(form, box) {
 function moveAmongResults(box) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
-    const results = [...document.querySelectorAll("article h3 > a:first-child")];
+    const results = [...document.querySelectorAll("article h3 > a:first-child, .entries a")];
     const at = results.indexOf(document.activeElement);
-    if (event.key === "/" && !typing(event.target)) {
+    const isTyping = typing(event.target);
+    const isDown = event.key === "ArrowDown" ? at >= 0 || event.target === box : event.key === "j" && !isTyping;
+    const isUp = event.key === "ArrowUp" || (event.key === "k" && !isTyping);
+    if (event.key === "/" && !isTyping) {
       event.preventDefault();
       box.select();
     } else if (event.key === "Escape" && event.target !== box) {
       box.select();
-    } else if (event.key === "ArrowDown" && (at >= 0 || event.target === box) && at + 1 < results.length) {
+    } else if (isDown && at + 1 < results.length) {
       event.preventDefault();
       results[at + 1].focus();
-    } else if (event.key === "ArrowUp" && at >= 0) {
+    } else if (isUp && at >= 0) {
       event.preventDefault();
       (results[at - 1] ?? box).focus();
     }
   });
 }
+
+const linkedLine = (link) => Number(link.hash.slice("#L".length));
+
+/** The link of the outline to the last definition that begins at line `number` or before. */
+const definitionAt = (number) =>
+  [...document.querySelectorAll('.names a[href^="#"]')].findLast((link) => linkedLine(link) <= number);
 
 function followLines(code) {
   const select = async (number) => {
@@ -86,12 +97,16 @@ function followLines(code) {
     }
     document.querySelector(".code .best")?.classList.remove("best");
     line.classList.add("best");
+    document.querySelector(".names .here")?.classList.remove("here");
+    definitionAt(number)?.parentElement.classList.add("here");
     history.replaceState(null, "", target);
     const page = await pageAt(target);
     const found = page?.getElementById("similar");
     if (found) document.getElementById("similar").replaceWith(found);
-    const remote = page?.getElementById("remote");
-    if (remote) document.getElementById("remote")?.replaceWith(remote);
+    for (const id of ["remote", "own"]) {
+      const link = page?.getElementById(id);
+      if (link) document.getElementById(id)?.replaceWith(link);
+    }
   };
   code.addEventListener("click", (event) => {
     if (!event.target.matches("a.number") || event.ctrlKey || event.metaKey || event.shiftKey) return;
@@ -145,6 +160,18 @@ function jumpFromNames() {
   });
 }
 
+/** Lists beside the content are open where there is room for them. */
+function foldWhereNarrow() {
+  const fold = () => {
+    for (const each of document.querySelectorAll("details.beside")) each.open = !narrow.matches;
+  };
+  narrow.addEventListener("change", fold);
+  if (narrow.matches) fold();
+}
+
+const narrow = matchMedia("(max-width: 61.99rem)");
+foldWhereNarrow();
+document.querySelector(".tree [aria-current]")?.scrollIntoView({ block: "nearest" });
 const box = document.getElementById("q");
 if (box) {
   if (box.form.id === "search") searchAsYouType(box.form, box);

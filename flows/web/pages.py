@@ -7,8 +7,9 @@ definitions and similar lines.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -25,6 +26,7 @@ from driftline.storage.lines.outline import OF_TEXT
 from driftline.storage.options import Option
 from driftline.storage.workspace.records import RunRecord
 from driftline.tasks.definitions.outlines import definitions
+from driftline.tasks.search.documents import Folder
 from driftline.tasks.search.facets import Facets, chosen
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.language import Question, asked_by, field_term
@@ -54,7 +56,8 @@ def search_link(request: SearchRequest) -> str:
 class DocumentView:
     """A document around ``line``, which was requested or is the first.
 
-    ``similar`` are hits like that line, ``outline`` the definitions as (line, kind, name).
+    ``similar`` are hits like that line, ``outline`` the definitions as (line, kind, name), ``beside`` is the folder of
+    the document.
     """
 
     excerpt: dict[str, Any]
@@ -62,6 +65,7 @@ class DocumentView:
     branch: str | None = None
     outline: Sequence[tuple[int, str, str]] = ()
     similar: Sequence[Hit] = ()
+    beside: Folder | None = None
 
 
 EXAMPLES = (
@@ -87,7 +91,14 @@ def home_page(request: SearchRequest, view: HomeView, now: datetime) -> bytes:
     """Return the page with the search box, the content of the index, and examples."""
     age = _ago(now - view.indexed) if view.indexed is not None else ""
     examples = [(query, search_link(replace(request, query=query)), about) for query, about in EXAMPLES]
-    return _searching(request, home=view, age=age, examples=examples, language=LANGUAGE)
+    return _searching(request, home=view, sources=_listed(view.sources), age=age, examples=examples, language=LANGUAGE)
+
+
+def _listed(sources: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Return the short name, the link and the figures of each source, the largest first."""
+    names = _short_names([source["entity"] for source in sources])
+    by_size = sorted(sources, key=lambda source: -source["lines"])
+    return [(names[source["entity"]], folder_link(source["entity"], ""), source) for source in by_size]
 
 
 def search_page(
@@ -116,8 +127,19 @@ def search_page(
         complete=report is None or report.facets is None or report.facets.complete,
         facets=facets,
         more=search_link(replace(request, top_k=_MOST)) if request.top_k <= len(hits) < _MOST else None,
+        instead=_instead(request, question) if question is not None and not hits else (),
         error=error,
     )
+
+
+def _instead(request: SearchRequest, question: Question) -> Iterator[tuple[str, str]]:
+    """Yield other searches to try where this one finds nothing: what they do, and their links."""
+    plain = SearchRequest(request.query)
+    if any(name not in ("mode", "top_k", *_OF_EVERY_PAGE) for name in request.given()):
+        yield "without filters", search_link(plain)
+    words = " ".join(re.findall(r"\w+", question.text))
+    if not question.is_plain and words:
+        yield "by the words alone", search_link(SearchRequest(words))
 
 
 def _searching(request: SearchRequest, **content: Any) -> bytes:
@@ -138,6 +160,7 @@ def _searching(request: SearchRequest, **content: Any) -> bytes:
         "files": (),
         "facets": (),
         "branches": (),
+        "instead": (),
         "error": "",
     }
     return _rendered("search.html.j2", request=request, filters=filters, removable=removable, **{**absent, **content})
@@ -208,18 +231,92 @@ def document_page(view: DocumentView) -> bytes:
     last = first + len(excerpt["lines"]) - 1
     earlier = document_link(source, path, max(1, first - MAX_PAGE_LINES), branch) if first > 1 else None
     later = document_link(source, path, last, branch) if last == view.line + MAX_PAGE_LINES else None
+    folder, _, name = path.rpartition("/")
     return _rendered(
         "document.html.j2",
         excerpt=excerpt,
+        crumbs=_crumbs(source, folder, branch),
+        name=name,
+        entries=_entries(view.beside, branch, path) if view.beside is not None else [],
+        up=folder_link(source, folder.rpartition("/")[0], branch) if folder else "",
+        own=document_link(source, path, view.line, branch),
+        here=max((n for n, each in enumerate(view.outline) if each[0] <= view.line), default=-1),
         lines=_numbered(path, first, excerpt["lines"]),
         line=view.line,
         branch=branch,
         earlier=earlier,
         later=later,
-        source=_short_names([source])[source],
         outline=[(*each, _uses(each[1], each[2], branch)) for each in view.outline],
         similar=[(document_link(hit.source, hit.path, hit.line, branch), hit) for hit in view.similar],
     )
+
+
+MAX_BESIDE = 100
+"""Entries of the folder to show beside a document."""
+
+
+def _crumbs(source: str, path: str, branch: str | None) -> list[tuple[str, str]]:
+    """Return the names and links of the sources, of ``source``, and of the folders down to ``path``."""
+    names = path.split("/") if path else []
+    below = [(name, folder_link(source, "/".join(names[: at + 1]), branch)) for at, name in enumerate(names)]
+    return [("Sources", folder_link()), (_short_names([source])[source], folder_link(source, "", branch)), *below]
+
+
+def _entries(folder: Folder, branch: str | None, shown: str = "") -> list[dict[str, Any]]:
+    """Return the entries of a folder, or those around the document ``shown`` in it."""
+    at = f"{folder.path}/" if folder.path else ""
+    found: list[dict[str, Any]] = []
+    for name, count in folder.folders:
+        link = folder_link(folder.source, at + name, branch)
+        found.append({"name": f"{name}/", "link": link, "documents": count, "reason": None, "is_shown": False})
+    for name, size, reason in folder.documents:
+        link = document_link(folder.source, at + name, 1, branch).partition("#")[0] if reason is None else ""
+        found.append(
+            {"name": name, "link": link, "size": _size(size), "reason": reason, "is_shown": at + name == shown}
+        )
+    if shown:
+        here = next((n for n, each in enumerate(found) if each["is_shown"]), 0)
+        first = max(0, min(here - MAX_BESIDE // 2, len(found) - MAX_BESIDE))
+        found = [each for each in found[first : first + MAX_BESIDE] if each["link"]]
+    return found
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes for people.
+
+    Examples:
+        >>> _size(999), _size(12_345), _size(3_400_000)
+        ('999 B', '12.3 kB', '3.4 MB')
+    """
+    if count < 1_000:
+        return f"{count} B"
+    return f"{count / 1e3:,.1f} kB" if count < 1e6 else f"{count / 1e6:,.1f} MB"
+
+
+def folder_page(folder: Folder, branch: str | None = None) -> bytes:
+    """Return the page of a folder, with its folders and documents."""
+    *crumbs, (name, _) = _crumbs(folder.source, folder.path, branch)
+    entries = _entries(folder, branch)
+    return _rendered(
+        "folder.html.j2", folder=folder, crumbs=crumbs, name=name, entries=entries, branch=branch, search=_below(folder)
+    )
+
+
+def _below(folder: Folder) -> list[tuple[str, str]]:
+    """Return the filters, as parameters, that limit a search to a folder."""
+    given = [(OPTIONS["sources"].parameter, folder.source)]
+    return [*given, (OPTIONS["dirs"].parameter, folder.path)] if folder.path else given
+
+
+def sources_page(view: HomeView) -> bytes:
+    """Return the page of all sources."""
+    return _rendered("folder.html.j2", folder=None, sources=_listed(view.sources), crumbs=[], name="Sources")
+
+
+def folder_link(source: str = "", path: str = "", branch: str | None = None) -> str:
+    """Return the link of a folder, of a source or, without one, of all sources."""
+    names = "".join(f"{quote(name, safe='/:', errors='surrogatepass')}/" for name in (source, path) if name)
+    return f"/d/{names}" + (f"?{_encoded({'branch': branch})}" if branch else "")
 
 
 def _uses(kind: str, name: str, branch: str | None) -> str | None:
@@ -244,7 +341,7 @@ def index_page(view: IndexView, now: datetime) -> bytes:
     return _rendered(
         "index.html.j2",
         tiles=counts.items(),
-        sources=[(source, ages.get(source["entity"], "")) for source in stats.sources],
+        sources=[(*each, ages.get(each[2]["entity"], "")) for each in _listed(stats.sources)],
         skipped=view.skipped,
         plots=plots_of(view.runs),
         runs=[run_row(run) for run in view.runs],
@@ -319,7 +416,7 @@ def sign_in_page(next: str, error: str = "") -> bytes:
 
 def prepare() -> None:
     """Load the libraries that pages need, and programs do not."""
-    for name in ("search", "document", "index", "sql"):
+    for name in ("search", "document", "folder", "index", "sql"):
         _templates().get_template(f"{name}.html.j2")
     for name in STATIC:
         version_of(name)
@@ -396,8 +493,8 @@ def _encoded(fields: dict[str, Any]) -> str:
     return urlencode(written, doseq=True, errors="surrogatepass")
 
 
-def _rendered(name: str, **content: Any) -> bytes:
-    return _templates().get_template(name).render(**content).encode("utf-8", "replace")
+def _rendered(template: str, /, **content: Any) -> bytes:
+    return _templates().get_template(template).render(**content).encode("utf-8", "replace")
 
 
 @cache

@@ -29,7 +29,7 @@ from driftline.flows.output.run_series import newest_runs
 from driftline.flows.runs.branches import list_branches
 from driftline.flows.runs.search import find
 from driftline.flows.web.authentication import granted
-from driftline.storage.entities import Entity, is_within
+from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import NotIndexed
 from driftline.storage.model import WorkspaceStats
 from driftline.storage.options import MAX_SERVED_NAMES, Option
@@ -37,7 +37,7 @@ from driftline.storage.workspace.branches import MAX_NAME_CHARACTERS as MAX_BRAN
 from driftline.storage.workspace.branches import branch_records, on_branch
 from driftline.storage.workspace.records import RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.documents import DocumentCursor, DocumentPage, document_page
+from driftline.tasks.search.documents import DocumentCursor, DocumentPage, Folder, document_page, read_folder
 from driftline.tasks.search.filters import parse_entity
 from driftline.tasks.search.hits import Hit, read_excerpt
 from driftline.tasks.search.query import SearchReport, answer, prepare, warm
@@ -64,15 +64,15 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class IndexView:
-    """The index at or below an entity; ``runs`` are newest first."""
+    """The index within a boundary; ``runs`` are newest first."""
 
     stats: WorkspaceStats
     skipped: tuple[Skipped, ...]
     runs: tuple[RunRecord, ...]
 
 
-def index_view(workspace: Workspace, within: Entity | None = None) -> IndexView:
-    """Read the index at or below ``within``. Raises StorageError, CorruptFile."""
+def index_view(workspace: Workspace, within: Boundary | None = None) -> IndexView:
+    """Read the index ``within`` a boundary. Raises StorageError, CorruptFile."""
     runs = newest_runs(workspace, MAX_RUNS)
     return IndexView(
         stats=workspace.stats(within),
@@ -83,21 +83,21 @@ def index_view(workspace: Workspace, within: Entity | None = None) -> IndexView:
 
 @dataclass(frozen=True, slots=True)
 class HomeView:
-    """The numbers of documents and lines at or below an entity, and the start of its last complete run."""
+    """The content of the index within a boundary, with its sources, and the start of its last complete run."""
 
     documents: int
     lines: int
-    sources: int
+    sources: tuple[Mapping[str, Any], ...]
     indexed: datetime | None
 
 
-def home_view(workspace: Workspace, within: Entity | None = None) -> HomeView:
-    """Read the figures of the home page. Raises StorageError, CorruptFile."""
+def home_view(workspace: Workspace, within: Boundary | None = None) -> HomeView:
+    """Read what the home page shows. Raises StorageError, CorruptFile."""
     stats = workspace.stats(within)
     runs = (run for run in newest_runs(workspace, MAX_RECENT_RUNS) if (run.kind, run.outcome) == ("index", "done"))
     last = next((run for run in runs if within is None or any(_within((run,), within))), None)
     indexed = datetime.fromisoformat(last.started).astimezone(UTC) if last is not None else None
-    return HomeView(stats.total_documents, stats.total_lines, len(stats.sources), indexed)
+    return HomeView(stats.total_documents, stats.total_lines, tuple(stats.sources), indexed)
 
 
 MAX_SQL_ROWS = 1_000
@@ -116,8 +116,8 @@ class SqlView:
     has_more: bool
 
 
-def sql_view(workspace: Workspace, text: str, within: Entity | None = None) -> SqlView:
-    """Run one SELECT at or below ``within``. Raises the errors of ``storage.sql.query``."""
+def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) -> SqlView:
+    """Run one SELECT ``within`` a boundary. Raises the errors of ``storage.sql.query``."""
     from driftline.storage.sql import query  # loads DuckDB
 
     with query(workspace, text, within=within, max_seconds=SQL_SECONDS, max_bytes=SQL_BYTES) as result:
@@ -126,7 +126,7 @@ def sql_view(workspace: Workspace, text: str, within: Entity | None = None) -> S
         return SqlView(tuple(result.schema.names), tuple(result.numbers), shown, len(rows) > MAX_SQL_ROWS)
 
 
-def _skipped(workspace: Workspace, within: Entity | None) -> list[Skipped]:
+def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
     tables = [
         workspace.manifest(entity).read(columns=["path", "reason"]) for entity, _ in workspace.readable_sources(within)
     ]
@@ -142,8 +142,8 @@ def _skipped(workspace: Workspace, within: Entity | None) -> list[Skipped]:
     return sorted(found, key=lambda each: -each.count)
 
 
-def _within(runs: Iterable[RunRecord], within: Entity) -> Iterable[RunRecord]:
-    """Reduce index runs to their reports on the sources at or below ``within``.
+def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
+    """Reduce index runs to their reports on the sources ``within`` a boundary.
 
     Time and cost of a run cover all of its sources, so they are removed.
     """
@@ -151,7 +151,7 @@ def _within(runs: Iterable[RunRecord], within: Entity) -> Iterable[RunRecord]:
         sources = [
             source
             for source in run.report.get("sources", ())
-            if run.kind == "index" and is_within(Entity.parse(source["entity"]), within)
+            if run.kind == "index" and within.allows_name(source["entity"])
         ]
         if sources:
             yield run.model_copy(update={"report": {"sources": sources}, "seconds": 0.0, "outcome": "done"})
@@ -169,6 +169,9 @@ MAX_CURSOR_CHARACTERS = 8_192
 BRANCHES_SECONDS = 10.0
 HOME_SECONDS = 10.0
 FOLDERS_SECONDS = 60.0
+LISTING_SECONDS = 10.0
+MAX_ENTRIES = 1_000
+"""Folders and documents of a folder to show."""
 
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
 _ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"
@@ -272,14 +275,17 @@ class Reader:
     """Returns the location of the memory, on the first request for it."""
     run: Callable[..., Any] = call
     """Runs a read of the index, in this process or in another one (search_processes.py)."""
-    _branches: TTLCache[Entity | None, tuple[str, ...]] = field(
+    _branches: TTLCache[Boundary | None, tuple[str, ...]] = field(
         default_factory=lambda: TTLCache(1_000, BRANCHES_SECONDS), compare=False
     )
-    _homes: TTLCache[Entity | None, HomeView] = field(
+    _homes: TTLCache[Boundary | None, HomeView] = field(
         default_factory=lambda: TTLCache(1_000, HOME_SECONDS), compare=False
     )
-    _folders: TTLCache[tuple[Entity | None, str], str] = field(
+    _folders: TTLCache[tuple[Boundary | None, str], str] = field(
         default_factory=lambda: TTLCache(10_000, FOLDERS_SECONDS), compare=False
+    )
+    _listings: TTLCache[tuple[Boundary | None, str | None, str, str], Folder] = field(
+        default_factory=lambda: TTLCache(200, LISTING_SECONDS), compare=False
     )
 
     def warm(self) -> None:
@@ -334,6 +340,17 @@ class Reader:
         )
         return page
 
+    def folder(self, source: str, path: str, branch: str | None = None) -> Folder:
+        """Return the content of a folder; at most LISTING_SECONDS old. Raises NotIndexed, BadEntity."""
+        within = granted("search").within
+        key = within, branch, source, path
+        found = self._listings.get(key)
+        if found is None:
+            workspace = self._on(branch, within)
+            found = self.run(read_folder, workspace, source, path, within=within, limit=MAX_ENTRIES)
+            self._listings[key] = found
+        return found
+
     def branch_names(self) -> tuple[str, ...]:
         """Return the names of the branches of all sources, in order; at most BRANCHES_SECONDS old."""
         within = granted("search").within
@@ -349,7 +366,7 @@ class Reader:
         """Return the record of a source, if it may be seen."""
         within, workspace = granted("search").within, self.newest()
         entity = Entity.parse(source, workspace.config.hierarchy)
-        return workspace.readable_source(entity) if within is None or is_within(entity, within) else None
+        return workspace.readable_source(entity) if is_allowed(entity, within) else None
 
     def folder_of(self, source: str) -> str:
         """Return the folder of a source in its repository, empty for all of it; at most FOLDERS_SECONDS old."""
@@ -361,7 +378,7 @@ class Reader:
         return folder
 
     def home(self) -> HomeView:
-        """Return the figures of the home page; at most HOME_SECONDS old."""
+        """Return what the home page shows; at most HOME_SECONDS old."""
         within = granted("search").within
         view = self._homes.get(within)
         if view is None:
@@ -395,6 +412,6 @@ class Reader:
             self.run(search_memory, memory_store.workspace, memory_store.configuration, within, query, **options)
         )
 
-    def _on(self, branch: str | None, within: Entity | None) -> Workspace:
+    def _on(self, branch: str | None, within: Boundary | None) -> Workspace:
         workspace = self.newest()
         return on_branch(workspace, branch, within) if branch is not None else workspace

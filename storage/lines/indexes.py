@@ -89,36 +89,47 @@ OUTWEIGHS = 2
 """A small segment is merged with all smaller ones and with new rows unless it is this many times as large as they are
 together. So the index of a row is built again only a few times, and a small segment is a fraction of the next one."""
 MAX_UNINDEXED_ROWS = 20_000
-"""Searches scan up to this many unindexed rows, which is cheaper than another segment."""
+MAX_UNINDEXED_TEXT_ROWS = 1_000
+"""Searches scan up to this many unindexed rows, which is cheaper than another segment.
+
+A search for words cuts the text of unindexed rows into words, again for each branch that has them: a millisecond for a
+thousand rows. A segment of as many takes 10 ms to build."""
+
+
+def _most_unindexed(name: str) -> int:
+    return min(MAX_UNINDEXED_ROWS, MAX_UNINDEXED_TEXT_ROWS) if name == TEXT else MAX_UNINDEXED_ROWS
 
 
 def groups_to_build(
-    rows: Mapping[int, int], segments: Sequence[Set[int]], *, thorough: bool = False
+    rows: Mapping[int, int], segments: Sequence[Set[int]], *, name: str = VECTOR, thorough: bool = False
 ) -> list[tuple[int, ...]]:
     """Return the groups of fragments that need a segment each; a group has every fragment of the segments it replaces.
 
-    ``rows`` are the rows of each live fragment, ``segments`` the fragments that each segment covers. ``thorough``
-    covers every row, and merges the small segments that the others do not outweigh.
+    ``rows`` are the rows of each live fragment, ``segments`` the fragments that each segment of the index ``name``
+    covers. ``thorough`` covers every row, and merges the small segments that the others do not outweigh.
     """
+    few = _most_unindexed(name)
     live = [found for segment in segments if (found := segment & rows.keys())]
     uncovered = set(rows).difference(*live)
     small = [segment for segment in live if _total(rows, segment) < SMALL_SEGMENT_ROWS]
-    lags = bool(uncovered) and (thorough or not live or _total(rows, uncovered) > MAX_UNINDEXED_ROWS)
+    lags = bool(uncovered) and (thorough or not live or _total(rows, uncovered) > few)
     new = packed(rows, uncovered) if lags else []
     count = len(small) + sum(_total(rows, group) < SMALL_SEGMENT_ROWS for group in new)
     if small and (thorough or count > MAX_SMALL_SEGMENTS):
-        merged = _outweighed(rows, small, uncovered)
+        merged = _outweighed(rows, small, uncovered, few)
         return packed(rows, uncovered.union(*merged)) if merged else new
     return new
 
 
-def _outweighed(rows: Mapping[int, int], small: Sequence[Set[int]], uncovered: Set[int]) -> list[Set[int]]:
-    """Return the segments of ``small`` to merge, with each other and with the ``uncovered`` fragments."""
+def _outweighed(rows: Mapping[int, int], small: Sequence[Set[int]], uncovered: Set[int], few: int) -> list[Set[int]]:
+    """Return the segments of ``small`` to merge, with each other and with the ``uncovered`` fragments; always those of
+    a ``few`` rows.
+    """
     by_size = sorted(small, key=lambda segment: _total(rows, segment))
     lighter, count = _total(rows, uncovered), 0
     for position, segment in enumerate(by_size):
         size = _total(rows, segment)
-        if lighter and size < max(OUTWEIGHS * lighter, MAX_UNINDEXED_ROWS):
+        if lighter and size < max(OUTWEIGHS * lighter, few):
             count = position + 1
         lighter += size
     return by_size[:count]
@@ -275,7 +286,7 @@ def _plan(table: LineTable, scope: IndexScope, *, thorough: bool) -> list[Segmen
         SegmentSpec(name, dataset.version, group)
         for name in _names(dataset, scope)
         if name in published or (bool(rows) and (name != VECTOR or _has_vectors_to_index(dataset)))
-        for group in groups_to_build(rows, published.get(name, []), thorough=thorough)
+        for group in groups_to_build(rows, published.get(name, []), name=name, thorough=thorough)
     ]
 
 

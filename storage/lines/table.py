@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CommitConflict, LeaseLost, StorageError
+from driftline.storage.errors import CommitConflict, DriftlineError, LeaseLost, StorageError
 from driftline.storage.lance.errors import with_indexes, write_failed
 from driftline.storage.lance.table import (
     ADDRESS_BITS,
@@ -113,6 +113,33 @@ class CommitMarker:
         return self.run_id == batch.run_id and self.batch >= batch.batch
 
 
+@dataclass(frozen=True, slots=True)
+class SourceCommit:
+    """The part of one source in a transaction: record ``batch`` under ``token``, and remove the rows of ``gone``.
+
+    Without a batch, it only fences off older holders.
+    """
+
+    entity: Entity
+    token: int
+    batch: BatchId | None = None
+    gone: tuple[str, ...] = ()
+
+    def after(self, before: CommitMarker) -> CommitMarker:
+        """Return the marker that replaces ``before``."""
+        return CommitMarker(self.token, self.batch.run_id, self.batch.batch) if self.batch else self._fence(before)
+
+    def is_committed(self, rows: Mapping[int, CommitMarker]) -> bool:
+        """Return whether the existing markers of the source show that its transaction has been committed."""
+        markers = list(rows.values())
+        if self.batch is None:
+            return markers == [self._fence(_newest(markers))]
+        return self.after(CommitMarker(0)) in markers
+
+    def _fence(self, before: CommitMarker) -> CommitMarker:
+        return replace(before, token=self.token)
+
+
 class LineTable(LanceTable):
     """``line_embeddings`` of one tenant and one embedding fingerprint."""
 
@@ -154,7 +181,7 @@ class LineTable(LanceTable):
 
         Raises LeaseLost, CommitConflict, StorageError.
         """
-        return self._commit(entity, token, None, (), ())
+        return self._commit([SourceCommit(entity, token)], ())[0]
 
     def commit(
         self, entity: Entity, token: int, batch: BatchId, replaced: Sequence[str], fragments: Sequence[str]
@@ -164,46 +191,55 @@ class LineTable(LanceTable):
         Exactly once: a batch that the marker already records is skipped. Raises LeaseLost if the marker has a newer
         token, CommitConflict after ``COMMIT_ATTEMPTS``, StorageError.
         """
-        self._commit(entity, token, batch, replaced, fragments)
+        self._commit([SourceCommit(entity, token, batch, tuple(replaced))], fragments)
 
-    def _commit(
-        self, entity: Entity, token: int, batch: BatchId | None, replaced: Sequence[str], fragments: Sequence[str]
-    ) -> CommitMarker:
-        """Replace every existing commit marker by a new one in the transaction, and return the old marker.
+    def commit_together(self, parts: Sequence[SourceCommit], fragments: Sequence[str]) -> None:
+        """Commit the batches of several sources, whose rows share ``fragments``, in one version: all of them or none.
 
-        Two transactions conflict only if they remove the same row. A source without a marker therefore first gets one
+        Raises LeaseLost if a marker has a newer token: then none of the batches is committed, nor ever will be. Raises
+        CommitConflict and StorageError as ``commit`` does.
+        """
+        self._commit(parts, fragments)
+
+    def _commit(self, parts: Sequence[SourceCommit], fragments: Sequence[str]) -> list[CommitMarker]:
+        """Replace every existing commit marker of ``parts`` by new ones in the transaction, and return the old markers.
+
+        Two transactions conflict only if they remove the same row. Sources without a marker therefore first get one
         with only the token. If two holders write one concurrently, the later commit sees both markers.
         """
         import lance
         from lance.commit import CommitConflictError
 
         new = [lance.FragmentMetadata.from_json(text) for text in fragments]
-        written: dict[CommitMarker, list[FragmentMetadata]] = {}
+        written: dict[tuple[CommitMarker, ...], list[FragmentMetadata]] = {}
         unknown_outcomes = 0
         for _ in range(COMMIT_ATTEMPTS):
             dataset = self.open()
-            rows = self._markers(entity, dataset)
-            markers = list(rows.values())
-            before = _newest(markers)
-            if before.token > token:
-                raise LeaseLost(
-                    f"Another run has taken over {entity} (its token is {before.token}, ours is {token})",
-                    self.uri,
-                    "Start this run again.",
-                )
-            marker = CommitMarker(token, batch.run_id, batch.batch) if batch else replace(before, token=token)
-            if marker in markers if batch else markers == [marker]:
+            found = self._markers_of([part.entity for part in parts], dataset)
+            rows = [found[str(part.entity)] for part in parts]
+            before = [_newest(list(each.values())) for each in rows]
+            if any(part.is_committed(each) for part, each in zip(parts, rows, strict=True)):
                 return before  # an earlier attempt succeeded, but its acknowledgement was lost
-            if not markers:
-                marker = CommitMarker(token)
-            if marker not in written:
-                written[marker] = self.write(_marker_row(dataset.schema, entity, marker))
-            additions = [*new, *written[marker]] if markers else written[marker]
-            removals = _path_filters(entity, replaced) if markers else []
+            for part, marker in zip(parts, before, strict=True):
+                if marker.token > part.token:
+                    raise self._lost(part, marker, is_known=not unknown_outcomes or len(parts) == 1)
+            unmarked = [part for part, each in zip(parts, rows, strict=True) if not each]
+            if unmarked:
+                entities = [part.entity for part in unmarked]
+                markers = [CommitMarker(part.token) for part in unmarked]
+                additions, removals, addresses = [], list[str](), list[int]()
+            else:
+                entities = [part.entity for part in parts]
+                markers = [part.after(marker) for part, marker in zip(parts, before, strict=True)]
+                additions, removals = new, [where for part in parts for where in _path_filters(part.entity, part.gone)]
+                addresses = [address for each in rows for address in each]
+            key = tuple(markers)
+            if key not in written:
+                written[key] = self.write(_marker_rows(dataset.schema, entities, markers))
             try:
-                update = _update(dataset, removals, list(rows), additions)
+                update = _update(dataset, removals, addresses, [*additions, *written[key]])
                 self._transact(lance.Transaction(dataset.version, update))
-                if markers:
+                if not unmarked:
                     return before
             except CommitConflictError:
                 pass  # plan the deletions again on the newest version; the new fragments stay valid
@@ -213,22 +249,39 @@ class LineTable(LanceTable):
                     raise write_failed("Could not commit to the table", self.uri, error) from error
         raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Run it again.")
 
+    def _lost(self, part: SourceCommit, marker: CommitMarker, *, is_known: bool) -> DriftlineError:
+        """Return the error of a fenced holder. Unless its outcome ``is_known``, an attempt may still be committed."""
+        why = f"Another run has taken over {part.entity} (its token is {marker.token}, ours is {part.token})"
+        return (LeaseLost if is_known else StorageError)(why, self.uri, "Start this run again.")
+
     def _markers(self, entity: Entity, dataset: LanceDataset) -> dict[int, CommitMarker]:
         """Return the commit markers of ``entity`` by the addresses of their rows."""
-        where = _marker_filter(entity)
-        among = _PLACES.among(self.uri, dataset, entity)
+        return self._markers_of([entity], dataset)[str(entity)]
+
+    def _markers_of(self, entities: Sequence[Entity], dataset: LanceDataset) -> dict[str, dict[int, CommitMarker]]:
+        """Return the commit markers of each of ``entities`` by the addresses of their rows."""
+        names = [str(entity) for entity in entities]
+        markers: dict[str, dict[int, CommitMarker]] = {name: {} for name in names}
+        among = _PLACES.among(self.uri, dataset, names)
         if among is not None and not among:
-            return {}
+            return markers
+        where = f"path = '' AND line_number = {MARKER_LINE} AND {is_one_of('entity', names)}"
 
         def read(indexed: bool) -> pa.Table:
             scanner = dataset.scanner(
-                columns=["hash"], filter=where, fragments=among, with_row_address=True, use_scalar_index=indexed
+                columns=["entity", "hash"],
+                filter=where,
+                fragments=among,
+                with_row_address=True,
+                use_scalar_index=indexed,
             )
             return scanner.to_table()
 
         found = with_indexes(dataset, self.TITLE, read)
-        texts = zip(found["_rowaddr"].to_pylist(), found["hash"].to_pylist(), strict=True)
-        return {address: CommitMarker(**json.loads(text)) for address, text in texts}
+        columns = (found[name].to_pylist() for name in ("entity", "_rowaddr", "hash"))
+        for name, address, text in zip(*columns, strict=True):
+            markers[name][address] = CommitMarker(**json.loads(text))
+        return markers
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -265,8 +318,8 @@ class _MarkerPlaces:
         self._lock = threading.Lock()
         self._known: dict[str, dict[_State, frozenset[str] | None]] = {}
 
-    def among(self, uri: str, dataset: LanceDataset, entity: Entity) -> list[LanceFragment] | None:
-        """Return the fragments that may have a marker of ``entity``; None for all of them."""
+    def among(self, uri: str, dataset: LanceDataset, wanted: Sequence[str]) -> list[LanceFragment] | None:
+        """Return the fragments that may have a marker of the entities ``wanted``; None for all of them."""
         fragments = dataset.get_fragments()
         if len(fragments) < MANY_FRAGMENTS:
             return None
@@ -285,7 +338,7 @@ class _MarkerPlaces:
             while len(self._known) > TABLES_REMEMBERED:
                 del self._known[next(iter(self._known))]
         holders = ((each, held[states[each.fragment_id]]) for each in fragments)
-        return [each for each, entities in holders if entities is None or str(entity) in entities]
+        return [each for each, entities in holders if entities is None or not entities.isdisjoint(wanted)]
 
 
 _State = tuple[str, str | None]
@@ -322,16 +375,19 @@ def _read(dataset: LanceDataset, where: str, indexed: bool) -> pa.Table:
     return dataset.scanner(filter=where, use_scalar_index=indexed).to_table()
 
 
-def _marker_row(columns: pa.Schema, entity: Entity, entry: CommitMarker) -> pa.Table:
-    row = {
-        "id": 0,
-        "entity": str(entity),
-        "path": "",
-        "line_number": MARKER_LINE,
-        "column_number": 0,
-        "hash": json.dumps(asdict(entry)),
-    }
-    return pa.Table.from_pylist([{name: row.get(name) for name in columns.names}], schema=columns)
+def _marker_rows(columns: pa.Schema, entities: Sequence[Entity], markers: Sequence[CommitMarker]) -> pa.Table:
+    rows = [
+        {
+            "id": 0,
+            "entity": str(entity),
+            "path": "",
+            "line_number": MARKER_LINE,
+            "column_number": 0,
+            "hash": json.dumps(asdict(marker)),
+        }
+        for entity, marker in zip(entities, markers, strict=True)
+    ]
+    return pa.Table.from_pylist([{name: row.get(name) for name in columns.names} for row in rows], schema=columns)
 
 
 def _newest(markers: Sequence[CommitMarker]) -> CommitMarker:
@@ -363,10 +419,6 @@ def lines_only(where: str | None) -> str:
 def no_lines(where: str | None) -> str:
     """Return a filter for the commit markers that match ``where``, which the index of paths can answer."""
     return f"path = '' AND ({where})" if where else "path = ''"
-
-
-def _marker_filter(entity: Entity) -> str:
-    return f"path = '' AND line_number = {MARKER_LINE} AND entity = {quote(str(entity))}"
 
 
 def _path_filters(entity: Entity, paths: Sequence[str]) -> list[str]:

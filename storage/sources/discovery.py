@@ -12,6 +12,7 @@ import json
 import os
 import re
 import time
+import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -718,8 +719,17 @@ def check_template(template: str) -> None:
         )
 
 
+def spelling(entity: str) -> str:
+    """Return what a disk may see of a name that tells neither cases nor forms of Unicode apart.
+
+    >>> spelling("source:\u00dc") == spelling("source:u\u0308")
+    True
+    """
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", entity).casefold())
+
+
 def entity_of(template: str, repository: Repository, taken: Collection[str]) -> str:
-    """Return an entity for a repository that is not in ``taken``: a name in use gets a suffix.
+    """Return an entity for a repository whose ``spelling`` is not in ``taken``: a name in use gets a suffix.
 
     >>> entity_of(TEMPLATE, Repository("1", "acme/tools/lint/cli"), ())
     'org:acme/project:tools.lint/source:cli'
@@ -740,6 +750,6 @@ def entity_of(template: str, repository: Repository, taken: Collection[str]) -> 
         entity = Entity.parse(candidate)
         for _, each in entity.parts:
             encode_id(each)
-        if str(entity) not in taken:
+        if spelling(str(entity)) not in taken:
             return str(entity)
     raise BadEntity("Another repository already has this entity", repository.path, "Use {path} in the template.")

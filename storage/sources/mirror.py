@@ -56,6 +56,7 @@ _CREDENTIAL = re.compile(r"(?:(?P<user>[A-Za-z0-9._~-]+):)?\$\{(?P<name>[A-Za-z_
 _PORT = re.compile(r"[^:]*:\d+|\[[^]]*\](?::\d+)?|[^:]*")
 _REF = re.compile(r"(?!/|.*(?://|\.\.|@\{|\.lock$|/$|\.$))[^\x00-\x20\x7f~^:?*\[\\]+")
 _BRANCH_IN_HEAD = re.compile(r"ref: (refs/heads/[^\n]+)\n")
+_FOUND_REMEMBERED = 10_000
 _MAX_REFS_BYTES = 4 * 1024 * 1024
 _ANY_USER = "x-access-token"
 """Hosts accept any user, or this one, with a token as password."""
@@ -451,9 +452,15 @@ class Mirror:
         """Return whether the mirror holds the whole tree of ``commit``."""
         if not COMMIT_ID.fullmatch(commit) or not os.path.isdir(self.git_dir):
             return False
-        if self.remote.is_local:
-            return _ask(self.git_dir, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}") == commit
-        return self._ref(commit).exists()
+        if not self.remote.is_local:
+            return self._ref(commit).exists()
+        if (self.git_dir, commit) not in _found:
+            if _ask(self.git_dir, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}") != commit:
+                return False
+            if len(_found) >= _FOUND_REMEMBERED:
+                _found.clear()
+            _found.add((self.git_dir, commit))
+        return True
 
     def newest(self) -> str | None:
         """Return the commit that was fetched last, without a request.
@@ -470,7 +477,7 @@ class Mirror:
     def ensure(self, commit: str) -> None:
         """Fetch ``commit`` unless the mirror has it. Raises AccessDenied, SourceNotFound, StorageError, UsageError."""
         if self.remote.is_local:
-            self._borrow()
+            self._borrow(commit)
             return
         if not self.has(commit):
             with self._locked("fetch"):
@@ -527,8 +534,8 @@ class Mirror:
                     yield True
                     return
 
-    def _borrow(self) -> None:
-        """Make the mirror use the objects of a repository on this disk."""
+    def _borrow(self, commit: str) -> None:
+        """Make the mirror use the objects of a repository on this disk, which has ``commit``."""
         git_dir = _git_dir(self.remote)
         objects = os.path.join(git_dir, "objects")
         if os.path.exists(os.path.join(git_dir, "commondir")):  # of a linked work tree
@@ -541,7 +548,7 @@ class Mirror:
         shallow = os.path.join(git_dir, "shallow")
         with self._locked("fetch"):
             if not self._exists():
-                self._create(_ask(git_dir, "rev-parse", "--show-object-format") or "sha1")
+                self._create(_format_of(commit))
             _write_changed(Path(self.git_dir, "objects", "info", "alternates"), f"{objects}\n")
             text = Path(shallow).read_text("ascii") if os.path.isfile(shallow) else ""
             _write_changed(Path(self.git_dir, "shallow"), text)
@@ -563,7 +570,7 @@ class Mirror:
         _write(Path(self.git_dir, "HEAD"), "ref: refs/heads/unborn\n")  # last: now it is a repository
 
     def _fetch(self, commit: str) -> None:
-        self._create("sha1" if len(commit) == 40 else "sha256")
+        self._create(_format_of(commit))
         self._remove_leftovers()
         variables = _reaching(self.remote) | {"GIT_DIR": self.git_dir}
         options = (
@@ -645,6 +652,16 @@ def _make_room(keep: Path) -> None:
         if excess > 0 and Mirror(Remote("", "file"), folder).delete():
             log.info("the mirror %s was deleted to make room", folder)
             excess -= sizes[folder]
+
+
+_found: set[tuple[str, str]] = set()
+"""Mirrors of repositories on this disk, with commits that they had: a run asks for one several times. If it vanishes,
+git fails to read it."""
+
+
+def _format_of(commit: str) -> str:
+    """Return the format of objects whose ids are as long as that of ``commit``."""
+    return "sha1" if len(commit) == 40 else "sha256"
 
 
 def _last_used(folder: Path) -> float:

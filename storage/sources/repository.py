@@ -134,12 +134,9 @@ class CommitTree:
 
     def committed(self) -> datetime:
         """Return the time of the commit. Raises StorageError."""
-        data = next(_read_objects(self, [self.known_commit])) or b""
-        for line in data.partition(b"\n\n")[0].split(b"\n"):
-            if line.startswith(b"committer "):
-                with contextlib.suppress(ValueError, IndexError, OverflowError):
-                    return datetime.fromtimestamp(int(line.split()[-2]), UTC)
-        return datetime.fromtimestamp(0, UTC)
+        if self.known_commit not in _times:
+            list(_read_objects(self, [self.known_commit]))
+        return _times.get(self.known_commit) or _time_of(b"")
 
     def blobs(self, ids: Sequence[str]) -> list[bytes | None]:
         """Return the content of each blob; None for a blob that the mirror lacks. Raises the errors of ``entries``."""
@@ -216,6 +213,20 @@ def _parsed(listing: bytes) -> Iterator[TreeEntry]:
             yield TreeEntry(path, blob, int(size) if size.isdecimal() else 0, reason)
 
 
+_times: OrderedDict[str, datetime] = OrderedDict()
+"""The times of commits that readers of this process have opened: an id determines its content."""
+_TIMES_REMEMBERED = 10_000
+
+
+def _time_of(commit: bytes) -> datetime:
+    """Return the time in the content of a commit; the epoch if it has none."""
+    for line in commit.partition(b"\n\n")[0].split(b"\n"):
+        if line.startswith(b"committer "):
+            with contextlib.suppress(ValueError, IndexError, OverflowError):
+                return datetime.fromtimestamp(int(line.split()[-2]), UTC)
+    return datetime.fromtimestamp(0, UTC)
+
+
 # -- readers ------------------------------------------------------------------------------------
 
 
@@ -224,6 +235,7 @@ class _Reader:
 
     def __init__(self, tree: CommitTree) -> None:
         self._where = tree.uri
+        self._commit = tree.known_commit
         self._lock = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(tree.mirror.holding(tree.known_commit))
@@ -243,7 +255,14 @@ class _Reader:
             if not self.is_open:
                 return None
             try:
-                return self._read(ids)
+                if self._commit in _times:
+                    return self._read(ids)
+                commit, *found = self._read([self._commit, *ids])
+                if commit is not None:
+                    _times[self._commit] = _time_of(commit)
+                while len(_times) > _TIMES_REMEMBERED:
+                    _times.popitem(last=False)
+                return found
             except (OSError, ValueError, IndexError) as error:
                 self._end()
                 raise StorageError("Git cannot read the objects of the repository", self._where, str(error)) from error

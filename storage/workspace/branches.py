@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from driftline.storage.deltas.manifest import token_of
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import NotIndexed, ObjectNotFound, PreconditionFailed, StorageError, UsageError
 from driftline.storage.lance.errors import with_retries, writing
 from driftline.storage.layout import BASE, BRANCH, branches_directory, cut_of, lance_branch
@@ -71,8 +71,8 @@ def branch_at(entity: Entity, record: BranchRecord) -> Branch:
     return Branch(entity, record.name, record.cut)
 
 
-def on_branch(workspace: Workspace, name: str, within: Entity | None = None) -> Workspace:
-    """Return ``workspace`` on the branch ``name`` of each source at or below ``within`` that has one.
+def on_branch(workspace: Workspace, name: str, within: Boundary | None = None) -> Workspace:
+    """Return ``workspace`` on the branch ``name`` of each source ``within`` a boundary that has one.
 
     Raises NotIndexed if no source has it, UsageError if it was embedded with another model.
     """
@@ -92,8 +92,8 @@ def on_branch(workspace: Workspace, name: str, within: Entity | None = None) -> 
     return workspace.on(branch_at(entity, record) for entity, record in found)
 
 
-def has_branch(workspace: Workspace, name: str, within: Entity | None = None) -> bool:
-    """Return whether any source at or below ``within`` has a branch of this name."""
+def has_branch(workspace: Workspace, name: str, within: Boundary | None = None) -> bool:
+    """Return whether any source ``within`` a boundary has a branch of this name."""
     check_name(name)
     return any(read_branch(workspace, entity, name) is not None for entity, _ in workspace.readable_sources(within))
 

@@ -17,7 +17,7 @@ from driftline.storage.errors import DriftlineError, ObjectNotFound
 from driftline.storage.layout import FLEET, FLEET_LEASE
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Host, Listing, Page, Repository, moment
+from driftline.storage.sources.discovery import Host, Listing, Page, Repository, moment, spelling
 from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_record
 
 State = Literal["new", "indexed", "behind", "empty", "failing", "missing", "excluded"]
@@ -256,5 +256,5 @@ def settled_stamp(host: Host, listing: Listing, repository: Repository) -> str:
 
 
 def entities_in_use(fleets: Iterable[FleetRecord]) -> set[str]:
-    """Return the entities of all repositories of ``fleets``."""
-    return {each.entity for fleet in fleets for each in fleet.repositories.values() if each.entity}
+    """Return the spellings of the entities of all repositories of ``fleets``."""
+    return {spelling(each.entity) for fleet in fleets for each in fleet.repositories.values() if each.entity}

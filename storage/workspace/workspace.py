@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from driftline.storage.deltas.manifest import Manifest, token_of, totals
-from driftline.storage.entities import Entity, decode_id
+from driftline.storage.entities import Boundary, Entity, decode_id
 from driftline.storage.errors import (
     AlreadyExists,
     CorruptFile,
@@ -281,12 +281,12 @@ class Workspace:
         fingerprints = (table_fingerprint(name, LineTable.KIND) for name in names)
         return [LineTable(self.objects, tenant.tenant, fingerprint) for fingerprint in fingerprints if fingerprint]
 
-    def stats(self, within: Entity | None = None) -> WorkspaceStats:
-        """Return the figures of the workspace, or of the sources at or below ``within``.
+    def stats(self, within: Boundary | None = None) -> WorkspaceStats:
+        """Return the figures of the workspace, or of the sources ``within`` a boundary.
 
-        The figures of an entity have no last run, because a run also reports on other sources.
+        Those of a boundary have no last run, because a run also reports on other sources.
         """
-        tenants = [tenant for tenant in self.tenants() if within is None or tenant == within.tenant]
+        tenants = [tenant for tenant in self.tenants() if within is None or tenant in within.tenants]
         stats = collect(self.objects, self.config, self.readable_sources(within), tenants)
         return stats if within is None else replace(stats, last_run=None)
 
@@ -380,15 +380,17 @@ class Workspace:
             if record is not None:
                 yield entity, record
 
-    def readable_sources(self, below: Entity | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
+    def readable_sources(self, below: Entity | Boundary | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
         """Like ``sources``, for readers: sources with damaged records are skipped."""
         for entity in self.entities(below):
             record = self.readable_source(entity)
             if record is not None:
                 yield entity, record
 
-    def entities(self, below: Entity | None = None) -> list[Entity]:
+    def entities(self, below: Entity | Boundary | None = None) -> list[Entity]:
         """Return all entities with a directory at the level of sources, with or without a source record, sorted."""
+        if isinstance(below, Boundary):
+            return sorted((entity for top in below.tops for entity in self.entities(top)), key=str)
         start = below or Entity(())
         levels = self.config.hierarchy[len(start.parts) :]
         nodes = [start]

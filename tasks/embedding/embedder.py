@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import string
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,20 +37,24 @@ if TYPE_CHECKING:
 MAX_WORD_CHARACTERS = 64
 """Longer words (hashes, base64) rarely repeat, and would make the memory of the table unbounded."""
 
+LONGEST_KEPT_LINE = 256
+"""Characters of the longest line whose vector is kept."""
+
 _EVICTED_SHARE = 8  # evict an eighth of the table at a time
 _NEVER = np.int64(2**63 - 1)  # sorts free slots last in the order of eviction
 
 
 class WordTable:
-    """Words with their vectors and numbers of tokens; thread-safe.
+    """Words, or lines, of at most ``longest`` characters with their vectors and numbers of tokens; thread-safe.
 
     Memory is ``capacity * dim * 4`` bytes, allocated as the table fills.
     """
 
-    def __init__(self, capacity: int, dim: int) -> None:
+    def __init__(self, capacity: int, dim: int, longest: int = MAX_WORD_CHARACTERS) -> None:
         if capacity < 1:
             raise ValueError(f"The capacity of a word table must be at least 1, not {capacity}")
         self._capacity = capacity
+        self._longest = longest
         self._vectors = np.empty((capacity, dim), np.float32)
         self._tokens = np.empty(capacity, np.float32)
         self._words = [""] * capacity
@@ -80,7 +85,7 @@ class WordTable:
         """Add distinct words as far as there is space; words in the table do not change."""
         with self._lock:
             # Another thread may have inserted some of them.
-            new = [i for i, word in enumerate(words) if len(word) <= MAX_WORD_CHARACTERS and word not in self._slots]
+            new = [i for i, word in enumerate(words) if len(word) <= self._longest and word not in self._slots]
             new = new[: self._capacity]
             slots = self._free_slots(len(new))
             self._vectors[slots] = vectors[new]
@@ -304,6 +309,8 @@ TextLines: TypeAlias = Sequence[str] | pa.Array | pa.ChunkedArray
 
 WORD_TABLE_SIZE = 150_000
 """The number of cached words; 154 MB at 256 dimensions."""
+LINE_TABLE_SIZE = 32_768
+"""The number of lines whose vectors are kept, because searches meet them again; 34 MB at 256 dimensions."""
 
 _BLOCK_LINES = 32_768
 _BLOCK_BYTES = 1 << 19  # of text: bounds the temporaries of a block to 200 MB even if no word repeats
@@ -336,6 +343,7 @@ class WordTableEmbedder:
         self._max_tokens = np.inf if model.max_length is None else model.max_length
         self._max_characters = None if model.max_length is None else model.max_length * model.median_token_length
         self._table = WordTable(table_size, self.dim)
+        self._lines = WordTable(LINE_TABLE_SIZE, self.dim, LONGEST_KEPT_LINE)
 
     @classmethod
     def open(cls, name: str | None = None, table_size: int = WORD_TABLE_SIZE) -> WordTableEmbedder:
@@ -368,13 +376,27 @@ class WordTableEmbedder:
         Zeros without a known token.
 
         ``lines`` are strings without unpaired surrogates. Apart from the result, memory does not grow with their
-        number.
+        number. The vectors of a short list of lines, as a search passes it, are kept for the next one.
         """
+        if isinstance(lines, list) and len(lines) < _BULK_LINES:
+            return self._embed_kept(lines).astype(dtype, copy=False)
         out = np.empty((len(lines), self.dim), dtype)
         for start in range(0, len(lines), _BLOCK_LINES):
             block = _as_strings(lines[start : start + _BLOCK_LINES])
             self._embed_block(block, out[start : start + _BLOCK_LINES])
         return out
+
+    def _embed_kept(self, lines: list[str]) -> NDArray[np.float32]:
+        """Embed ``lines`` like ``embed``; only those without a known vector."""
+        vectors, _, missing = self._lines.lookup(lines)
+        if len(missing):
+            place: dict[str, int] = {}
+            new = [place.setdefault(lines[at], len(place)) for at in missing.tolist()]
+            made = np.empty((len(place), self.dim), np.float32)
+            self._embed_block(_as_strings([*place]), made)
+            vectors[missing] = made[new]
+            self._lines.insert([*place], made, np.zeros(len(place), np.float32))
+        return vectors
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
         """Embed a query as a unit vector, ``(dim,) float32``; zeros without a known token."""
@@ -454,7 +476,7 @@ class WordTableEmbedder:
         flat = np.fromiter(chain.from_iterable(ids), np.intp, tokens.sum())
         weights, rows = self._weights_and_rows(flat)
         bounds = np.concatenate([[0], np.cumsum(tokens)])
-        if len(flat) <= _FEW_TOKENS:
+        if len(flat) <= _FEW_TOKENS and "scipy.sparse" not in sys.modules:
             sums = np.empty((len(texts), self.dim), np.float32)
             vectors = self._token_vectors[rows]
             for text, (start, end) in enumerate(pairwise(bounds.tolist())):

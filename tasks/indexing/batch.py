@@ -211,11 +211,7 @@ class BatchResult:
 def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
     """Read the documents of ``spec``, embed those with new content, and write their lines as fragments."""
     watch, reporter = Stopwatch(), context.count_reporter()
-    donations = {} if spec.dry_run else spec.donations
-    drafts = _Drafts(context.model.fingerprint, spec.redaction, spec.most_bytes, donations)
-    for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist(), spec.most_bytes)):
-        drafts.add(change, read, watch)
-        reporter.add(documents=1)
+    drafts = _read(spec, context, watch, reporter)
     copied = _copied(spec, context, drafts, watch) if drafts.reusable else []
     fragments: list[str] = []
     if copied:
@@ -223,36 +219,126 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
             fragments += context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(
                 pa.concat_tables(copied)
             )
-    with watch.phase("redact"):
-        redacted = drafts.redact()
-    counts = np.zeros(len(drafts.readings), np.int64)
-    left_out: Counter[int] = Counter()
-    for piece in pieces([reading.extracted.text for reading in drafts.readings]):
+    texts = _Texts.of([(spec, drafts)], watch)
+    fragments += _embed(texts, context, watch, reporter, dry_run=spec.dry_run)
+    result = texts.results(watch)[0]
+    return replace(
+        result,
+        fragments=tuple(fragments),
+        lines_reused=sum(map(len, copied)),
+        reported=(reporter.documents, reporter.lines),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """The batches of a group, in its order, or why one could not be read. All of them share ``fragments``."""
+
+    parts: tuple[BatchResult | DriftlineError, ...]
+    fragments: tuple[str, ...]
+    reported: tuple[int, int]
+
+
+def embed_group(specs: Sequence[BatchSpec], context: TaskContext) -> GroupResult:
+    """Process small batches of several sources of one table, without donations, as ``embed_batch`` does one.
+
+    Their lines are embedded together and written as the same fragments, so that the effort grows with the lines.
+    """
+    watch, reporter = Stopwatch(), context.count_reporter()
+    read: dict[int, tuple[BatchSpec, _Drafts]] = {}
+    failed: dict[int, DriftlineError] = {}
+    for number, spec in enumerate(specs):
+        try:
+            read[number] = spec, _read(spec, context, watch, reporter)
+        except DriftlineError as error:
+            failed[number] = error
+    texts = _Texts.of(list(read.values()), watch)
+    fragments = _embed(texts, context, watch, reporter)
+    results = dict(zip(read, texts.results(watch), strict=True))
+    parts = tuple(results[number] if number in results else failed[number] for number in range(len(specs)))
+    return GroupResult(parts, tuple(fragments), (reporter.documents, reporter.lines))
+
+
+def _read(spec: BatchSpec, context: TaskContext, watch: Stopwatch, reporter: CountReporter) -> _Drafts:
+    donations = {} if spec.dry_run else spec.donations
+    drafts = _Drafts(context.model.fingerprint, spec.redaction, spec.most_bytes, donations)
+    for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist(), spec.most_bytes)):
+        drafts.add(change, read, watch)
+        reporter.add(documents=1)
+    return drafts
+
+
+@dataclass(slots=True)
+class _Texts:
+    """The documents to embed of one or several batches. ``first`` is the number of the first one of each batch.
+
+    ``counts`` are the lines of the documents, and ``left_out`` the characters of those with lines that are too long.
+    """
+
+    batches: Sequence[tuple[BatchSpec, _Drafts]]
+    first: NDArray[np.int64]
+    redacted: list[Counter[str]]
+    entities: list[Entity]
+    embedded: list[ManifestRow]
+    readings: list[Reading]
+    counts: NDArray[np.int64]
+    left_out: Counter[int]
+
+    @classmethod
+    def of(cls, batches: Sequence[tuple[BatchSpec, _Drafts]], watch: Stopwatch) -> _Texts:
+        """Take the documents of ``batches`` that have no donor, and redact them."""
+        with watch.phase("redact"):
+            redacted = [drafts.redact() for _, drafts in batches]
+        sizes = [len(drafts.readings) for _, drafts in batches]
+        entities = [spec.entity for spec, drafts in batches for _ in drafts.readings]
+        embedded = [row for _, drafts in batches for row in drafts.embedded]
+        readings = [reading for _, drafts in batches for reading in drafts.readings]
+        first = np.cumsum([0, *sizes])
+        return cls(batches, first, redacted, entities, embedded, readings, np.zeros(len(readings), np.int64), Counter())
+
+    def results(self, watch: Stopwatch) -> list[BatchResult]:
+        """Return the results of the batches, without fragments; the times count for them by their documents."""
+        documents = sum(len(spec.changes) for spec, _ in self.batches) or 1
+        found = []
+        for number, (spec, drafts) in enumerate(self.batches):
+            start, stop = (int(each) for each in self.first[number : number + 2])
+            counts, embedded = self.counts[start:stop], drafts.embedded
+            if not spec.dry_run:
+                embedded = [replace(meta, lines=int(count)) for meta, count in zip(embedded, counts, strict=True)]
+            left_out = ((at, count) for at, count in self.left_out.items() if start <= at < stop)
+            share = len(spec.changes) / documents
+            result = BatchResult(
+                rows=manifest.to_table([*drafts.kept, *drafts.copied, *embedded]),
+                replaced=tuple(drafts.replaced),
+                fragments=(),
+                new_hashes=tuple(drafts.new_hashes),
+                states=drafts.states,
+                skipped=tuple(drafts.skipped),
+                shortened=tuple((self.embedded[at].path, count) for at, count in left_out),
+                documents=len(spec.changes),
+                lines=int(counts.sum()),
+                lines_reused=0,
+                bytes_read=drafts.bytes_read,
+                seconds={phase: seconds * share for phase, seconds in watch.seconds.items()},
+                redacted=self.redacted[number],
+            )
+            found.append(result)
+        return found
+
+
+def _embed(
+    texts: _Texts, context: TaskContext, watch: Stopwatch, reporter: CountReporter, *, dry_run: bool = False
+) -> list[str]:
+    """Split, embed and write the documents, count their lines, and return the fragments."""
+    fragments: list[str] = []
+    for piece in pieces([reading.extracted.text for reading in texts.readings]):
         with watch.phase("split"):
             lines = piece.split()
-        counts += np.bincount(lines.doc_index.to_numpy(), minlength=len(counts))
-        left_out.update(lines.left_out)
-        if not spec.dry_run and len(lines):
-            fragments += _written(spec, context, drafts, piece, lines, watch, reporter)
-    embedded = drafts.embedded
-    if not spec.dry_run:
-        embedded = [replace(meta, lines=int(count)) for meta, count in zip(embedded, counts, strict=True)]
-    return BatchResult(
-        rows=manifest.to_table([*drafts.kept, *drafts.copied, *embedded]),
-        replaced=tuple(drafts.replaced),
-        fragments=tuple(fragments),
-        new_hashes=tuple(drafts.new_hashes),
-        states=drafts.states,
-        skipped=tuple(drafts.skipped),
-        shortened=tuple((embedded[at].path, count) for at, count in left_out.items()),
-        documents=len(spec.changes),
-        lines=int(counts.sum()),
-        lines_reused=sum(map(len, copied)),
-        bytes_read=drafts.bytes_read,
-        seconds=watch.seconds,
-        reported=(reporter.documents, reporter.lines),
-        redacted=redacted,
-    )
+        texts.counts += np.bincount(lines.doc_index.to_numpy(), minlength=len(texts.counts))
+        texts.left_out.update(lines.left_out)
+        if not dry_run and len(lines):
+            fragments += _written(texts, context, piece, lines, watch, reporter)
+    return fragments
 
 
 MAX_PIECE_CHARACTERS = 8 * 2**20
@@ -318,35 +404,34 @@ def _parts(text: str, most: int) -> Iterator[tuple[int, str]]:
 
 
 def _written(
-    spec: BatchSpec,
+    held: _Texts,
     context: TaskContext,
-    drafts: _Drafts,
     piece: Piece,
     lines: SplitLines,
     watch: Stopwatch,
     reporter: CountReporter,
 ) -> list[str]:
     """Embed the lines of a piece and write them as fragments. Parts of a text have no definitions."""
-    chosen = [drafts.readings[at] for at in piece.documents.tolist()] if piece.is_whole else []
+    chosen = [held.readings[at] for at in piece.documents.tolist()] if piece.is_whole else []
     parts, joined = definitions_by_part([(reading.path, reading.extracted) for reading in chosen])
     outlined = definitions_in_worker(parts, allowed=context.has_cores_to_spare)
     with watch.phase("embed"):
         vectors = context.embedder.embed(lines.text, np.float16)
     reporter.add(lines=len(lines))
     with watch.phase("outline"):
-        definitions: list[list[Definition]] = [[] for _ in drafts.readings]
+        definitions: list[list[Definition]] = [[] for _ in held.readings]
         for at, found in zip(piece.documents.tolist(), joined(outlined()), strict=False):
             definitions[at] = found
     with watch.phase("write"):
-        anchors = [reading.extracted.anchors for reading in drafts.readings]
-        texts = [""] * len(drafts.readings)
+        anchors = [reading.extracted.anchors for reading in held.readings]
+        texts = [""] * len(held.readings)
         for at, text in zip(piece.documents.tolist(), piece.texts, strict=True):
             texts[at] = text
         columns = lines.doc_index, lines.line_number, lines.text
         given: dict[str, Any] = {"column_number": lines.column_number, "anchors": anchors, "texts": texts}
         given["first_line"] = piece.first_line
-        table = line_rows(spec.entity, drafts.embedded, *columns, vectors, definitions, **given)
-        return context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(table)
+        table = line_rows(held.entities, held.embedded, *columns, vectors, definitions, **given)
+        return context.workspace.lines(held.entities[0], context.model.fingerprint).write_fragments(table)
 
 
 def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopwatch) -> list[pa.Table]:

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from driftline.storage.deltas.delta_index import ADD, REMOVE
 from driftline.storage.deltas.manifest import SCHEMA, BatchId, Manifest, revision
 from driftline.storage.entities import Entity
-from driftline.storage.errors import LeaseHeld
+from driftline.storage.errors import DriftlineError, LeaseHeld, LeaseLost
 from driftline.storage.leases.lease import Lease, fenced
 from driftline.storage.lines.indexes import Segment, SegmentSpec, build_segment
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.table import LineTable, SourceCommit
 from driftline.storage.model import derived_ulid, new_ulid
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.embedding.context import ModelRef, TaskContext
@@ -77,6 +77,27 @@ class Committer:
         self.table.commit(self.entity, self.lease.token, batch, gone, changes.fragments)
         self._documents.publish_staged(batch, data)
 
+    def stage(self, changes: ChangeSet) -> Staged:
+        """Write the delta of ``changes``, for a transaction that may include other sources.
+
+        Raises LeaseLost, StorageError.
+        """
+        self.batch += 1
+        batch = BatchId(self.run_id, self.batch)
+        rows = self._delta(changes)
+        self.lease.check()
+        gone = (*changes.replaced, *changes.removed)
+        part = SourceCommit(self.entity, self.lease.token, batch, gone)
+        return Staged(self, part, batch, self._documents.stage(batch, rows))
+
+    def publish(self, staged: Staged) -> None:
+        """Publish a delta whose transaction is committed. Raises StorageError."""
+        self._documents.publish_staged(staged.batch, staged.data)
+
+    def take_back(self) -> None:
+        """Remove the delta that was staged last, whose transaction was not committed and never will be."""
+        self._documents.discard_staged([BatchId(self.run_id, self.batch)])
+
     def remove_lines(self, paths: Sequence[str]) -> None:
         """Remove the lines of documents that are not in the manifest, which does not change."""
         self.batch += 1
@@ -92,6 +113,50 @@ class Committer:
                 self._documents.changes(REMOVE, rev, paths, now=now),
             ]
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The staged delta of a source, and its ``part`` in the transaction."""
+
+    committer: Committer
+    part: SourceCommit
+    batch: BatchId
+    data: bytes
+
+
+class Dissolved(Exception):
+    """A group of sources was not committed, nor ever will be: each has to be committed alone."""
+
+
+def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: Sequence[str]) -> list[Staged]:
+    """Commit changes of several sources, whose rows share ``fragments``, in one transaction of their table.
+
+    Each source has its own staged delta and commit marker, so after a crash at any step each of them is settled alone.
+    The caller publishes what is returned. Raises Dissolved if a source cannot take part, after it has removed the
+    staged deltas; CommitConflict and StorageError if the outcome may be unknown, which later runs find out.
+    """
+    staged: list[Staged] = []
+    table, dim = changes[0][0].table, changes[0][0].dim
+    table.create(dim)
+    try:
+        for committer, change in changes:
+            staged.append(committer.stage(change))
+    except DriftlineError as error:
+        _take_back(changes)
+        raise Dissolved from error
+    try:
+        table.commit_together([each.part for each in staged], fragments)
+    except LeaseLost as error:
+        _take_back(changes)
+        raise Dissolved from error
+    return staged
+
+
+def _take_back(changes: Sequence[tuple[Committer, ChangeSet]]) -> None:
+    for committer, _ in changes:
+        if committer.batch:
+            committer.take_back()
 
 
 def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:

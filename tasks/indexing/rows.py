@@ -33,7 +33,7 @@ from driftline.storage.workspace.workspace import Branch, Workspace
 
 
 def line_rows(
-    entity: Entity,
+    entities: Entity | Sequence[Entity],
     documents: Sequence[ManifestRow],
     doc_index: pa.Int32Array,
     line_number: pa.Int32Array,
@@ -47,16 +47,17 @@ def line_rows(
 ) -> pa.Table:
     """Build a table of ``storage.lines.table.schema``; arrays have equal length, ``vectors`` is ``(n, dim) float16``.
 
-    ``doc_index`` points into ``documents``, ``anchors``, and ``definitions``, which are None if they were not
-    determined. Documents, and the rows of each, are in order. ``column_number`` is 0 by default. ``texts`` are
-    those of the documents from ``first_line`` on, by default nothing but these lines. A zero vector, which has no
-    direction, becomes null, so that no search returns it.
+    ``entities`` is the source of all documents, or that of each. ``doc_index`` points into ``documents``, ``anchors``,
+    and ``definitions``, which are None if they were not determined. Documents, and the rows of each, are in order.
+    ``column_number`` is 0 by default. ``texts`` are those of the documents from ``first_line`` on, by default nothing
+    but these lines. A zero vector, which has no direction, becomes null, so that no search returns it.
     """
     dim = vectors.shape[1]
     columns_of_lines = column_number if column_number is not None else pa.array(np.zeros(len(text), np.int32))
     numbers = Numbers.of(doc_index, line_number, columns_of_lines)
     meaningless = pa.array(~vectors.any(axis=1))
     paths = [document.path for document in documents]
+    names = [str(entities)] * len(paths) if isinstance(entities, Entity) else [str(entity) for entity in entities]
 
     def of_document(values: Sequence[object], kind: pa.DataType) -> pa.Array:
         return pa.array(values, kind).take(doc_index)
@@ -64,8 +65,8 @@ def line_rows(
     if texts is None:
         texts = _texts_of_lines(len(paths), numbers, text)
     columns = {
-        "id": pa.array(row_ids(entity, paths, numbers)),
-        "entity": pa.repeat(pa.scalar(str(entity)), len(text)),
+        "id": pa.array(row_ids(names, paths, numbers)),
+        "entity": of_document(names, pa.string()),
         "path": of_document(paths, pa.string()),
         "line_number": line_number,
         "column_number": columns_of_lines,
@@ -213,12 +214,13 @@ def extension(path: str) -> str:
     return posixpath.splitext(path)[1][1:].lower()
 
 
-def row_ids(entity: Entity, paths: Sequence[str], numbers: Numbers) -> NDArray[np.int64]:
+def row_ids(entities: Sequence[str], paths: Sequence[str], numbers: Numbers) -> NDArray[np.int64]:
     """Return ``(n,) int64`` ids from entity, path, line and column, the same at every attempt and on every worker.
 
     Document hash and position are mixed as by splitmix64 (Steele et al., 2014).
     """
-    seeds = b"".join(hashlib.blake2b(f"{entity}\0{path}".encode(), digest_size=8).digest() for path in paths)
+    names = zip(entities, paths, strict=True)
+    seeds = b"".join(hashlib.blake2b(f"{entity}\0{path}".encode(), digest_size=8).digest() for entity, path in names)
     mixed = np.frombuffer(seeds, np.uint64)[numbers.document]
     mixed = mixed + numbers.line.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = mixed + numbers.column.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)

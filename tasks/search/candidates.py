@@ -392,7 +392,7 @@ def _meaning(
     vectors = embedder.embed([candidates.texts[number] for number in around.tolist()])
     at = np.searchsorted(around, chosen)  # the positions of the chosen rows among those around them
     lines = CandidateLines(candidates.lines.document[around], candidates.lines.number[around])
-    return vectors[at] @ vector, meaning_scores(lines, vectors, vector, meaning)[at]
+    return (vectors @ vector)[at], meaning_scores(lines, vectors, vector, meaning)[at]
 
 
 def _text_scores(

@@ -1,4 +1,4 @@
-"""List the documents of an index in pages, and search the lines that only a branch has."""
+"""List the documents of an index in pages or by folder, and search the lines that only a branch has."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.deltas.delta_index import ADD
-from driftline.storage.entities import Entity, is_within
+from driftline.storage.entities import Boundary, Entity, is_within
+from driftline.storage.errors import NotIndexed
+from driftline.storage.globs import is_unicode
 from driftline.storage.lines.filters import LineFilter, normalise
 from driftline.storage.workspace.branches import read_branch
 from driftline.storage.workspace.workspace import Branch, Workspace
@@ -61,11 +64,11 @@ def document_page(
     dirs: Sequence[str] = (),
     exts: Sequence[str] = (),
     *,
-    within: Entity | None = None,
+    within: Boundary | None = None,
     limit: int,
     after: DocumentCursor | None = None,
 ) -> DocumentPage:
-    """Return at most ``limit`` documents after ``after``, of the ``sources`` (default: all) at or below ``within``.
+    """Return at most ``limit`` documents after ``after``, of the ``sources`` (default: all) ``within`` a boundary.
 
     ``dirs`` include everything below them. Raises UsageError for a directory outside of its source, StorageError.
     """
@@ -82,6 +85,48 @@ def document_page(
                 return DocumentPage(tuple(found), DocumentCursor(found[-1].source, found[-1].path))
             found.append(document)
     return DocumentPage(tuple(found), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The content of a folder of a source as it was indexed; its ``path`` is empty for the root.
+
+    ``folders`` are names with the number of documents below each, ``documents`` are the names of documents with their
+    sizes in bytes, and the reason if they were skipped, both by name. ``left_out`` counts further ones.
+    """
+
+    source: str
+    path: str
+    folders: tuple[tuple[str, int], ...]
+    documents: tuple[tuple[str, int, str | None], ...]
+    left_out: int
+
+
+def read_folder(workspace: Workspace, source: str, path: str, *, within: Boundary | None = None, limit: int) -> Folder:
+    """Return the folder ``path`` of a source ``within`` a boundary, with at most ``limit`` entries.
+
+    Raises NotIndexed for anything else, BadEntity, StorageError.
+    """
+    entity = Entity.parse(source, workspace.config.hierarchy)
+    is_visible = is_unicode(path) and (within is None or within.allows(entity))
+    prefix = f"{path}/" if path else ""
+    if is_visible and workspace.readable_source(entity) is not None:
+        rows = workspace.manifest(entity).read([prefix] if prefix else None, columns=["path", "size_bytes", "reason"])
+        if len(rows) or not path:
+            return _folder(source, path, rows, limit)
+    raise NotIndexed("No such folder is indexed", path or source, "Start at the sources.")
+
+
+def _folder(source: str, path: str, rows: pa.Table, limit: int) -> Folder:
+    names = pc.utf8_slice_codeunits(rows["path"], len(path) + 1 if path else 0)
+    is_below = pc.match_substring(names, "/")
+    tops = pc.list_element(pc.split_pattern(names.filter(is_below), "/", max_splits=1), 0)
+    counted = sorted((each["values"], each["counts"]) for each in pc.value_counts(tops).to_pylist())
+    inside = rows.set_column(0, "path", names).filter(pc.invert(is_below)).sort_by("path")
+    folders, room = tuple(counted[:limit]), max(0, limit - len(counted))
+    documents = tuple((row["path"], row["size_bytes"] or 0, row["reason"]) for row in inside.slice(0, room).to_pylist())
+    left_out = len(counted) + len(inside) - len(folders) - len(documents)
+    return Folder(source, path, folders, documents, left_out)
 
 
 def _documents(

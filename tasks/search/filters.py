@@ -224,7 +224,8 @@ def line_filter(search_filter: SearchFilter, workspace: Workspace) -> LineFilter
         None if search_filter.sources is None else tuple(parse_entity(each, levels) for each in search_filter.sources)
     )
     named: dict[str, Any] = {}
-    also = [LineFilter(entities=(search_filter.within,))] if search_filter.within is not None else []
+    boundary = search_filter.boundary
+    also = [LineFilter(entities=boundary.tops)] if boundary is not None else []
     if not search_filter.on_this_machine:
         named = {"paths": _tuple(search_filter.paths), "dirs": _tuple(search_filter.dirs)}
     else:

@@ -28,7 +28,7 @@ from driftline.storage.defaults import (
     MAX_SHOWN_CHARACTERS,
     Redaction,
 )
-from driftline.storage.entities import Entity, is_within
+from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
 from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.exact import lines_of_document
@@ -350,11 +350,11 @@ def read_excerpt(
     *,
     n_lines: int,
     source: str | None = None,
-    within: Entity | None = None,
+    within: Boundary | None = None,
 ) -> Excerpt:
     """Return the line of an indexed document, and ``n_lines`` on each side.
 
-    ``source`` may be omitted if only one has the path. Only documents of sources at or below ``within`` are read. Text
+    ``source`` may be omitted if only one has the path. Only documents of sources ``within`` a boundary are read. Text
     that is not indexed is never returned: a document is read by its path in the manifest, and trusted only if its hash
     is the manifest's. Raises NotIndexed for anything else, UsageError, StorageError.
     """
@@ -390,14 +390,14 @@ def _anchors_between(
     return tuple((max(first, at) + 1, name) for at, name in inside)
 
 
-def _indexed_excerpt(workspace: Workspace, path: str, source: str | None, within: Entity | None) -> tuple[Entity, str]:
-    """Return the source at or below ``within`` that has indexed ``path``, and the indexed hash."""
+def _indexed_excerpt(
+    workspace: Workspace, path: str, source: str | None, within: Boundary | None
+) -> tuple[Entity, str]:
+    """Return the source ``within`` a boundary that has indexed ``path``, and the indexed hash."""
     if source is None:
         entities = [entity for entity, _ in workspace.readable_sources(within)]
     else:
-        entities = [Entity.parse(source, workspace.config.hierarchy)]
-        if within is not None:
-            entities = [entity for entity in entities if is_within(entity, within)]
+        entities = [e for e in (Entity.parse(source, workspace.config.hierarchy),) if is_allowed(e, within)]
     found: list[tuple[Entity, str]] = []
     for entity in entities:
         rows = workspace.manifest(entity).get([path], columns=["hash", "reason"]).to_pylist()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import check_glob, is_unicode, literal_glob
 from driftline.storage.lines.filters import LineFilter
@@ -71,7 +71,7 @@ class Question:
         """Return whether it consists of words only."""
         return self == Question(self.text, self.words)
 
-    def conditions(self, workspace: Workspace, within: Entity | None = None) -> Iterator[LineFilter]:
+    def conditions(self, workspace: Workspace, within: Boundary | None = None) -> Iterator[LineFilter]:
         """Yield where in ``workspace`` to look. Raises UsageError for a repository that is unknown or not visible."""
         if self.files:
             yield LineFilter(any_of=tuple(map(_files, self.files)))
@@ -117,7 +117,7 @@ def _answered(workspace: Workspace, request: SearchRequest) -> SearchReport:
         raise UsageError("Only exact matches can be counted", question.text, "Give an exact text or an expression.")
     if question.is_plain:
         return answer(workspace, request)
-    also = (*request.also, *question.conditions(workspace, request.within))
+    also = (*request.also, *question.conditions(workspace, request.boundary))
     narrowed = replace(request, query=question.words, also=also, fixed=None, regex=None)
     if question.terms:
         return replace(search_exactly(workspace, question.terms, narrowed), query=question.text)

@@ -14,12 +14,10 @@ A line is scored with its neighbours, because a single line says little:
 from __future__ import annotations
 
 import posixpath
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from driftline.storage.lines.words import QueryForm, name_parts, terms, terms_of
@@ -168,7 +166,7 @@ def meaning_scores(
     scores = np.zeros(len(vectors), np.float32)
     for near in meaning:
         around = _around(lines, vectors, near.lines, near.decay)
-        norms = np.linalg.norm(around, axis=1)
+        norms = np.sqrt(np.einsum("ij,ij->i", around, around))
         scores += near.weight * np.divide(around @ query, norms, out=np.zeros_like(norms), where=norms > 0)
     return scores
 
@@ -196,72 +194,56 @@ def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.
 
     Lengths are in characters, which BM25 only compares with their mean.
     """
-    parts, part, text = _parts(texts)
-    in_parts = _counts_in(parts, words)
-    held = np.any(in_parts[part], axis=1)
-    part, text = part[held], text[held]
-    counts = np.zeros((len(texts), len(words)), np.float32)
-    for column, of_word in enumerate(in_parts.T):
-        counts[:, column] = np.bincount(text, of_word[part], len(texts))
-    return counts, np.fromiter(map(len, map(str.strip, texts)), np.float32, len(texts))
-
-
-def _parts(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct ``name_parts`` of all texts, which of them each part is, and the text of each part.
-
-    ASCII texts are cut together by Arrow, which is faster.
-    """
-    plain, others = "\n".join(texts), list[tuple[str, int]]()
-    if not plain.isascii() or plain.count("\n") >= len(texts):
-        plain = "\n".join([text.replace("\n", " ") if text.isascii() else "" for text in texts])
-        others = [(each, at) for at, text in enumerate(texts) if not text.isascii() for each in name_parts(text)]
-    encoded = f" {plain} ".encode()
-    ends = np.flatnonzero(np.frombuffer(encoded, np.uint8) == ord("\n"))
-    encoded = encoded.translate(_ASCII_PARTS)
-    blank = np.frombuffer(encoded, np.uint8) == ord(" ")
-    bounds = (1 + np.flatnonzero(blank[:-1] != blank[1:])).astype(np.int32)  # where parts begin and end, in turn
-    pieces = pa.StringArray.from_buffers(max(0, len(bounds) - 1), pa.py_buffer(bounds), pa.py_buffer(encoded))
-    distinct = pieces.dictionary_encode()
-    text = np.searchsorted(ends, bounds[::2])
-    parts, part = distinct.dictionary.to_pylist(), distinct.indices.to_numpy()[::2].astype(np.int64)
-    if others:
-        part = np.concatenate([part, np.arange(len(parts), len(parts) + len(others))])
-        text = np.concatenate([text, [at for _, at in others]])
-        parts += [each for each, _ in others]
-    return parts, part, text
-
-
-def _counts_in(parts: Sequence[str], words: Sequence[str]) -> NDArray[np.float32]:
-    """Return how often each part contains each of ``words``, ``(p, t)``."""
-    # Most parts have none of the words, which their beginnings show without a tokenizer.
-    plain, may_hold = "\n".join(parts), set[int]()
-    if not plain.isascii():
-        plain = "\n".join([part if part.isascii() else "" for part in parts])
-        may_hold = {at for at, part in enumerate(parts) if not part.isascii()}
-    lower = plain.lower().encode()
-    ends = [*np.flatnonzero(np.frombuffer(lower, np.uint8) == ord("\n")).tolist(), len(lower)]
-    for beginning in map(str.encode, map(_beginning, words)):
-        found = lower.find(beginning)
-        while found >= 0:
-            at = bisect_left(ends, found)
-            may_hold.add(at)
-            found = lower.find(beginning, ends[at] + 1)
+    lengths = np.fromiter(map(len, map(str.strip, texts)), np.float32, len(texts))
     column = {word: at for at, word in enumerate(words)}
-    counts = np.zeros((len(parts), len(words)), np.float32)
-    for at in may_hold:
-        for term in terms_of(parts[at]):
-            if term in column:
-                counts[at, column[term]] += 1
-    return counts
+    found: list[int] = []  # positions in ``counts``, row by row
+    plain = "\n".join(texts)
+    if not plain.isascii():
+        others = [(at, text) for at, text in enumerate(texts) if not text.isascii()]
+        for at, text in others:
+            held = (column[term] for part in name_parts(text) for term in terms_of(part) if term in column)
+            found += [at * len(words) + each for each in held]
+        bare = [*texts]
+        for at, text in others:
+            bare[at] = " " * len(text)
+        plain = "\n".join(bare)
+    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
+    starts, parts = _parts_with(plain, words)
+    columns = {part: [column[term] for term in terms_of(part) if term in column] for part in {*parts}}
+    of_text = np.searchsorted(ends, starts, side="right") * len(words)
+    found += [at + each for at, part in zip(of_text.tolist(), parts, strict=True) for each in columns[part]]
+    counts = np.bincount(np.array(found, np.int64), minlength=len(texts) * len(words)).astype(np.float32)
+    return counts.reshape(len(texts), len(words)), lengths
+
+
+def _parts_with(text: str, words: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """Return where those ``name_parts`` of an ASCII ``text`` begin that may contain any of ``words``, and the parts."""
+    encoded = f" {text} ".encode().translate(_ASCII_PARTS)
+    lower, places = encoded.lower(), list[int]()
+    for beginning in map(str.encode, {*map(_beginning, words)}):
+        at = lower.find(beginning)
+        while at >= 0:
+            places.append(at)
+            at = lower.find(beginning, at + 1)
+    characters, at_places = np.frombuffer(encoded, np.uint8), np.array(places, np.int64)
+    # A word of a part begins with it, or after a digit, or with a capital.
+    inside = (characters[at_places] >= ord("a")) & (characters[at_places - 1] >= ord("a"))
+    blanks = np.flatnonzero(characters == ord(" "))
+    after = np.unique(np.searchsorted(blanks, at_places[~inside]))
+    starts, ends = blanks[after - 1] + 1, blanks[after]
+    cut = encoded.decode()
+    return starts - 1, [cut[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
 def _beginning(stem: str) -> str:
-    """Return the common beginning of words with this stem: English stemming changes at most the last letter, except in
-    dying.
+    """Return the common beginning of words with this stem.
+
+    English stemming changes at most the last letter, except in dying. In a short stem, it only makes an i or an e, and
+    sky of skies.
     """
-    if len(stem) < 3:
-        return stem
-    return stem[:1] if stem in ("die", "lie", "tie") else stem[:-1]
+    if len(stem) == 3:
+        return stem[:1] if stem.endswith("ie") else stem[:2] if stem[2] in "ei" or stem == "sky" else stem
+    return stem[:-1] if len(stem) > 3 else stem
 
 
 def _saturated(counts: NDArray[np.float32], lengths: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -275,11 +257,12 @@ def _around(lines: CandidateLines, values: NDArray[np.float32], reach: int, deca
     """Return ``(n, c)``: the sum of the ``values``, ``(n, c)``, around each line, with less weight for farther ones."""
     total = values.copy()
     shares = decay ** np.arange(reach + 1, dtype=np.float32)
+    product = np.empty_like(values)
     for step in range(1, min(reach, len(values) - 1) + 1):
         distance = lines.number[step:] - lines.number[:-step]
         distance = np.maximum(distance, step)  # the rows of one line are neighbours, too
         near = (lines.document[step:] == lines.document[:-step]) & (distance <= reach)
         share = np.where(near, shares[distance.clip(0, reach)], 0)[:, None]
-        total[step:] += share * values[:-step]
-        total[:-step] += share * values[step:]
+        total[step:] += np.multiply(share, values[:-step], out=product[step:])
+        total[:-step] += np.multiply(share, values[step:], out=product[step:])
     return total

@@ -8,6 +8,7 @@ the Python functions take their parameters from the table ``OPTIONS``.
 """
 
 import os
+import posixpath
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from driftline.storage.lines.outline import KINDS
 from driftline.storage.options import INTERFACES, Option, option, options_of
 
 if TYPE_CHECKING:
-    from driftline.storage.entities import Entity
+    from driftline.storage.entities import Boundary, Entity
     from driftline.storage.lines.filters import LineFilter
 
 
@@ -45,7 +46,14 @@ _EDGE, _INSIDE, _PART = r"[^\s\x00-\x1f\x85./*?\[,]", r"[^./*?\[,]", r"[^\s\x00-
 _BRACES = rf"(?:{_PART}\{{(?:{_PART})?(?:,(?:{_PART})?)+\}}|\{{{_PART}(?:,{_PART})+\}})(?:{_PART})?"
 _EXT = rf"^\.?(?:{_EDGE}(?:{_INSIDE}*{_EDGE})?|(?:[^\s\x00-\x1f\x85./*?\[{{][^./*?\[{{]*)?,v|{_BRACES})$"
 """Extensions as ``_extensions`` reads them; it also takes nested braces, and ranges of numbers."""
-_PATH = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
+_BLANK, _NAME = r"\s\x1c-\x1f\x85", r"[^/\x00]*"
+_DOTTED = rf"\.|\.[^/\x00.]{_NAME}|\.\.[^/\x00]{_NAME}"
+"""A name that begins with a dot, but is not '..'."""
+_SEGMENT = rf"(?:{_DOTTED}|[^/\x00.]{_NAME})?"
+_PATH = rf"^(?:{_SEGMENT}(?:/{_SEGMENT})+|{_DOTTED}|[^/\x00.{_BLANK}]{_NAME}|[{_BLANK}]+[^/\x00{_BLANK}]{_NAME})$"
+"""Paths and directories as ``_check_name`` reads them, other than those of this machine."""
+_GLOB = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
+"""Some of the globs that ``check_glob`` accepts."""
 _HERE = INTERFACES - {"http"}
 """Options of searches that are too expensive for every client of a server."""
 _ACTION_AND_COMMAND = frozenset({"action", "command"})
@@ -146,7 +154,7 @@ class SearchFilter:
         flag="--glob",
         parameter="glob",
         metavar="GLOB",
-        pattern=_PATH,
+        pattern=_GLOB,
     )
     exts: Sequence[str] | None = option(
         None, "Only in files with these extensions.", flag="--ext", parameter="ext", metavar="EXT", pattern=_EXT
@@ -197,7 +205,7 @@ class SearchFilter:
     )
     where: "LineFilter | None" = None
     also: "Sequence[LineFilter]" = ()
-    within: "Entity | None" = None
+    within: "Boundary | Entity | None" = None
     on_this_machine: bool = False
 
     def __post_init__(self) -> None:
@@ -209,12 +217,23 @@ class SearchFilter:
         for label, names in (("path", self.paths), ("directory", self.dirs)):
             for each in names or ():
                 _check_name(label, each)
+                if not self.on_this_machine:
+                    _check_inside(label, each)
         if self.globs is not None:
             object.__setattr__(self, "globs", tuple(map(self._glob, self.globs)))
         if self.exts is not None:
             object.__setattr__(self, "exts", tuple(ext for given in self.exts for ext in _extensions(given)))
         extensions_of(self.languages or ())
         _check_kinds(self.kinds or ())
+
+    @property
+    def boundary(self) -> "Boundary | None":
+        """The boundary that ``within`` names; None for the whole workspace."""
+        if self.within is None:
+            return None
+        from driftline.storage.entities import Boundary
+
+        return self.within if isinstance(self.within, Boundary) else Boundary.of(self.within)
 
     def _glob(self, glob: str) -> str:
         if self.on_this_machine and glob.startswith(("~/", "../")):
@@ -421,6 +440,15 @@ def _check_name(label: str, name: str) -> None:
         raise UsageError(f"A {label} is empty", fix="Leave it out; '.' is a whole source.")
     if not is_unicode(name) or "\0" in name:
         raise UsageError(f"A {label} is not UTF-8, but all indexed ones are", repr(name), "Check its encoding.")
+
+
+def _check_inside(label: str, name: str) -> None:
+    if ".." not in name.split("/"):
+        return
+    clean = posixpath.normpath(name.strip("/"))
+    if clean.split("/")[0] == "..":
+        raise UsageError(f"The {label} leads outside its source", name, "Give a path relative to the source.")
+    raise UsageError(f"A {label} must not contain '..'", name, f"Write {clean!r}.")
 
 
 def _extensions(given: str) -> Iterator[str]:

@@ -13,11 +13,11 @@ from lance import LanceDataset, Transaction
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseLost
-from driftline.storage.lines.table import LineTable, schema
+from driftline.storage.lines.table import LineTable, SourceCommit, schema
 from driftline.storage.objects.store import ObjectStore
 from tests.support.waiting import PATIENCE_SECONDS
 
-ENTITY = Entity.parse("source:one")
+ENTITY, OTHER = Entity.parse("source:one"), Entity.parse("source:other")
 DIM = 4
 OLD, NEW = 1, 2
 OLD_BATCH, NEW_BATCH = BatchId("0" * 25 + "A", 1), BatchId("0" * 25 + "B", 1)
@@ -66,8 +66,8 @@ class StagedTable(LineTable):
         super()._transact(transaction)
 
 
-def line(text: str) -> pa.Table:
-    row = {"id": 1, "entity": str(ENTITY), "path": "x", "line_number": 0, "text": text, "vector": [1.0] * DIM}
+def line(text: str, entity: Entity = ENTITY) -> pa.Table:
+    row = {"id": 1, "entity": str(entity), "path": "x", "line_number": 0, "text": text, "vector": [1.0] * DIM}
     return pa.Table.from_pylist([{name: row.get(name) for name in schema(DIM).names}], schema=schema(DIM))
 
 
@@ -117,3 +117,54 @@ def test_whatever_the_order_the_successor_knows_what_its_predecessor_committed(t
         texts = [text for batch in plain.rows(["text"]) for text in batch["text"].to_pylist()]
         assert texts == ["new"], (turns, texts)
         assert plain.commit_marker(ENTITY).holds(NEW_BATCH), turns
+
+
+@pytest.mark.parametrize("has_row", [False, True], ids=["first commit of a source", "later commit"])
+def test_whatever_the_order_sources_that_share_a_commit_are_all_committed_or_none_ever(
+    tmp_path: Path, has_row: bool
+) -> None:
+    """A holder of two sources commits both at once, while another one takes over the first of them."""
+    steps = range(OLD_STEPS + NEW_STEPS)
+    objects = ObjectStore.open(str(tmp_path))
+    outcomes = set()
+    for number, places in enumerate(list(combinations(steps, OLD_STEPS))[:: 6 if has_row else 2]):
+        stage = Stage([OLD if place in places else NEW for place in steps])
+        tables = {actor: StagedTable(objects, ENTITY.tenant, f"{number:x}") for actor in (OLD, NEW)}
+        plain = LineTable(objects, ENTITY.tenant, f"{number:x}")
+        plain.create(DIM)
+        for entity in (ENTITY, OTHER) if has_row else ():
+            plain.fence(entity, 0)
+        for actor, table in tables.items():
+            table.stage, table.actor = stage, actor
+        lost: list[int] = []
+        known: list[bool] = []
+
+        def old_holder(table: StagedTable = tables[OLD], lost: list[int] = lost, plain: LineTable = plain) -> None:
+            both = pa.concat_tables([line("old"), line("other", OTHER)])
+            parts = [SourceCommit(entity, OLD, OLD_BATCH) for entity in (ENTITY, OTHER)]
+            try:
+                table.commit_together(parts, table.write_fragments(both))
+            except LeaseLost:
+                lost.append(plain.count(f"entity = '{OTHER}'"))
+            finally:
+                table.stage.leave(OLD)
+
+        def new_holder(table: StagedTable = tables[NEW], known: list[bool] = known) -> None:
+            try:
+                known.append(table.fence(ENTITY, NEW).holds(OLD_BATCH))
+                gone = ("x",) if known[0] else ()
+                table.commit(ENTITY, NEW, NEW_BATCH, gone, table.write_fragments(line("new")))
+            finally:
+                table.stage.leave(NEW)
+
+        threads = [threading.Thread(target=holder) for holder in (old_holder, new_holder)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        texts = sorted(text for batch in plain.rows(["text"]) for text in batch["text"].to_pylist())
+        assert texts == (["new", "other"] if known[0] else ["new"]), (places, texts)
+        assert plain.commit_marker(OTHER).holds(OLD_BATCH) == known[0], places
+        assert lost == ([] if known[0] else [0]), places
+        outcomes.add(known[0])
+    assert outcomes == {False, True}

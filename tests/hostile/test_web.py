@@ -123,7 +123,7 @@ def test_a_branch_is_searched_and_read_by_its_name(
     assert listed["name"] == name
     page = Page(ask(server, f"/?q=zebra&mode=text&{branch}")[1])
     assert "zebra" in page.text
-    (link,) = {link for link in page.links() if link.startswith("/d/")}
+    (link,) = {link for link in page.links() if link.startswith("/d/org:")}
     assert branch in link
     assert "zebra" in Page(ask(server, link.partition("#")[0])[1]).text
     response, body = ask(server, "/api/v1/search?q=x&branch=none")

@@ -19,16 +19,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from starlette.datastructures import Headers
 
 import driftline as dl
 from driftline.flows.config.memory_settings import boundary_in, load_memory_configuration
 from driftline.flows.memory_stores import Memory
 from driftline.flows.web import authentication as authenticating
-from driftline.flows.web.authentication import Authentication, KnownTokens, TrustedProxy
+from driftline.flows.web.authentication import AccessRules, Authentication, KnownTokens, TrustedProxy
 from driftline.flows.web.guard import MAX_BODY_BYTES, RateLimit
 from driftline.flows.web.requests import Reader
 from driftline.flows.web.serving import Exposure, web_server
 from driftline.flows.web.tools import Tools
+from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StorageError, UsageError
 from driftline.storage.workspace.tokens import Scope, TokenRecord, create_token, read_tokens, revoke_token, token_hash
 from driftline.storage.workspace.workspace import Workspace
@@ -220,7 +222,9 @@ def requests(draw: st.DrawFn) -> tuple[str, str | None]:
     path = draw(st.sampled_from([f"{name}.py", "shared.md", f"../{name}/{name}.py"]))
     branch = draw(st.sampled_from([{}, {"branch": f"branch-{name}"}]))
     query = draw(st.sampled_from(["lease", name]))
-    wanted = draw(st.sampled_from(["search", "page", "excerpt", "document", "documents", "memory", "read", "recall"]))
+    wanted = draw(
+        st.sampled_from(["search", "page", "excerpt", "document", "folder", "documents", "memory", "read", "recall"])
+    )
     if wanted == "read":
         return "", call("read_context", path=path, line=1, **draw(st.sampled_from([{}, {"source": source}])))
     if wanted == "recall":
@@ -236,6 +240,8 @@ def requests(draw: st.DrawFn) -> tuple[str, str | None]:
     if wanted == "document":
         line = draw(st.sampled_from([{}, {"line": 1}]))
         return f"/d/{source}/{path.removeprefix('../')}?{urlencode({**line, **branch})}", None
+    if wanted == "folder":
+        return f"/d/{source}/{draw(st.sampled_from(['', 'sub/', f'{name}/', '../']))}?{urlencode(branch)}", None
     routes = {"page": "/", "memory": "/api/v1/memory/search"}
     return f"{routes.get(wanted, f'/api/v1/{wanted}')}?{urlencode(parameters[wanted])}", None
 
@@ -278,6 +284,10 @@ def test_no_list_names_what_lies_beyond_the_boundary(site: Site, bound: str) -> 
     assert f"/d/{OWN}/source:own/shared.md" in site.ask(f"/d/{OWN}/source:own/own.py?line=1", token=bound).body
     for target in ("status", "sources", "branches", "documents", "search?q=lease&top_k=50", "search?q=x&branch=none"):
         assert "secret" not in site.ask(f"/api/v1/{target}", token=bound).body, target
+    for target in ("/", "/d/", f"/d/{OWN}/source:own/", f"/d/{OWN}/source:own/own.py"):
+        page = site.ask(target, token=bound).body
+        assert f"/d/{OWN}/source:own/" in page
+        assert "secret" not in page, target
     for target in ("/?q=lease", "/d/source:x/y", "/index", "/readyz", "/api/v1/openapi.json"):
         assert "secret" not in site.ask(target, token=bound).body, target
     assert "secret" not in ask_mcp(site, bound, call("index_status")).body
@@ -351,7 +361,7 @@ def test_scripts_of_a_named_origin_read_the_api_with_a_token_and_nothing_else(si
 @pytest.mark.parametrize(("network", "status"), [("127.0.0.0/8", 200), ("10.0.0.0/8", 401)])
 def test_only_the_trusted_proxy_vouches_for_users(site: Site, network: str, status: int) -> None:
     proxy = TrustedProxy("X-Forwarded-User", [ip_network(network)])
-    within = boundary_in(site.workspace, OWN)
+    within = Boundary.of(boundary_in(site.workspace, OWN))
     exposure = Exposure(names=["search.example"], authentication=Authentication(site.tokens, proxy, within))
     with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as address:
         named = {"Host": "search.example", "X_Forwarded_User": "alice"}
@@ -364,9 +374,58 @@ def test_only_the_trusted_proxy_vouches_for_users(site: Site, network: str, stat
         assert ask(address, "/healthz", Host="evil.example").status == 421
 
 
+OWN_ONLY, WITH_B = {"own"}, {"own", "secretb"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "seen"),
+    [
+        ({"X_User": "alice"}, OWN_ONLY),
+        ({"X_User": "alice", "X_Groups": "unknown, readers of b"}, WITH_B),
+        ({"X_User": "bob", "X_Groups": "readers of b,readers of b"}, {"secretb"}),
+        ({"X_User": "Alice", "X_Groups": "OWN, Readers of B"}, set()),
+        ({"X_User": "bob"}, set()),
+        ({"X_User": "bob", "X_Groups": "alice"}, set()),
+        ({"X_Groups": "readers of b"}, None),
+    ],
+)
+def test_a_user_of_the_proxy_sees_what_is_granted_to_user_and_groups(
+    site: Site, headers: dict[str, str], seen: set[str] | None
+) -> None:
+    own, of_b = (Boundary.of(Entity.parse(name)) for name in (OWN, FOREIGN["secretb"]))
+    rules = AccessRules(users={"alice": own}, groups={"readers of b": of_b}, groups_header="X-Groups")
+    proxy = TrustedProxy("X-User", [ip_network("127.0.0.0/8")])
+    exposure = Exposure(authentication=Authentication(site.tokens, proxy, rules=rules))
+    reader = Reader(site.workspace.reread)
+    with serving(web_server(reader, "127.0.0.1", 0, exposure, Tools(reader))) as address:
+        answers = {name: ask(address, f"/api/v1/{name}", **headers) for name in ("sources", "status", "branches")}
+        answers |= {q: ask(address, f"/api/v1/search?q={q}&facets=true", **headers) for q in ("lease", "%22lease%22")}
+        answers["documents"] = ask(address, "/api/v1/documents", **headers)
+        answers["page"] = ask(address, "/?q=lease", **headers)
+        answers["index"] = ask(address, "/index", **headers)
+        body, kind = call("search_lines", query="lease"), "application/json"
+        answers["mcp"] = ask(address, "/mcp", method="POST", body=body, Accept=ACCEPT, Content_Type=kind, **headers)
+        expected = {401, 303} if seen is None else {403} if not seen else {200}
+        for name, answer in answers.items():
+            assert answer.status in expected, name
+            for project in ("own", "secretb", "secretx"):
+                is_there = f"source:{project}" in answer.body or f"branch-{project}" in answer.body
+                assert is_there == (project in (seen or ())), (name, project)
+        assert len(json.loads(answers["documents"].body)["documents"]) == 2 * len(seen) if seen else True
+
+
+def test_a_request_with_several_users_names_nobody() -> None:
+    proxy = TrustedProxy("X-User", [ip_network("10.0.0.0/8")])
+    for sent, user in (([b"ann"], "ann"), ([b"ann", b"bob"], ""), ([b""], ""), ([], "")):
+        headers = Headers(raw=[(b"x-user", each) for each in sent])
+        assert proxy.user_of("10.1.2.3", headers) == user
+        assert proxy.user_of("11.1.2.3", headers) == proxy.user_of("unknown", headers) == ""
+
+
 def test_the_boundary_of_the_server_holds_for_every_token(site: Site, bound: str) -> None:
     everything, beyond = site.token("search"), site.token("search", within=FOREIGN["secretx"])
-    exposure = Exposure(authentication=Authentication(site.tokens, within=boundary_in(site.workspace, OWN)))
+    within = Boundary.of(boundary_in(site.workspace, OWN))
+    exposure = Exposure(authentication=Authentication(site.tokens, within=within))
     with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as address:
         for token in (bound, everything):
             (source,) = json.loads(ask(address, "/api/v1/sources", token=token).body)["sources"]

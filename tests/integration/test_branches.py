@@ -17,7 +17,7 @@ from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.index import remove_source
 from driftline.flows.runs.verify import VerifyRequest, verify_workspace
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StaleBuild, UsageError
 from driftline.storage.workspace.branches import on_branch
 from driftline.storage.workspace.workspace import Workspace
@@ -303,7 +303,7 @@ def test_nobody_sees_a_branch_of_another_tenant(tmp_path: Path, tiny_model: Path
     opened = Workspace.open(workspace)
     acme = Entity.parse("org:acme", opened.config.hierarchy)
     with pytest.raises(UsageError) as caught:
-        on_branch(opened, "topic of umbrella", within=acme)
+        on_branch(opened, "topic of umbrella", within=Boundary.of(acme))
     assert "umbrella" not in caught.value.fix
     found = driftline.search(workspace, "word1", branch="topic of acme", mode="text").results
     assert {hit.text for hit in found} == {"word1 secret of acme", "word1 umbrella"}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import threading
 from collections.abc import Iterator
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from pydantic import SecretStr
 
 from tests.servers.browser import CHROMIUM, Browser, open_browser
 from tests.servers.prefect_server import PrefectServer
@@ -54,6 +59,70 @@ def deployed(site: Site) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     once = registered(site)
     site.driftline("deploy")
     return outcome, once, registered(site)
+
+
+class Pager(BaseHTTPRequestHandler):
+    """Takes messages as a chat does."""
+
+    messages: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.messages.append(body["text"])
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def pager(prefect_server: PrefectServer) -> Iterator[list[str]]:
+    """The messages that the block webhook/pager of the server has sent."""
+    from prefect.blocks.webhook import Webhook
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    Pager.messages.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pager) as receiver:
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        with temporary_settings({PREFECT_API_URL: prefect_server.url}):
+            Webhook(url=SecretStr(f"http://127.0.0.1:{receiver.server_port}/")).save("pager", overwrite=True)
+        yield Pager.messages
+        receiver.shutdown()
+
+
+def test_a_run_that_fails_is_told_to_somebody(tmp_path: Path, prefect_server: PrefectServer, pager: list[str]) -> None:
+    def configure(*notify: str) -> None:
+        lines = [f"notify = {json.dumps(notify)}", '[[sources]]\nuri = "tree"', f'schedule = "{NEVER}"']
+        (tmp_path / "driftline.toml").write_text("\n".join(lines))
+
+    (tmp_path / "tree").mkdir()
+    site = Site(tmp_path, prefect_server, pool="told")
+    deploy = ("deploy", "--prefix", "told:", "--pool", "told")
+    name = f"driftline: tell of failed runs in {tmp_path / '.driftline'}"
+
+    def automations() -> list[Any]:
+        return [each for each in prefect_server.post("automations/filter", {}) if each["name"] == name]
+
+    configure("webhook/nobody")
+    with pytest.raises(AssertionError, match="The Prefect server has no such block: webhook/nobody"):
+        site.driftline(*deploy)
+    assert not [each for each in prefect_server.post("work_pools/filter", {}) if each["name"] == "told"]
+    configure("webhook/pager")
+    for _ in range(2):
+        site.driftline(*deploy)
+    assert len(automations()) == 1
+    for state in ("COMPLETED", "FAILED"):
+        run = site.begin("driftline-index/told:tree")
+        body = {"state": {"type": state, "message": f"It has {state}."}, "force": True}
+        prefect_server.post(f"flow_runs/{run}/set_state", body)
+    site.until(lambda: pager, "the message")
+    (message,) = pager
+    assert "It has FAILED." in message
+    assert f"/runs/flow-run/{run}" in message
+    configure()
+    site.driftline(*deploy)
+    assert automations() == []
 
 
 @pytest.fixture(scope="module")

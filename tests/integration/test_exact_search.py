@@ -14,7 +14,7 @@ import driftline
 from driftline.flows.output.run_series import searches_table
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.search import find as served
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.patterns import MAX_PATTERN_CHARACTERS, Pattern
@@ -396,14 +396,18 @@ def test_a_request_only_narrows_the_boundary_of_a_server(tmp_path: Path) -> None
         entity = f"org:acme/project:{project}/source:s"
         driftline.index(str(tmp_path / project), workspace=at, entity=entity, indexes="none")
     org, own, other = map(Entity.parse, ("org:acme", "org:acme/project:own", "org:acme/project:other"))
-    for boundary, requested, expected in (
-        (own, other, "own"),
-        (own, org, "own"),
-        (org, other, "other"),
-        (own, None, "own"),
+    for boundary, asked, expected in (
+        ([own], other, []),
+        ([own], org, ["own.py"]),
+        ([org], other, ["other.py"]),
+        ([own], None, ["own.py"]),
+        ([own, other], org, ["other.py", "own.py"]),
+        ([own, other], other, ["other.py"]),
+        ([], org, []),
+        ([], None, []),
     ):
-        report = served(Workspace.open(at), SearchRequest('"token"', within=requested), within=boundary)
-        assert {hit.path for hit in report.results} == {f"{expected}.py"}
+        report = served(Workspace.open(at), SearchRequest('"token"', within=asked), within=Boundary.of(*boundary))
+        assert sorted(hit.path for hit in report.results) == expected
     with pytest.raises(UsageError, match="within"):
         driftline.connect("http://127.0.0.1:1").search("token", within=own)
 

@@ -13,6 +13,8 @@ import pytest
 
 from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs.fleet import has_failed
+from driftline.storage.entities import Entity
+from driftline.storage.sources.discovery import spelling
 from driftline.storage.workspace.fleet import read_fleets
 from tests.servers.git_server import Checkout, GitServer, git
 from tests.support.fleets import Fleet, rows, states
@@ -249,3 +251,29 @@ def test_an_entity_of_another_source_is_not_taken(
     assert states(report) == {"team/a": "failing", "team/b": "indexed"}, rows(report)
     assert "bound to another URI" in rows(report)["team/a"]["reason"]
     assert git(projects["a"].folder, "rev-parse", "HEAD") == rows(report)["team/a"]["commit"]
+
+
+def test_names_that_differ_in_case_or_form_only_are_sources_of_their_own_on_any_disk(
+    git_server: GitServer, fleet: Fleet, tmp_path: Path
+) -> None:
+    names = ["Org/App", "org/app", "org/\u00fc", "org/u\u0308"]
+    trees = {}
+    for number, name in enumerate(names):
+        (git_server.root / name).parent.mkdir(exist_ok=True)
+        trees[name] = Checkout.of(git_server.create(f"{name}.git"), tmp_path / "trees" / str(number))
+        trees[name].write(f"of_{number}.md", f"file {number}\n")
+        trees[name].push()
+    first = rows(fleet.sync())
+    assert {path: row["state"] for path, row in first.items()} == dict.fromkeys(names, "indexed")
+    entities = {path: row["entity"] for path, row in first.items()}
+    assert len({spelling(entity) for entity in entities.values()}) == len(names)
+    directories = {Entity.parse(entity).directory.casefold() for entity in entities.values()}
+    assert len(directories) == len(names)
+    found = fleet.documents()
+    for number, name in enumerate(names):
+        assert found[Entity.parse(entities[name]).id] == {f"of_{number}.md"}
+    trees["org/app"].write("more.md", "another file\n")
+    trees["org/app"].push()
+    second = fleet.sync()
+    assert second["to_index"] == [entities["org/app"]]
+    assert {path: row["entity"] for path, row in rows(second).items()} == entities

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -134,27 +135,20 @@ def test_fifty_sources_are_indexed_concurrently_whatever_happens_to_two_of_them(
     (tmp_path / "driftline.toml").write_text(f'workspace = "index"\nmodel = "{tiny_model}"\n{tables}')
     monkeypatch.setenv("DRIFTLINE_CONFIG", str(tmp_path / "driftline.toml"))
     monkeypatch.delenv("DRIFTLINE_WORKSPACE", raising=False)
-    running, most_at_once, lock = 0, 0, threading.Lock()
-    execute = SourceRun.execute
+    threads: set[int] = set()
+    begin = SourceRun.begin
 
-    def watched(run: SourceRun) -> None:
-        nonlocal running, most_at_once
-        with lock:
-            running += 1
-            most_at_once = max(most_at_once, running)
-        try:
-            if run.entity.parts[-1][1] in (names[7], names[31]):
-                raise StorageError("The disk has failed", run.report.uri)
-            execute(run)
-        finally:
-            with lock:
-                running -= 1
+    def watched(run: SourceRun, stack: ExitStack) -> bool:
+        threads.add(threading.get_ident())
+        if run.entity.parts[-1][1] in (names[7], names[31]):
+            raise StorageError("The disk has failed", run.report.uri)
+        return begin(run, stack)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SourceRun, "execute", watched)
+        patch.setattr(SourceRun, "begin", watched)
         failed = driftline("index", "--all", "--indexes", "none", "--json")
     assert failed.code == 3
-    assert most_at_once > 1
+    assert len(threads) > 1
     assert sorted(failure["uri"] for failure in failed.json["failed"]) == [str(tmp_path / names[i]) for i in (7, 31)]
     assert [source["uri"] for source in failed.json["sources"]] == [str(tmp_path / name) for name in names]
     assert sum(source["new"] for source in failed.json["sources"]) == 48

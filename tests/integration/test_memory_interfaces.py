@@ -58,7 +58,8 @@ def test_a_value_goes_in_and_out_by_the_command_line(
     assert (got.json["value"], got.json["metadata"]) == ({"step": 1}, {"phase": "plan", "n": 1})
     assert driftline("memory", "get", "note", "--in", "org:acme").out == '"the cat sleeps on the sofa"\n'
     assert run("get", "plan").json["value"] == {"step": 1}
-    assert run("get", "plan", "--in", "org:default").code == 1
+    missing = run("get", "plan", "--in", "org:default")
+    assert (missing.code, missing.err) == (1, "driftline: No entry has the key 'plan'.\n")
     assert [entry["key"] for entry in run("list").json["entries"]] == ["note", "plan"]
     listed = run("list", "org:acme", "--limit", "1").json
     assert ([entry["key"] for entry in listed["entries"]], listed["total_count"]) == (["note"], 2)
@@ -67,7 +68,8 @@ def test_a_value_goes_in_and_out_by_the_command_line(
     assert (found[0]["record"]["key"], found[0]["rank"]) == ("note", 1)
     assert run("search", "a cat", "--in", "org:acme", "--where", "phase=act").code == 1
     assert run("move", OWNER, "org:acme/project:beta").json["moved_to"] == "org:acme/project:beta/user:alice"
-    assert run("list", "org:acme/project:alpha").code == 1
+    empty = run("list", "org:acme/project:alpha")
+    assert (empty.code, empty.err) == (1, "driftline: No entry matches.\n")
     assert set(run("rebuild", "org:acme").json["indexes"].values()) == {2, 0}
     assert run("delete", "plan", "--in", "org:acme").json["deleted"]
     assert run("delete", "plan", "--in", "org:acme").code == 1

@@ -61,6 +61,34 @@ def test_wrong_use_is_reported(workspace: Path, driftline: Callable[..., Any], w
     assert len(outcome.err.splitlines()) == 1
 
 
+ACCESS = """
+workspace = "ws"
+[access]
+users = {{ann = ["{entity}"]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("entity", "options", "complaint"),
+    [
+        ("org:acme", (), "[access] needs a proxy that names the users"),
+        ("acme", ("--trusted-proxy-header", "X-User", "--trusted-proxy", "10.0.0.1"), "'acme'"),
+    ],
+)
+def test_rules_of_access_that_cannot_hold_stop_the_server(
+    workspace: Path,
+    driftline: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    entity: str,
+    options: tuple[str, ...],
+    complaint: str,
+) -> None:
+    monkeypatch.chdir(workspace.parent)
+    Path("driftline.toml").write_text(ACCESS.format(entity=entity))
+    outcome = driftline("web", "--port", 0, *options)
+    assert (outcome.code, complaint in outcome.err) == (2, True), outcome
+
+
 def test_a_wildcard_address_needs_a_name(workspace: Path, driftline: Callable[..., Any]) -> None:
     assert driftline("token", "create", "--workspace", workspace).code == 0
     outcome = driftline("web", "--workspace", workspace, "--host", "0.0.0.0", "--port", 0)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from driftline.flows.web.pages import search_page
+from driftline.flows.web.pages import DocumentView, document_page, search_page
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.query import ExactCounts, SearchReport
 from driftline.tasks.search.request import SearchRequest
@@ -306,6 +306,73 @@ def test_hostile_names_and_contents_are_text(site: Site) -> None:
     assert "</code><script>alert(1)</script>" in page.locator("#L1").inner_text()
 
 
+def test_folders_are_browsed_with_keys_and_searched(site: Site) -> None:
+    page = site.page
+    site.browser.open(site.url, "Browse")
+    page.get_by_role("link", name="tree", exact=True).click()
+    page.wait_for_url("**/source:tree/")
+    entries = page.locator(".entries li")
+    expect(entries).to_have_text(
+        [re.compile("src/ 1 doc"), re.compile("<img"), re.compile("notes.md \\d+ B"), re.compile("bin")]
+    )
+    expect(entries.last).to_have_text("photo.bin not indexed: binary")
+    page.keyboard.press("j")
+    expect(entries.first.get_by_role("link")).to_be_focused()
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/src/")
+    page.fill("#q", "lease")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**dir=src*")
+    expect(files(page)).to_have_text(["src/lease.py"])
+
+
+def test_a_document_stands_among_its_files_and_below_its_folders(site: Site) -> None:
+    page = site.page
+    site.browser.open(f"{site.url}d/{SOURCE}/src/lease.py?line=8", "Renew the lease of a run")
+    crumbs = page.get_by_role("navigation", name="Breadcrumb").get_by_role("link")
+    assert crumbs.all_inner_texts() == ["Sources", "tree", "src"]
+    expect(page.locator(".tree [aria-current]")).to_have_text("lease.py")
+    expect(page.locator(".names .here")).to_contain_text("Lease.renew")
+    page.locator("#L12 a").click()
+    expect(page.locator(".names .here")).to_contain_text("Lease.release")
+    page.get_by_role("link", name="The folder above").click()
+    page.wait_for_url("**/source:tree/")
+    page.get_by_role("link", name="Sources").click()
+    page.wait_for_url("**/d/")
+    expect(page.locator(".entries li")).to_have_text([re.compile("tree 3 documents")])
+
+
+def test_a_line_without_a_host_has_a_link_to_copy() -> None:
+    lines = {"lines": ["a", "b"], "start_line": 1, "current": True, "url": None, "anchors": ()}
+    view = DocumentView({"source": SOURCE, "path": "src/a.py", **lines}, line=2, branch="topic")
+    link = f"/d/{SOURCE}/src/a.py?line=2&amp;branch=topic#L2"
+    assert f'<a id="own" href="{link}">Line 2</a> <button type="button" class="copy">' in document_page(view).decode()
+
+
+def test_a_search_that_finds_nothing_offers_wider_ones(site: Site) -> None:
+    page = site.page
+    site.browser.open(f'{site.url}?q="renews+zebra"&lang=markdown', "Nothing found")
+    expect(page.get_by_role("link", name="without filters")).to_be_visible()
+    page.get_by_role("link", name="by the words alone").click()
+    page.wait_for_url("**/?q=renews+zebra*")
+    assert results(page).count() > 0
+
+
+def test_filters_are_folded_where_there_is_no_room(site: Site) -> None:
+    page = site.page
+    page.set_viewport_size({"width": 390, "height": 800})
+    site.browser.open(f"{site.url}?q=lease&mode=text", "notes.md")
+    expect(page.get_by_label("python 2")).to_be_hidden()
+    page.get_by_text("Filters", exact=True).click()
+    page.get_by_label("python 2").check()
+    page.wait_for_url("**lang=python*")
+    expect(page.get_by_label("python 2")).to_be_visible()
+    page.set_viewport_size({"width": 1200, "height": 800})
+    expect(page.get_by_label("python 2")).to_be_visible()
+
+
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed (any machine with npm: make axe)")
 def test_every_page_is_accessible_light_and_dark_wide_and_narrow(site: Site) -> None:
     page = site.page
@@ -315,6 +382,7 @@ def test_every_page_is_accessible_light_and_dark_wide_and_narrow(site: Site) -> 
         "?q=lease",
         "?q=nothing&mode=text",
         f"d/{SOURCE}/src/lease.py?line=8",
+        f"d/{SOURCE}/",
         "index",
         "sql?q=SHOW+TABLES",
         "sign-in",
@@ -351,10 +419,12 @@ def test_a_page_is_small_and_painted(site: Site) -> None:
     page = site.page
     received: list[int] = []
     page.on("response", lambda response: received.append(len(response.body())))
-    page.goto(f"{site.url}?q=lease", wait_until="networkidle")
-    assert len(received) >= 3
-    assert 0 < sum(received) <= MAX_BYTES
-    assert site.browser.first_paint_milliseconds() > 0
+    for target in ("", "?q=lease", f"d/{SOURCE}/src/lease.py?line=8", f"d/{SOURCE}/", "d/"):
+        received.clear()
+        page.goto(site.url + target, wait_until="networkidle")
+        assert len(received) >= 3, target
+        assert 0 < sum(received) <= MAX_BYTES, target
+        assert site.browser.first_paint_milliseconds() > 0
 
 
 def test_pictures_of_the_pages_for_the_documentation(site: Site) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Boundary, Entity
 from driftline.storage.workspace.branches import on_branch
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.flaky import FlakyProxy
@@ -194,7 +194,10 @@ def soak(folder: Path, seconds: float, seed: int) -> dict[str, object]:
             for tree in trees:
                 try:
                     entity = Entity.parse(tree.entity)
-                    for here in (workspace, *(on_branch(workspace, name, within=entity) for name in BRANCHES)):
+                    for here in (
+                        workspace,
+                        *(on_branch(workspace, name, within=Boundary.of(entity)) for name in BRANCHES),
+                    ):
                         assert_in_step(here, entity, files_below(tree.folder))
                 except AssertionError as error:
                     commands.problem(f"{tree.entity} is not in step: {error}")

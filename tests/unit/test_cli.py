@@ -101,6 +101,12 @@ def test_no_command_says_what_to_do_where_nothing_is_indexed(nowhere: Path, caps
             "No such option: --includ. Did you mean --include? Try 'driftline index --help'.",
         ),
         (["status", "two", "words"], '"two words"'),
+        (["help"], "Did you mean '--help'?"),
+        (["version"], "Did you mean '--version'?"),
+        (["search", "-h"], "Did you mean --help?"),
+        (["memory"], "Add one of put, get, list,"),
+        (["grep", "x"], "The argument FILE is missing. Name files or folders, such as '.'"),
+        (["search", "x", "--top-k", "many"], "'many' is not a whole number."),
     ],
 )
 def test_wrong_use_names_the_nearest_right_one(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from typing import Any
@@ -76,6 +77,28 @@ def test_an_index_report_counts_what_was_skipped(capsys: pytest.CaptureFixture[s
     assert "2 LIST, 30 GET: about 0.01" in out
     assert "1,200 new, 2 changed, 3 touched, 4 unchanged, 5 deleted" in out
     assert "2 binary, 1 secret" in out
+
+
+def test_counts_of_zero_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = dict.fromkeys(("new", "changed", "touched", "unchanged", "deleted"), 0)
+    source = {"entity": "source:s", "uri": "/s", "skipped": [], "lines_embedded": 0, "lines_total": 0}
+    result = {"run_id": "r", "workspace": "/w", "seconds": 1.25, "requests": {}}
+    for found, shown in ((counts, "documents: none\n"), ({**counts, "changed": 1}, "documents: 1 changed\n")):
+        print_index({**result, "sources": [source | found]}, dry_run=False)
+        assert shown in capsys.readouterr().out
+
+
+def test_a_narrow_terminal_shows_records(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {"entity": "org:o/project:p/source:web", "uri": "/" + "u" * 50, "documents": 1234, "lines": 5}
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_sources({"workspace": "/w", "sources": [source]})
+    out = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
+    assert out.splitlines()[:3] == [
+        "entity     org:o/project:p/source:web",
+        f"uri        {source['uri']}",
+        "documents  1,234",
+    ]
 
 
 def test_the_status_of_an_empty_workspace_is_readable(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -129,3 +129,22 @@ def test_the_document_of_the_api_has_the_limits_of_the_table() -> None:
     top_k = next(each for each in parameters(options_in("http")) if each.name == "top_k")
     schema = TypeAdapter(top_k.annotation).json_schema()
     assert (schema["minimum"], schema["maximum"], top_k.default) == (1, 50, 10)
+
+
+def _is_directory(name: str) -> bool:
+    try:
+        SearchFilter(dirs=[name])
+    except UsageError:
+        return False
+    return True
+
+
+@given(st.text(st.sampled_from("a/. \n\0\x1c\x85é\ufeff"), max_size=8))
+@example("..\n")
+@example("a/..")
+@example("a/../b")
+@example(" ..")
+def test_the_published_pattern_of_a_directory_is_what_is_accepted(name: str) -> None:
+    pattern = OPTIONS["dirs"].pattern
+    assert pattern is not None
+    assert bool(name and re.search(pattern, name)) == _is_directory(name)

@@ -1,0 +1,218 @@
+"""Run small sources together, so that the effort of a run grows with their lines (DESIGN, "Index run").
+
+Each source has its lease, its staged delta and its commit marker as in a run of its own. They share the batch, its
+fragments, and the transaction, which commits all of them or none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from driftline.flows.output.progress import Progress, run_stage
+from driftline.flows.runs.executors import Executor
+from driftline.flows.runs.source_run import BATCH_BYTES, BATCH_DOCUMENTS, COMMIT_SECONDS, SegmentBuilds, SourceRun
+from driftline.storage.errors import DriftlineError, LeaseHeld
+from driftline.storage.objects.request_counts import phase
+from driftline.tasks.indexing.batch import BatchResult, BatchSpec, GroupResult, embed_group
+from driftline.tasks.indexing.commit import ChangeSet, Dissolved, Staged, commit_together
+
+GROUP_SOURCES = 32
+"""Sources that share a commit: each holds its lease until then, which a thread renews."""
+SOURCES_PER_SLOT = 2
+"""Concurrent sources, or groups of them, for each slot of the executor: their coordinator mostly waits."""
+
+Outcome = tuple[SourceRun, DriftlineError | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A source of a group, with its ``lease``, and the batch that it shares."""
+
+    run: SourceRun
+    batch: BatchSpec
+    lease: ExitStack
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.batch.changes["size_bytes"].to_pylist())
+
+
+def grouped(runs: Sequence[SourceRun], slots: int, *, together: bool) -> list[Sequence[SourceRun]]:
+    """Cut ``runs`` into the groups that may run ``together``, without leaving a slot of the executor idle."""
+    at_once = SOURCES_PER_SLOT * slots
+    size = min(GROUP_SOURCES, -(-len(runs) // at_once)) if together else 1
+    return [runs[start : start + size] for start in range(0, len(runs), size)]
+
+
+class SourceGroup:
+    """Runs sources one after another, but embeds and commits what is small together; ``outcomes`` says how each ended.
+
+    Groups that run concurrently share ``committing``, a lock.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        progress: Progress,
+        builds: SegmentBuilds,
+        committing: AbstractContextManager[object],
+    ) -> None:
+        self.outcomes: list[Outcome] = []
+        self._executor, self._progress, self._builds, self._committing = executor, progress, builds, committing
+        self._members: list[_Member] = []
+        self._since = 0.0
+
+    def execute(self, runs: Iterable[SourceRun], *, may_wait: bool) -> list[Outcome]:
+        """Run the sources. If it ``may_wait`` for leases of other runs, it does so last, for one after another."""
+        held: list[SourceRun] = []
+        try:
+            for run in runs:
+                try:
+                    self._begin(run)
+                except LeaseHeld as error:
+                    if may_wait:
+                        held.append(run)
+                    else:
+                        self.outcomes.append((run, error))
+                except DriftlineError as error:
+                    self.outcomes.append((run, error))
+                if self._is_full():
+                    self._finish()
+            self._finish()
+        finally:
+            for member in self._members:
+                member.lease.close()
+        self.outcomes += [(run, run_alone(run)) for run in held]
+        return self.outcomes
+
+    def _begin(self, run: SourceRun) -> None:
+        """Add a source to the group, or run it alone if it shares nothing. Raises the errors of its run."""
+        with ExitStack() as stack:
+            batch = None
+            if run.begin(stack):
+                batch = run.shared_batch()
+                if batch is None:
+                    if run.has_much_to_do():
+                        self._finish()
+                    run.complete()
+            if batch is not None:
+                self._since = self._since if self._members else time.monotonic()
+                self._members.append(_Member(run, batch, stack.pop_all()))
+                return
+        self.outcomes.append((run, None))
+
+    def _is_full(self) -> bool:
+        if not self._members:
+            return False
+        documents = sum(len(member.batch.changes) for member in self._members)
+        size_bytes = sum(member.size_bytes for member in self._members)
+        is_old = time.monotonic() - self._since > COMMIT_SECONDS
+        return is_old or documents > BATCH_DOCUMENTS // 2 or size_bytes > BATCH_BYTES // 2
+
+    def _finish(self) -> None:
+        """Embed and commit the members, and end their runs."""
+        tables: dict[str, list[_Member]] = {}
+        for member in self._members:
+            tables.setdefault(member.run.committer.table.uri, []).append(member)
+        for members in tables.values():
+            if len(members) == 1:
+                self._end(members[0], members[0].run.complete)
+            else:
+                self._finish_table(members)
+        self._members = []
+
+    def _finish_table(self, members: Sequence[_Member]) -> None:
+        ended: set[str] = set()
+        ready: list[tuple[_Member, BatchResult, ChangeSet]] = []
+        try:
+            result = self._embed(members)
+            for member, part in zip(members, result.parts, strict=True):
+                if isinstance(part, DriftlineError):
+                    ended.add(str(member.run.entity))
+                    self._fail(member, part)
+                else:
+                    ready.append((member, part, member.run.shared_changes(part)))
+            staged = self._commit(ready, result.fragments)
+        except Dissolved:
+            for member, _, _ in ready:
+                self._end(member, member.run.complete)
+        except DriftlineError as error:
+            for member in members:
+                if str(member.run.entity) not in ended:
+                    self._fail(member, error)
+        else:
+            for (member, part, changes), delta in zip(ready, staged, strict=True):
+                self._end(member, partial(_publish, member.run, part, changes, delta))
+            if ready:
+                self._builds.committed(members[0].run.owner, members[0].run.committer.table)
+
+    def _embed(self, members: Sequence[_Member]) -> GroupResult:
+        batches = tuple(member.batch for member in members)
+
+        def embed() -> GroupResult:
+            with phase("batches"):
+                (result,) = self._executor.map(embed_group, [batches])
+            return result
+
+        result = run_stage(
+            f"embed {_title(members)}",
+            embed,
+            lambda found: f"{sum(len(batch.changes) for batch in batches):,} documents of {len(found.parts)} sources",
+            after=[f"scan {member.run.entity}" for member in members],
+        )
+        lines = sum(part.lines for part in result.parts if not isinstance(part, DriftlineError))
+        documents = sum(len(batch.changes) for batch in batches)
+        self._progress.advance(documents - result.reported[0], lines - result.reported[1])
+        return result
+
+    def _commit(
+        self, ready: Sequence[tuple[_Member, BatchResult, ChangeSet]], fragments: Sequence[str]
+    ) -> list[Staged]:
+        if not ready:
+            return []
+        changes = [(member.run.committer, change) for member, _, change in ready]
+
+        def commit() -> list[Staged]:
+            with self._committing, phase("commit"):
+                return commit_together(changes, fragments)
+
+        title = _title([member for member, _, _ in ready])
+        said = f"{sum(len(change.rows) for _, change in changes):,} documents committed"
+        return run_stage(f"commit {title}", commit, lambda _: said, after=(f"embed {title}",))
+
+    def _end(self, member: _Member, work: Callable[[], None]) -> None:
+        """Do the last ``work`` of a source, and release its lease."""
+        failure: DriftlineError | None = None
+        with member.lease:
+            try:
+                work()
+            except DriftlineError as error:
+                failure = error
+        self.outcomes.append((member.run, failure))
+
+    def _fail(self, member: _Member, error: DriftlineError) -> None:
+        member.lease.close()
+        self.outcomes.append((member.run, error))
+
+
+def _title(members: Sequence[_Member]) -> str:
+    return f"{members[0].run.entity} and {len(members) - 1:,} others"
+
+
+def _publish(run: SourceRun, result: BatchResult, changes: ChangeSet, staged: Staged) -> None:
+    run.committer.publish(staged)
+    run.committed(result, changes)
+    run.end()
+
+
+def run_alone(run: SourceRun) -> DriftlineError | None:
+    """Run a source, and return why it failed, if it did."""
+    try:
+        run.execute()
+    except DriftlineError as error:
+        return error
+    return None

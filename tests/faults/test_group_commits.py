@@ -1,0 +1,156 @@
+"""Small sources that share a commit: wherever their run ends, each of them is as it was or as it is now."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.flows.runs import source_group
+from driftline.flows.runs.index import index_sources
+from driftline.flows.runs.plan import IndexRequest, SourceRequest
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError, LeaseLost
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.indexing import commit
+from driftline.tasks.indexing.commit import ChangeSet, Committer
+from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.faults.test_interrupted_runs import OLD_NS, write_tree
+from tests.support.oracle import assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+
+NAMES = ("one", "two", "three")
+OLD = {"changed.txt": "word1\nword2\n", "gone.txt": "word3\n"}
+NEW = {"changed.txt": "word4\nword2\n", "new.txt": "word5\n"}
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture(autouse=True)
+def one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_group, "SOURCES_PER_SLOT", 1)
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+class Sources:
+    """Folders with their sources in a workspace."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder, self.model, self.workspace = folder, model, folder / "workspace"
+
+    def write(self, files: dict[str, str], *, names: Sequence[str] = NAMES, later: int = 0) -> None:
+        for name in names:
+            write_tree(self.folder / name, files, OLD_NS + later * 10**9)
+
+    def index(self, *names: str) -> Any:
+        sources = tuple(SourceRequest(str(self.folder / name), f"source:{name}") for name in names or NAMES)
+        request = IndexRequest(
+            sources, str(self.workspace), model=str(self.model), workers=1, indexes="none", keep_going=True
+        )
+        return index_sources(request)
+
+    def check(self, names: Sequence[str] = NAMES) -> None:
+        for name in names:
+            files = files_below(self.folder / name)
+            assert_in_step(Workspace.open(str(self.workspace)), Entity.parse(f"source:{name}"), files)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first run", "later run"])
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_run_of_small_sources_that_is_interrupted_anywhere_leaves_each_old_or_new(
+    tmp_path: Path, tiny_model: Path, mode: Mode, known: bool
+) -> None:
+    """One source goes back to what it was, another goes on alone, and all of them are in step."""
+    sources, template = Sources(tmp_path, tiny_model), tmp_path / "template"
+    if known:
+        sources.write(OLD)
+        sources.index()
+        sources.workspace.rename(template)
+
+    def attempt(faults: Faults) -> None:
+        shutil.rmtree(sources.workspace, ignore_errors=True)
+        if known:
+            shutil.copytree(template, sources.workspace)
+        sources.write(NEW, later=1)
+        with injected(faults):
+            try:
+                report = sources.index()
+            except (Crash, DriftlineError):
+                return
+        failed = {uri.rpartition("/")[2] for uri, _ in report.failed}
+        sources.check([name for name in NAMES if name not in failed])
+
+    undisturbed = Faults()
+    attempt(undisturbed)
+    transactions = [name for name in undisturbed.log if "_transact" in name]
+    assert len(transactions) == (1 if known else 2), transactions
+    first = next(at for at, name in enumerate(undisturbed.log) if "_staged_" in name)
+    for at in range(first - 1 - known, len(undisturbed.log), 2 if mode is Mode.CRASH_AFTER else 4):
+        try:
+            attempt(Faults(mode, at))
+            sources.write(OLD, names=NAMES[:1])
+            sources.index(NAMES[0])
+            sources.index(NAMES[1])
+            sources.check(NAMES[:2])
+            sources.index()
+            sources.check()
+            assert_nothing_staged(Workspace.open(str(sources.workspace)))
+        except Exception as error:
+            raise AssertionError(f"after {mode} operation {at}, {undisturbed.log[at]}") from error
+
+
+def test_a_source_that_another_run_takes_over_fails_alone(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = Sources(tmp_path, tiny_model)
+    sources.write(OLD)
+    sources.index()
+    sources.write(NEW, later=1)
+
+    def taken_over(changes: Sequence[tuple[Committer, ChangeSet]], fragments: Sequence[str]) -> Any:
+        victim = changes[1][0]
+        victim.table.fence(victim.entity, victim.lease.token + 1)
+        return commit.commit_together(changes, fragments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(source_group, "commit_together", taken_over)
+        report = sources.index()
+    assert [(uri.rpartition("/")[2], type(error)) for uri, error in report.failed] == [(NAMES[1], LeaseLost)]
+    sources.check((NAMES[0], NAMES[2]))
+    assert not sources.index().failed
+    sources.check()
+    assert_nothing_staged(Workspace.open(str(sources.workspace)))
+
+
+def test_a_source_that_cannot_be_read_or_staged_stops_no_other(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = Sources(tmp_path, tiny_model)
+    sources.write(NEW)
+    faults = Faults()
+    with injected(faults):
+        sources.index()
+    sources.check()
+    staged = [at for at, name in enumerate(faults.log) if "create" in name and "_staged_" in name]
+    assert len(staged) == len(NAMES)
+    sources.write(OLD, later=2)
+    with injected(Faults(Mode.FAIL, _number_of_second_stage(sources))):
+        report = sources.index()
+    assert not report.failed
+    sources.check()
+
+
+def _number_of_second_stage(sources: Sources) -> int:
+    """The number of the operation that stages the second source, found by a run into a copy of the workspace."""
+    kept, faults = sources.workspace.with_name("kept"), Faults()
+    shutil.copytree(sources.workspace, kept)
+    with injected(faults):
+        sources.index()
+    shutil.rmtree(sources.workspace)
+    kept.rename(sources.workspace)
+    return [at for at, name in enumerate(faults.log) if "create" in name and "_staged_" in name][1]
