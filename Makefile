@@ -91,7 +91,7 @@ lowest: $(DEVELOPMENT) ## index, search and unit tests with the lowest versions 
 	PATH="$(abspath $(LOWEST)/bin):$$PATH" $(LOWEST)/bin/python $(PYTEST) tests/unit tests/integration/test_cli_index.py \
 		--ignore tests/unit/test_modules.py --ignore tests/unit/test_english.py $(ARGS)
 
-soak: $(DEVELOPMENT) ## two hosts on a failing store, the web server, damaged workspaces (SOAK_SECONDS=60, SOAK_WORKSPACES=50)
+soak: $(DEVELOPMENT) ## two hosts on a failing store, the web server, broken documents, damaged workspaces (SOAK_SECONDS=60, SOAK_WORKSPACES=50)
 	DRIFTLINE_SOAK_SECONDS=$(SOAK_SECONDS) DRIFTLINE_SOAK_SEED=$(SOAK_SEED) $(BIN)/python -m pytest -rP tests/soak $(ARGS)
 	DRIFTLINE_DAMAGED_WORKSPACES=$(SOAK_WORKSPACES) $(BIN)/python -m pytest --timeout 14400 tests/faults/test_damage.py -k any_change
 

@@ -76,6 +76,8 @@ def index(
     branch: str | None = None,
     redact: Redaction | None = None,
     link: str | None = None,
+    archives: bool | None = None,
+    notebook_outputs: bool | None = None,
 ) -> dict[str, Any]:
     """Update the index of the sources: embed new and changed documents, delete vanished ones.
 
@@ -102,6 +104,8 @@ def index(
         storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
         branch: Index this branch of the sources; the main index does not change.
         link: The kind of the sources' host, or a template of links to it; default: as before, else by its name.
+        archives: Index the files inside of zip and tar archives and of mail; default: as before, else no.
+        notebook_outputs: Index the text of the outputs of notebooks; default: as before, else no.
 
     Returns:
         The report of the run, as ``driftline index --json`` prints it.
@@ -112,6 +116,7 @@ def index(
     request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
     request = replace(request, max_file_bytes=max_file_bytes, max_document_bytes=max_document_bytes)
     request = replace(request, max_delete_fraction=max_delete_fraction, storage_options=options_of(storage_options))
+    request = replace(request, archives=archives, notebook_outputs=notebook_outputs)
     return _run(request, workspace, max_deltas)
 
 
@@ -133,6 +138,8 @@ def fleet(
     indexes: Literal["all", "text", "none"] = "all",
     storage_options: dict[str, str] | None = None,
     redact: Redaction | None = None,
+    archives: bool | None = None,
+    notebook_outputs: bool | None = None,
 ) -> dict[str, Any]:
     """Index the repositories of fleets that changed, and retire those that are gone.
 
@@ -152,6 +159,8 @@ def fleet(
         indexes: Which search indexes to update.
         storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
         redact: Which credentials inside text are replaced; default: as before, else known.
+        archives: Index the files inside of zip and tar archives and of mail; default: as before, else no.
+        notebook_outputs: Index the text of the outputs of notebooks; default: as before, else no.
 
     Returns:
         The report of the sync, as ``driftline fleet sync --json`` prints it.
@@ -161,6 +170,7 @@ def fleet(
 
     uri, found = workspace_named(workspace), fleets_of(fleets) if fleets else open_config(None).fleets
     configuration = Configuration(Path("fleets"), uri, model, fleets=found, redact=redact)
+    configuration = replace(configuration, archives=archives, notebook_outputs=notebook_outputs)
     how = {"executor": executor, "workers": workers, "indexes": indexes}
     request = FleetRequest(configuration, uri, how, max_delete_fraction, wait_seconds, retry)
     request = replace(request, storage_options=options_of(storage_options), has_all_fleets=False)

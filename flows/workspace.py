@@ -409,6 +409,8 @@ def index(
     deep: bool | str | None = None,
     redact: Redaction | None = None,
     link: str | None = None,
+    archives: bool | None = None,
+    notebook_outputs: bool | None = None,
 ) -> IndexReport:
     """Update the index to the current state of sources.
 
@@ -440,6 +442,8 @@ def index(
         deep: embed definitions with a transformer, or with the one that this names; False ends it.
         redact: what to do with secrets: ``off``, ``known`` or ``strict``; None keeps the setting of the source.
         link: the kind of the git host, or a template of links to it; None keeps that of the source, "" removes it.
+        archives: index the files inside of zip and tar archives and of mail; None keeps the setting of the source.
+        notebook_outputs: index the text of the outputs of notebooks; None keeps the setting of the source.
 
     Returns:
         The results of the run, by source.

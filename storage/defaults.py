@@ -30,6 +30,21 @@ Redaction = Literal["off", "known", "strict"]
 DEFAULT_REDACTION: Redaction = "known"
 """How the text of a new source is redacted."""
 
+INSIDE = "!/"
+"""Stands between the path of an archive or a mail and that of a file inside."""
+NAMED_LIKE_ARCHIVE = r"\.(?i:zip|jar|war|whl|tar|tgz|tbz2|txz|tar\.(?:gz|bz2|xz|zst|zstd|lz4)|eml|mbox)$"
+"""Names of the files that a run opens as folders if asked."""
+
+
+def container_of(path: str) -> str:
+    """Return the path of the file that holds a document: the outermost archive or mail, or the document itself.
+
+    >>> container_of("old/a.zip!/b/c.txt"), container_of("c.txt")
+    ('old/a.zip', 'c.txt')
+    """
+    return path.partition(INSIDE)[0]
+
+
 FALLBACK_THRESHOLD = 0.5
 """The strategy ``hybrid`` filters after the search if at least this share of the lines matches."""
 

@@ -55,6 +55,9 @@ class SkipReason(enum.StrEnum):
     NO_TEXT = "document without text"
     BOMB = "document that unpacks to too much"
     NEEDS_EXTRA = "needs driftline[documents]"
+    ARCHIVE = "archive"
+    NESTED = "archive nested too deep"
+    REPLACED = "replaced by a later member of the same name"
     SLOW = "document that takes too long to read"
 
 

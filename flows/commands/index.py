@@ -59,6 +59,22 @@ RedactOption = Annotated[
     Redaction | None,
     typer.Option(help="Which credentials inside text to replace.", show_default="as before, else known"),
 ]
+ArchivesOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--archives/--no-archives",
+        help="Index the files inside of zip and tar archives and of mail.",
+        show_default="as before, else no",
+    ),
+]
+NotebookOutputsOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--notebook-outputs/--no-notebook-outputs",
+        help="Index the text of the outputs of notebooks.",
+        show_default="as before, else no",
+    ),
+]
 RebindOption = Annotated[bool, typer.Option("--rebind", help="Allow the entity to change its URI.")]
 ReembedOption = Annotated[bool, typer.Option("--reembed", help="Allow the workspace to change its model.")]
 IndexesOption = Annotated[Literal["all", "text", "none"], typer.Option(help="Which search indexes to update.")]
@@ -97,6 +113,8 @@ def index(
     max_file_bytes: MaxFileBytesOption = DEFAULT_MAX_FILE_BYTES,
     max_document_bytes: MaxDocumentBytesOption = DEFAULT_MAX_DOCUMENT_BYTES,
     redact: RedactOption = None,
+    archives: ArchivesOption = None,
+    notebook_outputs: NotebookOutputsOption = None,
     rebind: RebindOption = False,
     reembed: ReembedOption = False,
     wait: WaitOption = 0.0,
@@ -121,6 +139,7 @@ def index(
     how: dict[str, Any] = {"executor": executor, "workers": workers, "full": full, "dry_run": dry_run}
     how |= {"max_delete_fraction": max_delete_fraction, "max_file_bytes": max_file_bytes, "rebind": rebind}
     how |= {"max_document_bytes": max_document_bytes, "redact": redact or (configuration and configuration.redact)}
+    how |= _of_documents({"archives": archives, "notebook_outputs": notebook_outputs}, configuration)
     how |= {"reembed": reembed, "wait_seconds": wait, "indexes": indexes, "by_commit": by_commit}
     how |= {"deep": deep_model if deep is not False and deep_model else deep}
     request = IndexRequest(
@@ -140,6 +159,11 @@ def index(
     show(result, as_json, partial(print_index, dry_run=dry_run, prices=configuration.prices if configuration else {}))
     _warn_of_empty(result["sources"], filtered=bool(include or exclude))
     return FAILED if result["failed"] else DONE
+
+
+def _of_documents(asked: Mapping[str, bool | None], configuration: Configuration | None) -> dict[str, bool | None]:
+    """Return how documents are read: as ``asked`` for, else as driftline.toml says."""
+    return {name: value if value is not None else getattr(configuration, name, None) for name, value in asked.items()}
 
 
 @contextmanager

@@ -304,6 +304,17 @@ class File(Table):
             "or `strict`. Default: as before, `known` for new sources."
         ),
     )
+    archives: bool | None = Field(
+        default=None,
+        description=(
+            "Whether the [files inside archives and mail](../guides/documents.md#archives) are indexed. Default: as "
+            "before, `false` for new sources."
+        ),
+    )
+    notebook_outputs: bool | None = Field(
+        default=None,
+        description="Whether the text outputs of notebooks are indexed. Default: as before, `false` for new sources.",
+    )
     sources: list[SourceTable] = Field(default=[], description="One table `[[sources]]` for each source, see below.")
     fleet: list[FleetTable] = Field(
         default=[],

@@ -187,6 +187,8 @@ class Configuration:
     is_withheld: bool = False
     hooks: HookSettings | None = None
     redact: Redaction | None = None
+    archives: bool | None = None
+    notebook_outputs: bool | None = None
     notify: tuple[str, ...] = ()
     access: AccessSettings | None = None
 
@@ -411,6 +413,8 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         _memory(parsed.memory, location_of(file, "[memory]")),
         hooks=_hooks(parsed.web.hooks, location_of(file, "[web.hooks]")),
         redact=parsed.redact,
+        archives=parsed.archives,
+        notebook_outputs=parsed.notebook_outputs,
         notify=tuple(parsed.notify),
         access=_access(parsed.access, location_of(file, "[access]")),
     )

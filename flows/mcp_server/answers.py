@@ -120,7 +120,8 @@ class IndexStatus(BaseModel):
 class ContextAnswer(BaseModel):
     """Lines of a document as they were indexed; ``current``: the document has not changed since.
 
-    ``url`` is the permanent link of the requested line; ``more`` says which lines were cut.
+    ``url`` is the permanent link of the requested line; ``more`` says which lines were cut. ``anchors`` are the places
+    in the document, a page or a cell, each with the first of these lines that it has.
     """
 
     path: str
@@ -132,12 +133,19 @@ class ContextAnswer(BaseModel):
     truncated: bool
     url: str | None = None
     more: str | None = None
+    anchors: list[tuple[int, str]] = []
 
     def text(self) -> str:
-        """Return the location and the numbered lines."""
+        """Return the location and the numbered lines, those of an anchor below its name."""
         location = f"{self.path}:{self.start_line}-{self.end_line}{f'  {self.url}' if self.url else ''}"
         changed = [] if self.current else ["The document has changed since, or is gone."]
-        numbered = (f"{number}: {line}" for number, line in enumerate(self.lines, start=self.start_line))
+        names: dict[int, list[str]] = {}
+        for number, name in self.anchors:
+            names.setdefault(number, []).append(f"[{name}]")
+        numbered = [
+            "\n".join([*names.get(number, ()), f"{number}: {line}"])
+            for number, line in enumerate(self.lines, start=self.start_line)
+        ]
         return "\n".join([location, *changed, *numbered, *filter(None, [self.more])])
 
 
@@ -255,7 +263,15 @@ def context_answer(excerpt: Excerpt, line: int, max_tokens: int = DEFAULT_TOKENS
         truncated=more is not None or any(map(is_clipped, kept)),
         url=excerpt.url,
         more=more,
+        anchors=_anchors_between(excerpt.anchors, start_line, end_line),
     )
+
+
+def _anchors_between(anchors: Sequence[tuple[int, str]], first: int, last: int) -> list[tuple[int, str]]:
+    """Return the anchors of lines ``first`` to ``last``; each lasts until the next one begins."""
+    ends = [at - 1 for at, _ in anchors[1:]] + [last]
+    inside = zip(anchors, ends, strict=True) if anchors else ()
+    return [(max(at, first), name) for (at, name), end in inside if at <= last and end >= first]
 
 
 def _around(lines: Sequence[str], middle: int, budget: int) -> tuple[int, int]:

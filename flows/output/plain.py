@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, TextIO, get_args
 from urllib.parse import urlsplit
 
-from driftline.storage.defaults import is_clipped
+from driftline.storage.defaults import container_of, is_clipped
 from driftline.storage.errors import redacted
+from driftline.storage.lines.outline import location_of
 
 _CONTROLS = (*range(9), *range(10, 32), *range(127, 160))
 _BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -114,6 +115,8 @@ _STYLES = {"location": "1;36", "dim": "2", "definition": "32", "changed": "33", 
 def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = None) -> None:
     """Print each hit as ``path:line`` and its lines, numbered from 1; a colon marks the best line, as in grep.
 
+    A hit in a document has the anchor in place of the line: ``report.pdf:p12``.
+
     ``folders`` maps local sources to their folders; with it, terminals that support links turn ``path:line`` into one.
     Without the file, it leads to the permanent link of the line, and otherwise the name of the host does.
     """
@@ -122,7 +125,7 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
     styled = wants_styles()
     exact = result.get("exact")
     if exact is not None and not any(hit["label"] for hit in results):
-        lines = [_exact_line(hit, with_source, styled) for hit in results]
+        lines = [_exact_line(hit, (folders or {}).get(hit["source"]), with_source, styled) for hit in results]
         lines += [] if results else [f"{exact['lines']:,} lines in {exact['documents']:,} files\n"]
         emit("".join(lines) + _facets(result))
         return
@@ -159,14 +162,16 @@ def _facets(result: Mapping[str, Any]) -> str:
     return f"\nFiles\n{text}" if text else ""
 
 
-def _exact_line(hit: Mapping[str, Any], with_source: bool, styled: bool) -> str:
+def _exact_line(hit: Mapping[str, Any], folder: str | None, with_source: bool, styled: bool) -> str:
     """Return a line as grep prints it, with the lines around it, if there are any."""
     source = f"{printable(hit['source'])}:" if with_source else ""
     text = ""
     for number, line in enumerate(hit["context"], start=hit["start_line"]):
         mark = ":" if number == hit["line"] else "-"
-        location = _styled(f"{source}{printable(hit['path'])}{mark}{number}{mark}", "location", styled)
-        location = _linked(location, hit.get("url") if mark == ":" else None, styled)
+        at = location_of(hit.get("anchor"), number) if mark == ":" else number
+        location = _styled(f"{source}{printable(hit['path'])}{mark}{printable(str(at))}{mark}", "location", styled)
+        opened = _opened(hit, folder) if hit.get("fragment") is not None else hit.get("url")
+        location = _linked(location, opened if mark == ":" else None, styled)
         text += f"{location}{_styled(printable(line), 'best' if mark == ':' else 'dim', styled)}\n"
     return text + ("--\n" if len(hit["context"]) > 1 else "")
 
@@ -183,14 +188,10 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
     freshness = hit.get("freshness")
     line = hit["line_now"] if freshness == "moved" else hit["line"]
     column = f":{hit['column']}" if is_clipped(hit["text"]) else ""
-    header = _styled(f"{printable(hit['path'])}:{line}{column}", "location", styled)
+    location = location_of(hit.get("anchor"), f"{line}{column}")
+    header = _styled(f"{printable(hit['path'])}:{printable(location)}", "location", styled)
     url, is_here = hit.get("url"), folder is not None and hit["path"] != "-"
-    opened = Path(folder, hit["path"]).as_uri() if folder is not None and is_here else url
-    if is_here and hit.get("fragment") is not None:
-        opened = f"{opened}#{hit['fragment']}"
-    header = _linked(header, opened, styled)
-    if hit.get("anchor") is not None:
-        header += part(printable(hit["anchor"]), "location")
+    header = _linked(header, _opened(hit, folder), styled)
     if hit["score"] is not None:
         header += part(" ".join([f"{hit['score']:.2f}", *([hit["label"]] if hit.get("label") else [])]), "dim")
     if hit.get("symbol") is not None:
@@ -204,6 +205,14 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
     if styled and is_here and url is not None:
         header += "  " + _linked(_styled(urlsplit(url).hostname or "", "dim", styled), url, styled)
     return header + "\n"
+
+
+def _opened(hit: Mapping[str, Any], folder: str | None) -> str | None:
+    """Return the URL that opens a hit: the file in the local ``folder`` at its anchor, else its permanent link."""
+    if folder is None or hit["path"] == "-":
+        return hit.get("url")
+    fragment = hit.get("fragment")
+    return Path(folder, container_of(hit["path"])).as_uri() + (f"#{fragment}" if fragment is not None else "")
 
 
 def _linked(text: str, url: str | None, styled: bool) -> str:

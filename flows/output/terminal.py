@@ -61,10 +61,19 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
 
 def _about_documents(source: Result) -> Iterator[Text]:
     """Return hints about files that are skipped or indexed incompletely, and the fix for each."""
+    unopened = sum(skip["reason"] == "archive" for skip in source["skipped"])
+    if unopened:
+        yield Text(f"  archives: {unopened:,}; --archives indexes the files inside", style="yellow")
     large = source.get("too_large", ())
     if large:
         from driftline.tasks.scanning.scan import has_own_limit
+        from driftline.tasks.text import MAX_TEXT_BYTES
 
+        huge = [file for file in large if file["bytes"] > MAX_TEXT_BYTES]
+        large = [file for file in large if file["bytes"] <= MAX_TEXT_BYTES]
+        if huge:
+            most = f"no option takes files above {MAX_TEXT_BYTES // 2**20} MiB: split them"
+            yield Text(f"  too large: {_named(huge)}; {most}", style="yellow")
         for option, is_own in (("--max-document-bytes", True), ("--max-file-bytes", False)):
             files = [file for file in large if has_own_limit(file["path"]) == is_own]
             if files:
@@ -216,7 +225,8 @@ def print_cleanup(result: Result) -> None:
         lines.append(Text(f"finished {result['published']:,} commits of killed runs"))
     done = "would be deleted (--delete)" if result["dry_run"] else f"found, {result['deleted_count']:,} deleted"
     orphans = f"orphans: {result['orphan_count']:,} {done}"
-    lines.append(Text(f"{result['scanned_count']:,} objects scanned, {orphans}", "dim"))
+    scope = "" if result["full"] else " where runs may have left some (--full scans all)"
+    lines.append(Text(f"{result['scanned_count']:,} objects scanned{scope}, {orphans}", "dim"))
     (_print if result["dry_run"] else _print_done)(lines)
 
 

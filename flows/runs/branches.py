@@ -350,6 +350,8 @@ def _differences(plan: IndexPlan, part: SourcePlan, workspace: Workspace, known:
         max_file_bytes=request.max_file_bytes,
         max_document_bytes=request.max_document_bytes,
         redaction=part.record.redact,
+        archives=part.record.archives,
+        outputs=part.record.notebook_outputs,
     )
     scan = scan_partition(
         PartitionSpec(replace(spec, claims=claims), part.entity, time.time_ns()), TaskContext(workspace, plan.model)

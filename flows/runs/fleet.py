@@ -485,6 +485,8 @@ def _index(
         model=request.configuration.model,
         storage_options=request.options,
         redact=request.configuration.redact,
+        archives=request.configuration.archives,
+        notebook_outputs=request.configuration.notebook_outputs,
         keep_going=True,
         max_delete_fraction=request.max_delete_fraction,
         wait_seconds=request.wait_seconds,

@@ -221,7 +221,7 @@ def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[Sourc
         for entity in neighbours.at_or_below(part.record.uri):
             if entity in found or not _holds_files_of(entity, known[entity], part, plan):
                 continue
-            record, own = known[entity], replace(plan.request, redact=None)
+            record, own = known[entity], replace(plan.request, redact=None, archives=None, notebook_outputs=None)
             named = SourceRequest(record.uri, str(entity), record.include, record.exclude)
             try:
                 found[entity] = replace(plan_source(named, own, plan.workspace, set()), joined=True)

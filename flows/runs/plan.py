@@ -77,7 +77,9 @@ class IndexRequest:
     With ``branch``, the run updates this branch of each source; ``build`` is the number of its CI build. ``deep``
     embeds definitions by a transformer: True uses that of the workspace or the default one, and a name that one. None
     keeps the transformer of the workspace, if any, and False removes it. ``redact`` says which credentials inside text
-    are replaced; None keeps the mode of the source, by default ``known``. ``link`` is as in ``SourceRequest``.
+    are replaced; None keeps the mode of the source, by default ``known``. ``archives`` says whether files inside of
+    archives and mail are documents, and ``notebook_outputs`` whether the text of notebooks has their outputs; None
+    keeps the setting of the source, by default False. ``link`` is as in ``SourceRequest``.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -106,6 +108,8 @@ class IndexRequest:
     deep: bool | str | None = None
     redact: Redaction | None = None
     link: str | None = None
+    archives: bool | None = None
+    notebook_outputs: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,7 @@ class SourcePlan:
 
     @property
     def rules(self) -> Rules:
-        return Rules(include=self.record.include, exclude=self.record.exclude)
+        return Rules(include=self.record.include, exclude=self.record.exclude, archives=self.record.archives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +270,11 @@ def plan_source(
         record = record.model_copy(update={"include": known.include, "exclude": known.exclude})
     redact = request.redact or (known.redact if known is not None else DEFAULT_REDACTION)
     link = named.link if named.link is not None else known.link if known is not None else None
-    record = record.model_copy(update={"entity": str(entity), "redact": redact, "link": link or None})
+    kept = ("archives", "notebook_outputs")
+    asked = {name: getattr(request, name) for name in kept if getattr(request, name) is not None}
+    before = {name: getattr(known, name) for name in kept} if known is not None else {}
+    settings = {"entity": str(entity), "redact": redact, "link": link or None} | before | asked
+    record = record.model_copy(update=settings)
     commit = source.commit if isinstance(source, RepositorySource) else origin.commit if origin else None
     return SourcePlan(source, entity, record, commit)
 

@@ -25,7 +25,7 @@ from driftline.flows.output.reports import SourceReport
 from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.credentials import RULES_VERSION
-from driftline.storage.defaults import DEFAULT_MAX_DELTAS
+from driftline.storage.defaults import DEFAULT_MAX_DELTAS, INSIDE, container_of
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DeletionRefused, DriftlineError, LeaseLost, StorageError
@@ -38,6 +38,7 @@ from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import acquire_source
 from driftline.tasks.embedding.context import Stopwatch
+from driftline.tasks.extraction.archives import without_opened
 from driftline.tasks.extraction.extractor import ENDS_MARK, MISSING_MARK, current_marks
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.commit import ChangeSet, Committer, SegmentTask, build, remove_strays, settle
@@ -50,7 +51,7 @@ from driftline.tasks.scanning.scan import (
     ScanSpec,
     WorkTreeAtCommit,
     claimed,
-    largest_document,
+    is_container,
     plan_partitions,
     scan_partition,
 )
@@ -115,6 +116,8 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
 BATCH_BYTES = 4 * 1024 * 1024
 """Text per batch: about 100,000 lines, whose vectors take 100 MB."""
 BATCH_DOCUMENTS = 2_000
+MEMBER_BATCH_BYTES = 32 * 1024 * 1024
+"""The same for members of archives, because each batch unpacks the whole archive."""
 WORTHWHILE_BYTES = 64 * 1024
 """The minimum of text for a task on a worker: it takes ten times as long as sending the task."""
 BATCHES_PER_COMMIT = 8
@@ -126,6 +129,10 @@ MAX_FOLD_BYTES = 8 * 1024 * 1024
 """Maximum size of deltas that a run folds, which takes a fraction of a second: a manifest of some 100,000 documents."""
 GUARDED_DELETIONS = 100
 """Up to this number, deletions are never refused."""
+
+
+_PASSING = frozenset({SkipReason.UNREADABLE, SkipReason.UNSTABLE})
+"""Reasons that the next run may not find again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +188,7 @@ class SourceRun:
         self._work_tree: WorkTreeAtCommit | RepositoryAtCommit | None = None
         self._only: tuple[str, ...] | None = None
         self._donations: Donations = {}
+        self._carriers = frozenset[str]()
         self._work: _Work
 
     def execute(self) -> None:
@@ -268,6 +276,8 @@ class SourceRun:
         deleted = sum(len(scan.diff.deleted) for scan in self._work.scans)
         if not len(changes) or self.has_much_to_do() or deleted > GUARDED_DELETIONS or self._plan.replaces is not None:
             return None
+        if any(scan.opened for scan in self._work.scans):  # marked after their members are committed
+            return None
         if self._find_donations(changes):
             return None
         return self._batch(changes, dry_run=False)
@@ -296,7 +306,8 @@ class SourceRun:
         if request.full or self._plan.replaces is not None:
             return None
         limits = request.max_file_bytes, request.max_document_bytes, source.record.redact, RULES_VERSION
-        settings = (source.record.include, source.record.exclude, *limits, self._plan.model.fingerprint)
+        reads = source.record.archives, source.record.notebook_outputs
+        settings = (source.record.include, source.record.exclude, *limits, *reads, self._plan.model.fingerprint)
         rules = (*settings, sorted(current_marks()), *source.claims)
         if isinstance(source.source, RepositorySource):
             return RepositoryAtCommit.look(source.source, rules)
@@ -359,8 +370,7 @@ class SourceRun:
         """Return whether every scanned file is indexed or permanently skipped, so that only a change needs another
         scan.
         """
-        passing = {SkipReason.UNREADABLE, SkipReason.UNSTABLE}
-        return all(scan.complete for scan in scans) and not any(reason in passing for _, reason in self.report.skipped)
+        return all(scan.complete for scan in scans) and not any(reason in _PASSING for _, reason in self.report.skipped)
 
     # -- scan --------------------------------------------------------------------------------
 
@@ -382,7 +392,9 @@ class SourceRun:
             self._count_seconds({"scan": scan.seconds})
             self.report.states[DocumentState.UNCHANGED] += scan.diff.unchanged
             self.report.too_large.update(scan.too_large)
-            self.report.skipped += zip(*(scan.skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
+            self._carriers |= scan.carriers
+            skipped = zip(*(scan.skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
+            self.report.skipped += [each for each in skipped if not self._is_open(*each)]
         return scans
 
     def _scan_spec(self, subtrees: tuple[Subtree, ...]) -> ScanSpec:
@@ -397,13 +409,44 @@ class SourceRun:
             request.full,
             self._source.claims,
             self._source.record.redact,
+            self._source.record.archives,
+            self._source.record.notebook_outputs,
         )
 
     # -- embed and commit --------------------------------------------------------------------
 
     def _embed_and_delete(self, scans: list[ScanResult], committer: Committer) -> DeletionRefused | None:
         self._embed(scans, committer)
-        return self._delete(scans, committer)
+        refused = self._delete(scans, committer)
+        if refused is None and all(scan.complete for scan in scans):
+            self._mark_opened(scans, committer)
+        return refused
+
+    def _mark_opened(self, scans: list[ScanResult], committer: Committer) -> None:
+        """Record which archives are completely indexed: the next run opens the others again.
+
+        That comes last, since all their members must be committed, and the vanished ones deleted. An archive that has
+        changed since the scan, and one of which a member could not be read, is not complete.
+        """
+        passing = {path for path, reason in self.report.skipped if reason in _PASSING}
+        incomplete = {container_of(path) for path in passing}
+        opened = {path: each for scan in scans for path, each in scan.opened.items() if path not in incomplete}
+        mark, rows = self._scan_spec(()).how.opened, []
+        for row in self._plan.workspace.manifest(self.entity).get([*opened], columns=SCHEMA.names).to_pylist():
+            archive = opened[row["path"]]
+            if row["hash"] == archive.content_hash:
+                why = archive.reason if row["reason"] == SkipReason.ARCHIVE else None
+                row["extractor"] = "+".join(filter(None, (without_opened(row["extractor"]), mark)))
+                rows.append(row | ({"reason": why.value} if why is not None else {}))
+        if rows:
+            self._commit_changes(committer, ChangeSet(pa.Table.from_pylist(rows, SCHEMA)))
+        failed = {row["path"]: row["reason"] for row in rows if row["reason"] is not None}
+        skipped = ((path, failed.get(path, reason)) for path, reason in self.report.skipped)
+        self.report.skipped = [each for each in skipped if not self._is_open(*each)]
+
+    def _is_open(self, path: str, reason: str) -> bool:
+        """Return whether a file is "skipped" only because its members are documents instead."""
+        return reason == SkipReason.ARCHIVE and self._source.record.archives and is_container(path)
 
     def _said(self, refused: DeletionRefused | None) -> str:
         counts = ", ".join(f"{count:,} {state} documents" for state, count in self.report.states.items() if count)
@@ -442,11 +485,12 @@ class SourceRun:
             raise
 
     def _batches(self, changes: pa.Table, *, dry_run: bool = False) -> Iterator[BatchSpec]:
-        sizes = changes["size_bytes"].to_pylist()
+        paths, sizes = changes["path"].to_pylist(), changes["size_bytes"].to_pylist()
         limit = batch_bytes(sum(sizes), self._executor)
         start, size = 0, 0
         for row, size_bytes in enumerate(sizes):
-            if row > start and (size + size_bytes > limit or row - start == BATCH_DOCUMENTS):
+            most = limit if INSIDE not in paths[row] else max(limit, MEMBER_BATCH_BYTES)
+            if row > start and (size + size_bytes > most or row - start == BATCH_DOCUMENTS):
                 yield self._batch(changes[start:row], dry_run)
                 start, size = row, 0
             size += size_bytes
@@ -457,9 +501,9 @@ class SourceRun:
         # Copy, because pickling a slice sends the whole table that it was cut from.
         rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
         donations = only(self._donations, rows["path"].to_pylist()) if self._donations else {}
-        source, request = self._source, self._plan.request
-        most_bytes = largest_document(request.max_file_bytes, request.max_document_bytes)
-        return BatchSpec(source.source, source.entity, rows, dry_run, donations, source.record.redact, most_bytes)
+        carriers = self._carriers.intersection(rows["path"].to_pylist()) if self._carriers else self._carriers
+        how = self._scan_spec(()).how
+        return BatchSpec(self._source.source, self.entity, rows, dry_run, donations, how, carriers)
 
     def _find_donations(self, changes: pa.Table) -> Donations:
         """Find lines that a branch or the main index has already embedded."""
@@ -543,6 +587,8 @@ class SourceRun:
         """Drop the documents that the request itself excludes or that another source claims: those may be deleted."""
         paths = vanished["path"].combine_chunks()
         left_out = Matcher(self._source.rules).excluded(paths) | claimed(paths, self._source.claims)
+        if not self._source.record.archives:
+            left_out |= pc.match_substring(paths, INSIDE).to_numpy(zero_copy_only=False)
         return vanished.filter(pa.array(~left_out))
 
     # -- counting ----------------------------------------------------------------------------

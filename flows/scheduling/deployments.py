@@ -122,8 +122,9 @@ def _of_fleets(template: dict[str, Any], configuration: Configuration) -> Iterat
     for fleet in configuration.fleets:
         deployment = deepcopy(template)
         deployment["name"] = names[fleet.name]
-        given = {"fleets": [dict(fleet.table)], "model": configuration.model, "redact": configuration.redact}
-        deployment["parameters"] |= {key: value for key, value in given.items() if value}
+        given: dict[str, Any] = {"fleets": [dict(fleet.table)], "model": configuration.model}
+        given |= {name: getattr(configuration, name) for name in ("redact", "archives", "notebook_outputs")}
+        deployment["parameters"] |= {key: value for key, value in given.items() if value or value is False}
         yield _scheduled(deployment, fleet.schedule)
 
 
@@ -144,9 +145,11 @@ def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[
         "exclude": list(source.exclude),
         "model": configuration.model,
         "redact": configuration.redact,
+        "archives": configuration.archives,
+        "notebook_outputs": configuration.notebook_outputs,
         "link": source.link,
     }
-    return {name: value for name, value in given.items() if value}
+    return {name: value for name, value in given.items() if value or value is False}
 
 
 def _memory_parameters(entrypoint: str, configuration: Configuration) -> dict[str, Any]:

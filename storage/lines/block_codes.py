@@ -18,7 +18,7 @@ import pyarrow as pa
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from driftline.storage.lance.table import ADDRESS_BITS
+from driftline.storage.lance.table import ADDRESS_BITS, data_file
 from driftline.storage.lines.table import CODE_COLUMN
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def codes_of(dataset: LanceDataset, read: _Read) -> BlockCodes:
         dataset: the version.
         read: reads CODE_COLUMN, ``_rowid`` and ``_rowaddr`` of the blocks of some fragments, or of all.
     """
-    fragments = {(each.fragment_id, each.data_files()[0].path): each for each in dataset.get_fragments()}
+    fragments = {(each.fragment_id, data_file(each)): each for each in dataset.get_fragments()}
     with _ONE_AT_A_TIME:
         known = _CODES.get(dataset.uri)
     may_hold_deleted = any(each.deletion_file() for each in fragments.values())

@@ -13,6 +13,8 @@ from functools import lru_cache
 from typing import Literal, get_args
 from urllib.parse import quote
 
+from driftline.storage.defaults import INSIDE
+
 Kind = Literal[
     "class", "enum", "function", "impl", "interface", "key", "macro", "method", "module", "namespace", "property",
     "section", "struct", "table", "trait", "type", "union", "view",
@@ -96,6 +98,19 @@ _SLIDE = re.compile(r"slide (\d+)")
 _CELL = re.compile(r"[^!#]+![A-Z]{1,3}\d+")
 
 
+def location_of(anchor: str | None, line: int | str) -> str:
+    """Return the part of a location behind the path: the anchor of a document, else the line.
+
+    Examples:
+        >>> location_of("p. 12", 412), location_of("cell 7", 30), location_of("Sheet1!B7", 9), location_of(None, 4)
+        ('p12', 'cell 7', 'Sheet1!B7', '4')
+    """
+    if anchor is None:
+        return str(line)
+    page = _PAGE.fullmatch(anchor)
+    return f"p{page[1]}" if page else anchor
+
+
 def fragment_of(path: str, anchor: str | None) -> str | None:
     """Return the URL fragment that opens ``anchor`` in a document; None if no viewer understands one.
 
@@ -107,7 +122,7 @@ def fragment_of(path: str, anchor: str | None) -> str | None:
         >>> fragment_of("birds.xlsx", "Sheet 1!B7"), fragment_of("talk.pptx", "slide 4")
         ('Sheet%201!B7', '4')
     """
-    if anchor is None or path.lower().endswith(_UNREACHED):
+    if anchor is None or INSIDE in path or path.lower().endswith(_UNREACHED):
         return None
     if found := _PAGE.fullmatch(anchor) or _SLIDE.fullmatch(anchor):
         return f"page={found[1]}" if anchor.startswith("p") else found[1]

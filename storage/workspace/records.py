@@ -73,6 +73,8 @@ class SourceRecord(BaseModel):
     """The content of ``_source.json``: the settings of a source.
 
     ``origin`` and ``subpath``, not the URI, identify a git tree. Text is stored and shown as ``redact`` leaves it.
+    With ``archives``, files inside of archives and mail are documents, and with ``notebook_outputs``, the text of
+    notebooks has their outputs.
 
     ``workspace`` is the former path of a workspace on a local disk, as seen from the same machine as ``uri``. Runs over
     changed paths set ``commit``; it becomes void as soon as the lease has another holder. ``reached`` is the last one
@@ -91,6 +93,8 @@ class SourceRecord(BaseModel):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     redact: Redaction = DEFAULT_REDACTION
+    archives: bool = False
+    notebook_outputs: bool = False
     commit: IndexedCommit | None = None
     reached: IndexedCommit | None = None
     link: str | None = None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import gzip
+import io
 import lzma
 import posixpath
 import re
@@ -17,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol, Self
+from typing import IO, Any, Protocol, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +27,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.credentials import split_mark
-from driftline.storage.defaults import Redaction
+from driftline.storage.defaults import INSIDE, NAMED_LIKE_ARCHIVE, Redaction
 from driftline.storage.lines.outline import Anchor, Definition
 from driftline.storage.model import SkipReason
 from driftline.tasks.extraction.process import Refused, extract_apart
@@ -43,6 +45,9 @@ MAX_MEMBERS = 100_000
 _SLICE_BYTES = 16 * 1024
 """Bytes to unpack at once; after the end of each member, the rest of it is copied."""
 _STREAMED_BYTES = 2**20
+_SNIFFED_STREAM_BYTES = 2**20
+"""A block of bzip2 has up to 900 kB."""
+_TAR_HEAD_BYTES = 512
 _ZSTD, _LZ4 = b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
 _SNIFFED_BYTES = 1_024
 _JUDGED_BYTES = 8_192
@@ -256,7 +261,7 @@ def _says(kind: bytes, part: bytes, *suffixes: str) -> Callable[[bytes, str], bo
     return takes
 
 
-_ZIP = b"PK\x03\x04"
+_ZIP, _EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
 OLE = b"\xd0\xcf\x11\xe0"
 """The beginning of old Office files, and of encrypted current ones."""
 _DIRECTORY_BYTES = 128 * 1024
@@ -317,17 +322,23 @@ EXTRACTORS: tuple[Extractor, ...] = (
     Extractor("notebook", 1, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
 )
 """Extractors in the order in which they are tried."""
+_ZIPPED_SUFFIXES = frozenset(suffix for each in EXTRACTORS if each.module == "office" for suffix in each.suffixes)
+WITH_OUTPUTS = Extractor(
+    "notebook-outputs", 1, ("ipynb",), _is_notebook, "text_formats", "notebook_with_outputs", isolated=False
+)
+"""Takes the place of the extractor of notebooks if a run asks for outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A format of compressed files; each of them begins with ``magic``."""
+    """A format of compressed files; each of them begins with ``magic``. ``stream`` unpacks one bit by bit."""
 
     name: str
     version: int
     suffixes: tuple[str, ...]
     magic: bytes
     unpack: Callable[[bytes], bytes]
+    stream: Callable[[bytes], IO[bytes]]
 
     @property
     def mark(self) -> str:
@@ -403,13 +414,66 @@ def _streamed(codec: str, magic: bytes, data: bytes) -> bytes:
     return b"".join(parts)
 
 
+def _streams(codec: str) -> Callable[[bytes], IO[bytes]]:
+    return lambda data: cast(IO[bytes], pa.input_stream(pa.py_buffer(data), compression=codec))
+
+
+def _file_of(kind: Callable[..., Any]) -> Callable[[bytes], IO[bytes]]:
+    """Return a function that opens a compressed file by a class of the standard library, which differ in arguments."""
+    name = "fileobj" if kind is gzip.GzipFile else "filename"
+    return lambda data: cast(IO[bytes], kind(**{name: io.BytesIO(data)}))
+
+
 COMPRESSIONS: tuple[Compression, ...] = (
-    Compression("gzip", 1, ("gz",), b"\x1f\x8b\x08", _gzip),
-    Compression("bzip2", 1, ("bz2",), b"BZh", _bzip2),
-    Compression("xz", 1, ("xz",), b"\xfd7zXZ\0", _xz),
-    Compression("zstd", 1, ("zst", "zstd"), _ZSTD, partial(_streamed, "zstd", _ZSTD)),
-    Compression("lz4", 1, ("lz4",), _LZ4, partial(_streamed, "lz4", _LZ4)),
+    Compression("gzip", 1, ("gz",), b"\x1f\x8b\x08", _gzip, _file_of(gzip.GzipFile)),
+    Compression("bzip2", 1, ("bz2",), b"BZh", _bzip2, _file_of(bz2.BZ2File)),
+    Compression("xz", 1, ("xz",), b"\xfd7zXZ\0", _xz, _file_of(lzma.LZMAFile)),
+    Compression("zstd", 1, ("zst", "zstd"), _ZSTD, partial(_streamed, "zstd", _ZSTD), _streams("zstd")),
+    Compression("lz4", 1, ("lz4",), _LZ4, partial(_streamed, "lz4", _LZ4), _streams("lz4")),
 )
+
+
+def _compression_of(data: bytes) -> Compression | None:
+    return next((each for each in COMPRESSIONS if data.startswith(each.magic)), None)
+
+
+def stream_of(data: bytes) -> IO[bytes]:
+    """Return the content of a file, which is unpacked while it is read."""
+    compression = _compression_of(data)
+    return compression.stream(data) if compression is not None else io.BytesIO(data)
+
+
+def is_tar(data: bytes) -> bool:
+    """Return whether a file is a tar archive, compressed or not."""
+    compression = _compression_of(data)
+    head = data[:_TAR_HEAD_BYTES] if compression is None else _head_of(compression, data[:_SNIFFED_STREAM_BYTES])
+    return head[257:262] == b"ustar"
+
+
+def _head_of(compression: Compression, start: bytes) -> bytes:
+    """Return the first bytes of the content of a compressed file."""
+    try:
+        match compression.name:
+            case "gzip":
+                return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(start, _TAR_HEAD_BYTES)
+            case "bzip2":
+                return bz2.BZ2Decompressor().decompress(start, _TAR_HEAD_BYTES)
+            case "xz":
+                unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, _LZMA_MEMORY_BYTES)
+                return unpacker.decompress(start, _TAR_HEAD_BYTES)
+            case _:
+                return bytes(compression.stream(start).read(_TAR_HEAD_BYTES))
+    except (OSError, EOFError, zlib.error, lzma.LZMAError):
+        return b""
+
+
+def is_archive(path: str, data: bytes) -> bool:
+    """Return whether a file holds files. Documents of Office are zip files too, but have an extractor."""
+    if not data.startswith((_ZIP, _EMPTY_ZIP)):
+        return is_tar(data)
+    suffix = _suffix(path)
+    is_document = suffix in _ZIPPED_SUFFIXES or any(each.takes(data, suffix) for each in EXTRACTORS)
+    return not is_document  # not even if it is damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,10 +491,12 @@ class Choice:
     reason: SkipReason | None = None
 
 
-def choose(path: str, data: bytes) -> Choice:
-    """Choose how to read the file ``data``, named ``path``."""
+def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
+    """Choose how to read the file ``data``, named ``path``; notebooks with or without their ``outputs``."""
     marks: list[str] = []
-    compression = next((each for each in COMPRESSIONS if data.startswith(each.magic)), None)
+    compression = _compression_of(data)
+    if is_archive(path, data):
+        return Choice(path, b"", None, compression.mark if compression is not None else "", SkipReason.ARCHIVE)
     if compression is not None:
         marks.append(compression.mark)
         stem, suffix = posixpath.splitext(path)
@@ -440,8 +506,9 @@ def choose(path: str, data: bytes) -> Choice:
         except Refused as refused:
             return Choice(path, b"", None, compression.mark, refused.reason)
     suffix = _suffix(path)
-    extractor = next((each for each in EXTRACTORS if each.takes(data, suffix)), None)
+    extractor = _as_asked(next((each for each in EXTRACTORS if each.takes(data, suffix)), None), outputs=outputs)
     named = BY_SUFFIX.get(suffix)
+    named = _as_asked(named, outputs=outputs) if isinstance(named, Extractor) else named
     if extractor is not None:
         marks.append(extractor.mark)
     elif isinstance(named, Extractor):
@@ -449,6 +516,11 @@ def choose(path: str, data: bytes) -> Choice:
     lacks = extractor is not None and not extractor.is_there
     reason = SkipReason.NEEDS_EXTRA if lacks and extractor is not None and not extractor.is_text else None
     return Choice(path, data, None if lacks else extractor, "+".join(marks), reason)
+
+
+def _as_asked(extractor: Extractor | None, *, outputs: bool) -> Extractor | None:
+    is_replaced = outputs and extractor is not None and extractor.function == "notebook"
+    return WITH_OUTPUTS if is_replaced else extractor
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,9 +538,9 @@ class Reading:
     replaced: bool = False
 
 
-def read_document(path: str, data: bytes) -> Reading:
-    """Read the file ``data``, named ``path``, as text or with its extractor."""
-    choice = choose(path, data)
+def read_document(path: str, data: bytes, *, outputs: bool = False) -> Reading:
+    """Read the file ``data``, named ``path``, as text or with its extractor; of notebooks also the ``outputs``."""
+    choice = choose(path, data, outputs=outputs)
     if choice.reason is not None:
         return Reading(choice.path, choice.mark, reason=choice.reason)
     if choice.extractor is None:
@@ -512,38 +584,71 @@ def ends_mark(most: int) -> str:
     return f"ends/{most}"
 
 
-def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, redaction: Redaction, most: int = 0) -> NDArray[np.bool_]:
-    """Return ``(n,) bool``: files that a run with this ``redaction`` would read differently from the last run.
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a run reads files: with which ``redaction``, and ``most`` bytes of a large file.
 
-    ``marks`` are those of the manifest; without the mark of an extractor, a file was read as text. Of larger files, the
-    run reads ``most`` bytes.
+    With ``opened``, the mark of its settings, it opens archives and mail; with ``outputs``, it reads those of
+    notebooks.
     """
-    known = pc.fill_null(marks, "")
-    old, plain = list[str](), list[str]()
+
+    redaction: Redaction = "off"
+    most: int = 0
+    opened: str = ""
+    outputs: bool = False
+
+    def marks(self) -> frozenset[str]:
+        """Return the parts of the marks that it gives to files, without that of the redaction."""
+        own = {ends_mark(self.most), self.opened or UNOPENED, UNOPENED}
+        return current_marks(outputs=self.outputs) | own
+
+
+UNOPENED = "archive/0"
+"""The mark of a member that cannot be indexed, which depends on no extractor."""
+
+
+def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: How) -> NDArray[np.bool_]:
+    """Return ``(n,) bool``: files that a run would read differently from the last run.
+
+    ``marks`` are those of the manifest; without the mark of an extractor, a file was read as text.
+    """
+    known, current = pc.fill_null(marks, ""), how.marks()
+    old, plain, unopened = list[str](), list[str](), list[str]()
     for mark in pc.unique(known).to_pylist():
-        of_extractor, is_redacted = split_mark(mark, redaction)
-        if not is_redacted or (of_extractor and not _is_current(of_extractor, most)):
+        of_extractor, is_redacted = split_mark(mark, how.redaction)
+        parts = _parts(of_extractor)
+        if not is_redacted or not parts <= current:
             old.append(mark)
         elif not of_extractor:
             plain.append(mark)
+        if how.opened and not parts & {how.opened, UNOPENED}:
+            unopened.append(mark)
+    result = pc.is_in(known, value_set=pa.array(old, pa.string()))
     named = pc.match_substring_regex(paths, NAMED_LIKE_DOCUMENT)
-    unread = pc.and_(pc.is_in(known, value_set=pa.array(plain, pa.string())), named)
-    return np.asarray(pc.or_(unread, pc.is_in(known, value_set=pa.array(old, pa.string()))).to_numpy(), dtype=bool)
+    result = pc.or_(result, pc.and_(pc.is_in(known, value_set=pa.array(plain, pa.string())), named))
+    if unopened:
+        lacking = pc.and_(
+            pc.match_substring_regex(paths, NAMED_LIKE_ARCHIVE),
+            pc.invert(pc.match_substring(paths, INSIDE)),  # the outermost container stands for those inside
+        )
+        result = pc.or_(result, pc.and_(pc.is_in(known, value_set=pa.array(unopened, pa.string())), lacking))
+    return np.asarray(result.to_numpy(), dtype=bool)
 
 
-def is_current(path: str, mark: str, redaction: Redaction, most: int = 0) -> bool:
+def is_current(path: str, mark: str, how: How) -> bool:
     """Return whether a run as of ``outdated`` would read a document with this ``mark`` in the same way."""
-    of_extractor, is_redacted = split_mark(mark, redaction)
-    return is_redacted and (_is_current(of_extractor, most) if of_extractor else not is_named_like_document(path))
+    of_extractor, is_redacted = split_mark(mark, how.redaction)
+    return is_redacted and (_parts(of_extractor) <= how.marks() if of_extractor else not is_named_like_document(path))
 
 
-def _is_current(mark: str, most: int) -> bool:
-    return {part.removeprefix("-") for part in mark.split("+")} <= {*current_marks(), ends_mark(most)}
+def _parts(mark: str) -> set[str]:
+    return {part.removeprefix("-") for part in mark.split("+")} if mark else set()
 
 
-def current_marks() -> frozenset[str]:
-    """Return the marks that documents get today."""
-    return frozenset(each.mark for each in READERS)
+def current_marks(*, outputs: bool = False) -> frozenset[str]:
+    """Return the marks that documents get today; notebooks with or without their ``outputs``."""
+    readers = (_as_asked(each, outputs=outputs) if isinstance(each, Extractor) else each for each in READERS)
+    return frozenset(each.mark for each in readers if each is not None)
 
 
 def definitions_by_part(

@@ -7,7 +7,7 @@ import email.policy
 import json
 import re
 from collections.abc import Iterator
-from email.message import EmailMessage
+from email.message import EmailMessage, Message, MIMEPart
 from email.parser import BytesParser
 from importlib.util import find_spec
 from typing import Any, cast
@@ -26,6 +26,15 @@ def notebook(data: bytes) -> Extracted:
 
     The anchor is the number of a cell.
     """
+    return _notebook(data, outputs=False)
+
+
+def notebook_with_outputs(data: bytes) -> Extracted:
+    """As ``notebook``, with the text of the outputs behind each cell of code."""
+    return _notebook(data, outputs=True)
+
+
+def _notebook(data: bytes, *, outputs: bool) -> Extracted:
     try:
         read = json.loads(data)
         cells = _cells(read)
@@ -33,22 +42,46 @@ def notebook(data: bytes) -> Extracted:
         raise Refused(SkipReason.DAMAGED) from None
     language = _language(read)
     draft = Draft()
-    for number, (kind, source) in enumerate(cells, start=1):
-        if not source.strip():
+    for number, (kind, source, printed) in enumerate(cells, start=1):
+        if not source.strip() and not (outputs and printed.strip()):
             continue
         if draft.lines:
             draft.add("")
         draft.at(f"cell {number}")
         draft.begin("md" if kind == "markdown" else language if kind == "code" else "")
-        draft.add(source.rstrip("\n"))
+        if source.strip():
+            draft.add(source.rstrip("\n"))
+        if outputs and printed.strip():
+            draft.begin("")
+            draft.add(printed.rstrip("\n"))
     return draft.done()
 
 
-def _cells(read: Any) -> list[tuple[str, str]]:
-    """Yield the kind and source of each cell; formats 4 and 3."""
+def _cells(read: Any) -> list[tuple[str, str, str]]:
+    """Return the kind, the source and the outputs of each cell; formats 4 and 3."""
     sheets = [read] if "cells" in read else read["worksheets"]
     found = [cell for sheet in sheets for cell in sheet["cells"]]
-    return [(str(cell["cell_type"]), _joined(cell.get("source", cell.get("input", "")))) for cell in found]
+    return [
+        (str(cell["cell_type"]), _joined(cell.get("source", cell.get("input", ""))), _printed(cell.get("outputs")))
+        for cell in found
+    ]
+
+
+def _printed(outputs: Any) -> str:
+    """Return the text of outputs: streams, results without pictures and markup, and errors without their colours."""
+    texts: list[str] = []
+    for output in outputs if isinstance(outputs, list) else ():
+        if not isinstance(output, dict):
+            continue
+        bundle = output.get("data", output)
+        text = bundle.get("text/plain", output.get("text", "")) if isinstance(bundle, dict) else ""
+        if output.get("output_type") in ("error", "pyerr"):
+            text = f"{output.get('ename', '')}: {output.get('evalue', '')}"
+        texts.append(_COLOURS.sub("", _joined(text)).strip("\n"))
+    return "\n".join(filter(None, texts))
+
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def _joined(source: Any) -> str:
@@ -83,7 +116,7 @@ def mail(data: bytes) -> Extracted:
 def mailbox(data: bytes) -> Extracted:
     """Return the messages of an mbox; the anchor is the number of a message."""
     draft = Draft()
-    for number, message in enumerate(_messages(data), start=1):
+    for number, message in enumerate(messages(data), start=1):
         if draft.lines:
             draft.add("")
         draft.at(f"message {number}")
@@ -91,7 +124,8 @@ def mailbox(data: bytes) -> Extracted:
     return draft.done()
 
 
-def _messages(data: bytes) -> Iterator[bytes]:
+def messages(data: bytes) -> Iterator[bytes]:
+    """Yield the messages of an mbox."""
     starts = [match.span() for match in _BEGINS_MESSAGE.finditer(data)]
     for at, (_, first) in enumerate(starts):
         yield data[first : starts[at + 1][0] if at + 1 < len(starts) else len(data)]
@@ -111,6 +145,34 @@ def _add_message(draft: Draft, data: bytes) -> None:
         attached = part.get_filename()
         if attached and part is not body:
             draft.add(f"attachment: {' '.join(str(attached).split())}")
+
+
+def attachments(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the file name, without folders, and the content of each attachment of a message."""
+    message = BytesParser(policy=email.policy.default).parsebytes(data)
+    body = message.get_body(("plain", "html"))
+    yield from _attached(message, body)
+
+
+def _attached(message: MIMEPart, body: object) -> Iterator[tuple[str, bytes]]:
+    for part in message.iter_parts() if message.is_multipart() else ():
+        if part.get_content_type() == "message/rfc822":
+            inside = part.get_payload()
+            if isinstance(inside, list) and inside and isinstance(inside[0], Message):
+                yield _file_name(part.get_filename() or "message.eml"), inside[0].as_bytes(policy=email.policy.compat32)
+        elif part.is_multipart():
+            yield from _attached(part, body)
+        elif part is not body and part.get_filename():
+            yield _file_name(str(part.get_filename())), cast(bytes, part.get_payload(decode=True) or b"")
+
+
+def _file_name(name: str) -> str:
+    """Return a name from a header without folders, blanks and control characters in it."""
+    plain = _NO_NAME.sub(" ", name.replace("\\", "/").rstrip("/").rpartition("/")[2]).strip()
+    return plain if plain.strip(".") else "attachment"
+
+
+_NO_NAME = re.compile(r"[\s\x00-\x1f\x7f]+")
 
 
 def _header(message: EmailMessage, name: str) -> str:

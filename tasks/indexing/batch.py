@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from driftline.storage.credentials import holds_key, redact, with_mark
-from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
+from driftline.storage.defaults import DEFAULT_REDACTION, container_of
 from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
@@ -26,7 +27,10 @@ from driftline.storage.model import DocumentState, ManifestRow, SkipReason, cont
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
 from driftline.tasks.definitions.worker import definitions_in_worker
 from driftline.tasks.embedding.context import CountReporter, Stopwatch, TaskContext
+from driftline.tasks.extraction.archives import OF_CONTENT, is_of_member, read_members, reason_in, without_opened
 from driftline.tasks.extraction.extractor import (
+    UNOPENED,
+    How,
     Reading,
     definitions_by_part,
     ends_mark,
@@ -34,6 +38,7 @@ from driftline.tasks.extraction.extractor import (
     is_extracted,
     read_document,
 )
+from driftline.tasks.extraction.process import Refused
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
 from driftline.tasks.scanning.scan import holds_records
@@ -67,11 +72,40 @@ def read_all(
 
     Of records beyond ``most_bytes``, only the first and last lines are read. Raises StorageError.
     """
-    large = {c["path"] for c in changes if c["size_bytes"] > most_bytes and holds_records(c["path"])}
-    whole = [change for change in changes if change["path"] not in large]
-    files = (_read_local(source, change) for change in whole) if source.is_local else _read_remote(source, whole)
-    read = ((_read_ends(source, c, most_bytes) if c["path"] in large else next(files)) for c in changes)
-    return zip(changes, map(_checked, read), strict=True)
+    files = [change for change in changes if not is_of_member(change["etag"])]
+    large = {c["path"] for c in files if c["size_bytes"] > most_bytes and holds_records(c["path"])}
+    whole = [change for change in files if change["path"] not in large]
+    wholly = (_read_local(source, change) for change in whole) if source.is_local else _read_remote(source, whole)
+    members = _read_members(source, [change for change in changes if is_of_member(change["etag"])])
+
+    def read(change: dict[str, Any]) -> ReadFile | SkipReason:
+        if is_of_member(change["etag"]):
+            return next(members)
+        return _read_ends(source, change, most_bytes) if change["path"] in large else next(wholly)
+
+    return zip(changes, (_checked(read(change)) for change in changes), strict=True)
+
+
+def _read_members(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator[ReadFile | SkipReason]:
+    """Read members of archives, by the hashes in their etags; each archive once for members that stand together."""
+    for container, members in groupby(changes, lambda change: container_of(change["path"])):
+        asked = [*members]
+        wanted = [change["path"] for change in asked if reason_in(change["etag"]) is None]
+        try:
+            found = read_members(container, source.read(container), wanted) if wanted else {}
+        except (AccessDenied, ObjectNotFound, SourceNotFound, Refused):
+            found = {}
+        for change in asked:
+            reason = reason_in(change["etag"])
+            if reason is not None:
+                yield reason
+                continue
+            data = found.pop(change["path"], None)
+            if data is None or content_hash(data) != change["etag"].removeprefix(OF_CONTENT):
+                yield SkipReason.UNSTABLE  # the archive has changed since the scan, or is gone
+                continue
+            info = FileInfo(change["path"], len(data), change["mtime_ns"], change["etag"])
+            yield ReadFile(info, data, content_hash(data), racy=False)
 
 
 def _read_ends(source: Source, change: dict[str, Any], most_bytes: int) -> ReadFile | SkipReason:
@@ -166,8 +200,8 @@ def _as_listed(change: dict[str, Any], data: bytes) -> ReadFile:
 class BatchSpec:
     """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; with ``dry_run``, they are only read and classified.
 
-    The lines of ``donations`` are copied if the content is the same. Credentials are replaced as ``redaction`` says.
-    Of records beyond ``most_bytes``, only the first and last lines are indexed.
+    The lines of ``donations`` are copied if the content is the same. Of records beyond ``how.most`` bytes, only the
+    first and last lines are indexed. ``carriers`` are archives and mail of which only members are documents.
     """
 
     source: Source
@@ -175,8 +209,8 @@ class BatchSpec:
     changes: pa.Table
     dry_run: bool = False
     donations: Donations = field(default_factory=dict)
-    redaction: Redaction = DEFAULT_REDACTION
-    most_bytes: int = MAX_TEXT_BYTES
+    how: How = field(default_factory=lambda: How(DEFAULT_REDACTION, MAX_TEXT_BYTES))
+    carriers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +295,8 @@ def embed_group(specs: Sequence[BatchSpec], context: TaskContext) -> GroupResult
 
 def _read(spec: BatchSpec, context: TaskContext, watch: Stopwatch, reporter: CountReporter) -> _Drafts:
     donations = {} if spec.dry_run else spec.donations
-    drafts = _Drafts(context.model.fingerprint, spec.redaction, spec.most_bytes, donations)
-    for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist(), spec.most_bytes)):
+    drafts = _Drafts(context.model.fingerprint, spec.how, spec.carriers, donations)
+    for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist(), spec.how.most)):
         drafts.add(change, read, watch)
         reporter.add(documents=1)
     return drafts
@@ -469,8 +503,8 @@ class _Drafts:
     """
 
     fingerprint: str
-    redaction: Redaction
-    most_bytes: int
+    how: How
+    carriers: frozenset[str]
     donations: Donations = field(default_factory=dict)
     reusable: list[tuple[_Document, Donated]] = field(default_factory=list)
     copied: list[ManifestRow] = field(default_factory=list)
@@ -488,6 +522,8 @@ class _Drafts:
         path = change["path"]
         if isinstance(read, SkipReason):
             self.skipped.append((path, read))
+            if reason_in(change["etag"]) is not None:
+                self._keep_unindexed(change, read)
             return
         info = read.info
         self.bytes_read += info.size_bytes
@@ -503,24 +539,34 @@ class _Drafts:
         was_indexed = change["hash"] is not None and change["reason"] is None
         if was_indexed:
             self.replaced.append(path)
-        document = _Document(meta, read.data, state, was_indexed, ends_mark(self.most_bytes) if read.only_ends else "")
+        document = _Document(meta, read.data, state, was_indexed, ends_mark(self.how.most) if read.only_ends else "")
         donated = self._donated(change, read)
         if donated is not None:
             self.reusable.append((document, donated))
         else:
             self.add_extracted(document, watch)
 
+    def _keep_unindexed(self, change: dict[str, Any], reason: SkipReason) -> None:
+        """Record a member of an archive that cannot be indexed, so that the next run does not open the archive."""
+        mark = with_mark(f"-{UNOPENED}", self.how.redaction)
+        row = ManifestRow(change["path"], change["size_bytes"], 0, change["etag"], "", self.fingerprint, extractor=mark)
+        self.kept.append(replace(row, reason=reason))
+        if change["hash"] is not None and change["reason"] is None:
+            self.replaced.append(change["path"])
+            self.states[DocumentState.DELETED] += 1
+
     def add_copied(self, document: _Document, donated: Donated) -> None:
-        """Add a document whose lines a donor has."""
+        """Add a document whose lines a donor has. This run has not opened it, even if that of the donor has."""
         self._count(document)
-        self.copied.append(replace(document.meta, lines=donated.lines, reason=None, extractor=donated.extractor))
+        mark = without_opened(donated.extractor)
+        self.copied.append(replace(document.meta, lines=donated.lines, reason=None, extractor=mark))
 
     def add_extracted(self, document: _Document, watch: Stopwatch) -> None:
         """Extract the text of a document, and add it, or the reason why it is not indexed."""
         path = document.meta.path
         with watch.phase("split"):
-            reading = read_document(path, document.data)
-        mark = with_mark("+".join(filter(None, (document.mark, reading.mark))), self.redaction)
+            reading = self._read(path, document.data)
+        mark = with_mark("+".join(filter(None, (document.mark, reading.mark))), self.how.redaction)
         reason, meta = reading.reason, replace(document.meta, extractor=mark)
         if reason is None and holds_key(path, reading.extracted.text):
             reason = SkipReason.SECRET
@@ -537,13 +583,18 @@ class _Drafts:
         self.readings.append(reading)
         self.embedded.append(replace(meta, lines=0, reason=None))
 
+    def _read(self, path: str, data: bytes) -> Reading:
+        if path in self.carriers:
+            return Reading(path, f"-{UNOPENED}", reason=SkipReason.EXCLUDED)
+        return read_document(path, data, outputs=self.how.outputs)
+
     def redact(self) -> Counter[str]:
         """Replace the credentials in the text and the anchors of the readings, and count them by rule."""
-        texts, counts = redact([reading.extracted.text for reading in self.readings], self.redaction)
+        texts, counts = redact([reading.extracted.text for reading in self.readings], self.how.redaction)
         for at, (reading, text) in enumerate(zip(self.readings, texts, strict=True)):
             extracted = reading.extracted
             if extracted.anchors:
-                names, found = redact([anchor.name for anchor in extracted.anchors], self.redaction)
+                names, found = redact([anchor.name for anchor in extracted.anchors], self.how.redaction)
                 named = zip(extracted.anchors, names, strict=True) if found else ()
                 extracted = (
                     replace(extracted, anchors=tuple(replace(a, name=name) for a, name in named))
@@ -561,7 +612,7 @@ class _Drafts:
             return None
         path = change["path"]
         same = (each for each in self.donations.get(path, ()) if each.hash == read.content_hash)
-        return next((each for each in same if is_current(path, each.extractor, self.redaction, self.most_bytes)), None)
+        return next((each for each in same if is_current(path, each.extractor, self.how)), None)
 
     def _count(self, document: _Document) -> None:
         if document.was_indexed:

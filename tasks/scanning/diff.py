@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import Redaction
 from driftline.storage.model import DocumentState
-from driftline.tasks.extraction.extractor import outdated
+from driftline.tasks.extraction.archives import OF_MEMBERS
+from driftline.tasks.extraction.extractor import How, outdated
 
 LISTING_SCHEMA = pa.schema(
     [
@@ -53,6 +53,7 @@ CTIME_TICK_NS = 20_000_000
 FEW_INODES = 10
 """Up to this number, files that differ only in the inode are read, however large their share of a listing is."""
 
+_AS_TEXT = How()
 DELETED_SCHEMA = pa.schema([("path", pa.string()), *_KEPT])
 SKIPPED_SCHEMA = pa.schema([("path", pa.string()), ("reason", pa.string())])
 
@@ -82,8 +83,7 @@ def diff(
     *,
     now_ns: int,
     full: bool = False,
-    redaction: Redaction = "off",
-    most_bytes: int = 0,
+    how: How = _AS_TEXT,
 ) -> Diff:
     """Compare ``listing`` (LISTING_SCHEMA) with ``manifest`` (MANIFEST_SCHEMA), each with unique paths.
 
@@ -91,9 +91,9 @@ def diff(
     ctimes and inodes. Programs can set an mtime, but not a ctime. Some network file systems renumber their files with
     each mount, so inodes are ignored if most files differ only in the inode. A file that had an etag of git and has
     none now is dirty. Git compares whole seconds, so its etag says nothing of a file whose mtime is unchanged but whose
-    ctime or inode is not. Unknown times (0), a racy row, another fingerprint, extractor, ``redaction`` or
-    ``most_bytes`` of a large file, and ``full`` make a candidate; all but the first two require embedding even if the
-    content is the same. ``now_ns`` is the start of the listing: files that may have changed since are marked as racy.
+    ctime or inode is not. Unknown times (0), a racy row, another fingerprint, another extractor or another way to read
+    the file than ``how``, and ``full`` make a candidate; all but the first two require embedding even if the content is
+    the same. ``now_ns`` is the start of the listing: files that may have changed since are marked as racy.
     Fastest if both tables are sorted by path.
     """
     listing = listing.combine_chunks().append_column("racy", _racy(listing, now_ns))
@@ -122,7 +122,7 @@ def diff(
     metadata_differs = ~(same_size & same_status & (same_etag | ~comparable))
 
     must_embed = _other_model(old, fingerprint) | full
-    must_embed |= outdated(old["path"], old["extractor"], redaction, most_bytes)
+    must_embed |= outdated(old["path"], old["extractor"], how)
     candidate = ~same_content | _numpy(old["racy"]) | must_embed
     retouched = ~candidate & metadata_differs
     skipped = ~candidate & _numpy(pc.is_valid(old["reason"]))
@@ -135,6 +135,21 @@ def diff(
         skipped=old.select(SKIPPED_SCHEMA.names).filter(pa.array(skipped)).cast(SKIPPED_SCHEMA),
         unchanged=int(np.count_nonzero(~candidate & ~retouched & ~skipped)),
     )
+
+
+def is_inside(manifest: pa.Table) -> pa.ChunkedArray:
+    """Return which rows of the manifest are of members of archives."""
+    etags = pc.fill_null(manifest["etag"], "")
+    return pc.or_(*(pc.starts_with(etags, beginning) for beginning in OF_MEMBERS))
+
+
+def joined(files: Diff, members: Diff) -> Diff:
+    """Return the differences of files and of members of archives as one."""
+    tables = {
+        name: pa.concat_tables([getattr(files, name), getattr(members, name)])
+        for name in ("new", "candidates", "retouched", "deleted", "skipped")
+    }
+    return Diff(**tables, unchanged=files.unchanged + members.unchanged)
 
 
 def classify(candidate: Mapping[str, Any], content_hash: str) -> DocumentState:

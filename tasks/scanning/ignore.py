@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.credentials import SECRETS
+from driftline.storage.defaults import INSIDE, NAMED_LIKE_ARCHIVE
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import alternatives, is_unicode, spellings
 
@@ -204,12 +205,14 @@ _PATTERNS_PER_REGEX = 100
 class Rules:
     """The caller's filters for a source, in gitignore syntax with braces (``*.{ts,tsx}``).
 
-    A non-empty ``include`` selects only matching files.
+    A non-empty ``include`` selects only matching files. With ``archives``, it matches the files inside of archives and
+    mail as if these were folders, and no archive is left out before it was opened.
     """
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     skip_secrets: bool = True
+    archives: bool = False
 
     def check(self, root: str | None = None) -> None:
         """Check the patterns for a source, at the local folder ``root`` if that is known. Raises UsageError."""
@@ -324,6 +327,7 @@ class Matcher:
         self.exclude = PatternList(_spelled(rules.exclude), base, descendants=True)
         self._include = PatternList(_spelled(rules.include), base, descendants=True)
         self._only_included = bool(rules.include)
+        self._archives = rules.archives
         self._secrets = PatternList(SECRETS if rules.skip_secrets else (), base, flags="si")
 
     def secret(self, files: pa.Array) -> NDArray[np.bool_]:
@@ -332,10 +336,24 @@ class Matcher:
 
     def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
         """Return ``(n,) bool``: files that the rules exclude or do not include."""
-        excluded = self.exclude.matches(files)
+        excluded = self._matches(self.exclude, files)
         if self._only_included:
-            excluded |= ~self._include.matches(files)
+            excluded |= ~self._matches(self._include, files) & ~self._may_hold_included(files)
         return excluded
+
+    def _matches(self, patterns: PatternList, files: pa.Array) -> NDArray[np.bool_]:
+        """Return ``(n,) bool``: the files that ``patterns`` select, ``a.zip!/b`` also as ``a.zip/b``."""
+        selected = patterns.matches(files)
+        if self._archives:
+            selected |= patterns.matches(pc.replace_substring(files, INSIDE, "/"))
+        return selected
+
+    def _may_hold_included(self, files: pa.Array) -> NDArray[np.bool_]:
+        if not self._archives:
+            return np.zeros(len(files), dtype=bool)
+        outermost = pc.invert(pc.match_substring(files, INSIDE))
+        found = pc.and_(outermost, pc.match_substring_regex(files, NAMED_LIKE_ARCHIVE))
+        return np.asarray(found.to_numpy(zero_copy_only=False), dtype=bool)
 
 
 class OwnIgnoreFiles:

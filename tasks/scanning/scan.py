@@ -25,17 +25,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import DEFAULT_MAX_DOCUMENT_BYTES, Redaction
+from driftline.storage.defaults import (
+    DEFAULT_MAX_DOCUMENT_BYTES,
+    INSIDE,
+    NAMED_LIKE_ARCHIVE,
+    Redaction,
+    container_of,
+)
 from driftline.storage.deltas.manifest import SCHEMA
 from driftline.storage.entities import Entity
-from driftline.storage.errors import BadEntity, DriftlineError, ModelNotFound, UsageError
+from driftline.storage.errors import (
+    AccessDenied,
+    BadEntity,
+    DriftlineError,
+    ModelNotFound,
+    ObjectNotFound,
+    UsageError,
+)
 from driftline.storage.model import DocumentState, SkipReason, content_hash
 from driftline.storage.sources.source import FileInfo, RepositorySource, Source, open_source
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import TaskContext
 from driftline.tasks.embedding.models import fingerprint, is_earlier_version, resolve_model
-from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT
+from driftline.tasks.extraction.archives import Member, Opened, is_of_member, members_of, opened_mark
+from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT, How
+from driftline.tasks.extraction.process import Refused
 from driftline.tasks.git.commits import (
     MAX_CHANGED_PATHS,
     ChangedPaths,
@@ -46,7 +61,7 @@ from driftline.tasks.git.commits import (
     union,
 )
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, clean_blobs, find_work_tree
-from driftline.tasks.scanning.diff import SKIPPED_SCHEMA, Diff, classify, diff
+from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA, Diff, classify, diff, is_inside, joined
 from driftline.tasks.scanning.ignore import IGNORE_FILES, NEVER_ENTERED, OUR_IGNORE_FILE, Matcher, OwnIgnoreFiles, Rules
 from driftline.tasks.scanning.walk import Listing, Subtree, Walk, above_and_self
 from driftline.tasks.text import MAX_TEXT_BYTES
@@ -265,7 +280,8 @@ ReadManifest = Callable[[Sequence[str]], pa.Table]
 class ScanSpec:
     """The inputs of a scan; picklable. Files that ``claims`` cover belong to other sources.
 
-    A document that the last run read with another ``redaction`` is read again.
+    A document that the last run read with another ``redaction``, or with other ``outputs`` of notebooks, is read again.
+    With ``archives``, the files inside of archives and mail are listed too.
     """
 
     source: Source
@@ -277,11 +293,19 @@ class ScanSpec:
     full: bool = False
     claims: tuple[Claim, ...] = ()
     redaction: Redaction = "off"
+    archives: bool = False
+    outputs: bool = False
 
     @property
     def most_bytes(self) -> int:
         """The limit of documents and records."""
         return largest_document(self.max_file_bytes, self.max_document_bytes)
+
+    @property
+    def how(self) -> How:
+        """How the run reads files; with other settings, it lists the members of each archive again."""
+        settings = self.rules, self.max_file_bytes, self.max_document_bytes, self.claims
+        return How(self.redaction, self.most_bytes, opened_mark(settings) if self.archives else "", self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +315,8 @@ class ScanResult:
     ``skipped`` (SKIPPED_SCHEMA) has every file that is not indexed; an ignored folder has one row, with a trailing
     slash. ``listed`` counts the compared files. ``complete`` is False if folders could not be read: they are in
     ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the time that the worker took;
-    ``too_large`` has the sizes of files that are.
+    ``too_large`` has the sizes of files that are. ``opened`` are the archives and mail whose members were listed, and
+    ``carriers`` those that are not documents themselves, because no pattern includes them.
     """
 
     diff: Diff
@@ -300,6 +325,8 @@ class ScanResult:
     complete: bool
     seconds: float = 0.0
     too_large: Mapping[str, int] = field(default_factory=dict)
+    opened: Mapping[str, Opened] = field(default_factory=dict)
+    carriers: frozenset[str] = frozenset()
 
 
 def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[tuple[Subtree, ...]]:
@@ -342,9 +369,22 @@ def scan(spec: ScanSpec, read_manifest: ReadManifest, *, now_ns: int) -> ScanRes
     return _compare(spec, listing, manifest, now_ns)
 
 
-def scan_paths(spec: ScanSpec, paths: Sequence[str], read_manifest: ReadManifest, *, now_ns: int) -> ScanResult:
-    """Like ``scan``, for single files. A path that is not a file counts as deleted if the manifest has it."""
+def scan_paths(
+    spec: ScanSpec,
+    paths: Sequence[str],
+    read_manifest: ReadManifest,
+    *,
+    now_ns: int,
+    read_members: ReadManifest | None = None,
+) -> ScanResult:
+    """Like ``scan``, for single files. A path that is not a file counts as deleted if the manifest has it.
+
+    ``read_members`` reads the rows below the prefixes of archives.
+    """
     files = sorted({path for path in paths if path and not path.endswith("/")})
+    if spec.archives:
+        outer = {container_of(path) for path in files if INSIDE in path}
+        files = sorted({*files, *(path for path in outer if is_container(path))})
     if isinstance(spec.source, RepositorySource):
         listing = _list_commit(spec, spec.source, files)
     elif spec.source.is_local:
@@ -354,37 +394,134 @@ def scan_paths(spec: ScanSpec, paths: Sequence[str], read_manifest: ReadManifest
         _add_remote(listing, spec, [info for info in map(spec.source.stat, files) if info is not None])
     manifest = read_manifest(files)
     manifest = manifest.filter(pc.is_in(manifest["path"], pa.array(files, pa.string())))
+    containers = [path + INSIDE for path in files if is_container(path)]
+    if containers and read_members is not None:
+        inside = read_members(containers)
+        manifest = pa.concat_tables([manifest.filter(pc.invert(is_inside(manifest))), inside.filter(is_inside(inside))])
     return _compare(spec, listing, manifest, now_ns)
 
 
 def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) -> ScanResult:
     table = listing.table()
-    if spec.claims:
-        table = table.filter(pa.array(~claimed(table["path"].combine_chunks(), spec.claims)))
-    large = _too_large(spec, table)
-    listing.skip(SkipReason.TOO_LARGE, *large["path"].to_pylist())
-    table = table.filter(pc.invert(pc.is_in(table["path"], large["path"].combine_chunks()))) if len(large) else table
+    table, large = _fitting(spec, listing, table)
     kept = [*listing.unread, *listing.unsure]
     if kept and len(manifest):
         unread = tuple(Subtree(path) for path in kept)
         manifest = manifest.filter(pa.array(~_covered(manifest["path"], unread)))
-    result = diff(
-        table,
-        manifest,
-        spec.fingerprint,
-        now_ns=now_ns,
-        full=spec.full,
-        redaction=spec.redaction,
-        most_bytes=spec.most_bytes,
-    )
+    of_members = is_inside(manifest)
+    inside, files = manifest.filter(of_members), manifest.filter(pc.invert(of_members))
+    how, full = spec.how, spec.full
+    result = diff(table, files, spec.fingerprint, now_ns=now_ns, full=full, how=how)
+    opened: dict[str, Opened] = {}
+    listed = len(table)
+    if spec.archives or len(inside):
+        members, inside, opened = _open(spec, listing, table, result, inside)
+        changes = diff(members, inside, spec.fingerprint, now_ns=now_ns, full=full, how=how)
+        result, listed = joined(result, changes), listed + len(members)
     skipped = pa.concat_tables([listing.skipped_table(), result.skipped]).cast(SKIPPED_SCHEMA)
     sizes = dict(zip(large["path"].to_pylist(), large["size_bytes"].to_pylist(), strict=True))
-    return ScanResult(result, skipped.sort_by("path"), len(table), not listing.unread, too_large=sizes)
+    carriers = _carriers(spec, table["path"]) if spec.archives and spec.rules.include else frozenset()
+    return ScanResult(
+        result,
+        skipped.sort_by("path"),
+        listed,
+        not listing.unread,
+        too_large=sizes,
+        opened=opened,
+        carriers=carriers,
+    )
+
+
+def _fitting(spec: ScanSpec, listing: Listing, table: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return the files of ``table`` that belong to the source and are small enough, and those that are too large."""
+    if spec.claims:
+        table = table.filter(pa.array(~claimed(table["path"].combine_chunks(), spec.claims)))
+    large = _too_large(spec, table)
+    if not len(large):
+        return table, large
+    table = table.filter(pc.invert(pc.is_in(table["path"], large["path"].combine_chunks())))
+    unopened = [not spec.archives and is_container(path) for path in large["path"].to_pylist()]
+    listing.skip(SkipReason.ARCHIVE, *large.filter(pa.array(unopened, pa.bool_()))["path"].to_pylist())
+    large = large.filter(pa.array([not each for each in unopened], pa.bool_()))
+    listing.skip(SkipReason.TOO_LARGE, *large["path"].to_pylist())
+    return table, large
+
+
+# -- archives ------------------------------------------------------------------------------------
+
+
+def is_container(path: str) -> bool:
+    """Return whether a run opens a file of the source as a folder if asked, by its name."""
+    return INSIDE not in path and re.search(NAMED_LIKE_ARCHIVE, path) is not None
+
+
+def _carriers(spec: ScanSpec, paths: pa.ChunkedArray) -> frozenset[str]:
+    named = pa.array([path for path in paths.to_pylist() if is_container(path)], pa.string())
+    left_out = Matcher(replace(spec.rules, archives=False)).excluded(named)
+    return frozenset(named.filter(pa.array(left_out)).to_pylist())
+
+
+def _open(
+    spec: ScanSpec, listing: Listing, table: pa.Table, result: Diff, inside: pa.Table
+) -> tuple[pa.Table, pa.Table, dict[str, Opened]]:
+    """Return the members of the archives of ``table`` (LISTING_SCHEMA), and their rows in the manifest.
+
+    New and changed archives are read. Those of the others come from the manifest, ``inside``, and those of archives
+    that cannot be read now are left out of both. The third value are the archives that were read.
+    """
+    changes = (path for part in (result.new, result.candidates) for path in part["path"].to_pylist())
+    changed = {path for path in changes if is_container(path)} if spec.archives else set[str]()
+    there = {path for path in table["path"].to_pylist() if is_container(path)} if spec.archives else set[str]()
+    containers = pa.array([container_of(path) for path in inside["path"].to_pylist()], pa.string())
+    unchanged = inside.filter(pc.is_in(containers, pa.array(sorted(there - changed), pa.string())))
+    found, opened, unread = list[Member](), dict[str, Opened](), list[str]()
+    for path in sorted(changed):
+        try:
+            data = spec.source.read(path)
+        except (AccessDenied, ObjectNotFound):  # the read for the index says why
+            unread.append(path)
+            continue
+        try:
+            found += members_of(path, data)
+            opened[path] = Opened(content_hash(data))
+        except Refused as refused:
+            opened[path] = Opened(content_hash(data), refused.reason)
+    new = _admitted(spec, listing, found, table["path"])
+    unknown = [0] * len(new)
+    rows = [[each.path for each in new], [each.size_bytes for each in new], unknown, [each.etag for each in new]]
+    listed = pa.table([*rows, unknown, unknown], LISTING_SCHEMA)
+    members = pa.concat_tables([unchanged.select(LISTING_SCHEMA.names).cast(LISTING_SCHEMA), listed])
+    inside = inside.filter(pc.invert(pc.is_in(containers, pa.array(unread, pa.string())))) if unread else inside
+    return members.sort_by("path"), inside.sort_by("path"), opened
+
+
+_UNNAMED = (SkipReason.ODD_KEY, SkipReason.BAD_NAME, SkipReason.REPLACED)
+"""Reasons of members that the manifest cannot have: their names are not unique, or not plain paths."""
+
+
+def _admitted(spec: ScanSpec, listing: Listing, members: Sequence[Member], files: pa.ChunkedArray) -> list[Member]:
+    """Return the members that the rules admit; a reason says that one may not be indexed."""
+    for member in members:
+        if member.reason is not None and member.reason in _UNNAMED:
+            listing.skip(member.reason, member.path)
+    members = [member for member in members if member.reason not in _UNNAMED]
+    paths, matcher = pa.array([member.path for member in members], pa.string()), Matcher(spec.rules)
+    secret, excluded = matcher.secret(paths), matcher.excluded(paths)
+    excluded |= claimed(paths, spec.claims)
+    excluded |= pc.is_in(paths, files.combine_chunks()).to_numpy(zero_copy_only=False)  # a folder with such a name
+
+    def judged(member: Member, *, is_secret: bool) -> Member:
+        is_large = member.size_bytes > _limit(spec, member.path)
+        reason = SkipReason.SECRET if is_secret else SkipReason.TOO_LARGE if is_large else None
+        return member if member.reason is not None else replace(member, reason=reason)
+
+    kept = zip(members, secret, excluded, strict=True)
+    return [judged(member, is_secret=is_secret) for member, is_secret, is_excluded in kept if not is_excluded]
 
 
 def has_own_limit(path: str) -> bool:
     """Return whether ``max_document_bytes`` is the limit of a file, by its name."""
-    return any(re.search(pattern, path) for pattern in (NAMED_LIKE_DOCUMENT, _LARGE_NAMES))
+    return any(re.search(pattern, path) for pattern in (NAMED_LIKE_DOCUMENT, _LARGE_NAMES, NAMED_LIKE_ARCHIVE))
 
 
 def holds_records(path: str) -> bool:
@@ -401,14 +538,18 @@ def _too_large(spec: ScanSpec, table: pa.Table) -> pa.Table:
     """Return the files of ``table`` that exceed the limit for their names."""
     files = table.filter(pc.greater(table["size_bytes"], min(spec.max_file_bytes, MAX_TEXT_BYTES)))
     paths, sizes = files["path"].to_pylist(), files["size_bytes"].to_pylist()
-
-    def limit(path: str) -> int:
-        if holds_records(path):
-            return MAX_TEXT_BYTES
-        return spec.most_bytes if has_own_limit(path) else spec.max_file_bytes
-
-    large = [size > limit(path) for path, size in zip(paths, sizes, strict=True)]
+    large = [size > _limit(spec, path) for path, size in zip(paths, sizes, strict=True)]
     return files.filter(pa.array(large, pa.bool_()))
+
+
+def _limit(spec: ScanSpec, path: str) -> int:
+    if holds_records(path):
+        return MAX_TEXT_BYTES if INSIDE not in path else spec.most_bytes
+    is_closed = not spec.archives and is_container(path) and not path.lower().endswith(_MAIL)
+    return spec.most_bytes if has_own_limit(path) and not is_closed else spec.max_file_bytes
+
+
+_MAIL = (".eml", ".mbox")
 
 
 def _covered(paths: pa.ChunkedArray, subtrees: Sequence[Subtree]) -> NDArray[np.bool_]:
@@ -553,9 +694,13 @@ def scan_partition(spec: PartitionSpec, context: TaskContext) -> ScanResult:
 
 def _scan(spec: PartitionSpec, context: TaskContext) -> ScanResult:
     manifest = context.workspace.manifest(spec.entity)
+
+    def read(prefixes: Sequence[str]) -> pa.Table:
+        return manifest.read(prefixes, columns=SCHEMA.names)
+
     if spec.paths is not None:
-        return scan_paths(spec.scan, spec.paths, manifest.get, now_ns=spec.now_ns)
-    return scan(spec.scan, lambda prefixes: manifest.read(prefixes, columns=SCHEMA.names), now_ns=spec.now_ns)
+        return scan_paths(spec.scan, spec.paths, manifest.get, now_ns=spec.now_ns, read_members=read)
+    return scan(spec.scan, read, now_ns=spec.now_ns)
 
 
 def analyze_document_states(
@@ -573,18 +718,37 @@ def analyze_document_states(
     if workspace.config.fingerprint is None:
         raise UsageError("The workspace has no model yet", workspace.objects.uri, "Index a source first.")
     source = open_source(record.uri, workspace.objects.storage_options, allow_empty=True)
-    rules = Rules(include=record.include, exclude=record.exclude)
+    rules = Rules(include=record.include, exclude=record.exclude, archives=record.archives)
     claims = Neighbours(dict(workspace.sources(entity.tenant))).claims_on(entity, record)
-    spec = ScanSpec(source, _fingerprint(workspace.config), rules=rules, claims=claims, redaction=record.redact)
+    spec = ScanSpec(
+        source,
+        _fingerprint(workspace.config),
+        rules=rules,
+        claims=claims,
+        redaction=record.redact,
+        archives=record.archives,
+        outputs=record.notebook_outputs,
+    )
     documents = workspace.manifest(entity)
     manifest = documents.get(paths)
-    differences = scan_paths(spec, paths, lambda prefixes: manifest, now_ns=time.time_ns()).diff
+    differences = scan_paths(
+        spec,
+        paths,
+        documents.get,
+        now_ns=time.time_ns(),
+        read_members=lambda prefixes: documents.read(prefixes, columns=SCHEMA.names),
+    ).diff
     states = dict.fromkeys(manifest["path"].to_pylist(), DocumentState.UNCHANGED)
     states |= dict.fromkeys(differences.deleted["path"].to_pylist(), DocumentState.DELETED)
     states |= dict.fromkeys(differences.retouched["path"].to_pylist(), DocumentState.TOUCHED)
     for change in pa.concat_tables([differences.new, differences.candidates]).to_pylist():
+        if change["path"] not in paths:
+            continue  # the archive of a document
+        if is_container(change["path"]):
+            change["must_embed"] = False  # limits of a run, which are unknown here, decide what is listed inside
         try:
-            digest = content_hash(source.read(change["path"]))
+            etag = change["etag"]
+            digest = etag.partition(":")[2] if is_of_member(etag) else content_hash(source.read(change["path"]))
         except DriftlineError:
             states[change["path"]] = DocumentState.DELETED  # deleted after the scan
             continue

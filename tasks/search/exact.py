@@ -32,7 +32,6 @@ from driftline.tasks.search.facets import Match, counted
 from driftline.tasks.search.filters import LineKinds, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
     Hit,
-    SourceRecords,
     Window,
     add_definitions,
     anchored,
@@ -47,6 +46,7 @@ from driftline.tasks.search.hits import (
     read_documents,
     symbol_of,
 )
+from driftline.tasks.search.links import SourceRecords
 from driftline.tasks.search.query import ExactCounts, SearchReport, answer, nothing_indexed, tables_of
 from driftline.tasks.search.request import Explanation, SearchRequest, is_auxiliary, is_prose, is_test
 from driftline.tasks.text import rows_of_line

@@ -25,14 +25,16 @@ from driftline.storage.defaults import (
     CUT,
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_REDACTION,
+    INSIDE,
     MAX_SHOWN_CHARACTERS,
     Redaction,
+    container_of,
 )
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
 from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.exact import lines_of_document
-from driftline.storage.lines.outline import Definition, anchor_at, anchors_in, fragment_of, innermost
+from driftline.storage.lines.outline import Definition, anchor_at, anchors_in, fragment_of, innermost, location_of
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.lines.table import LINES_PER_BLOCK
@@ -43,7 +45,7 @@ from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.scanning.scan import holds_records
-from driftline.tasks.search.links import Links, find_links
+from driftline.tasks.search.links import Links, SourceRecords, find_links, is_archive_unchanged
 from driftline.tasks.search.ranking import WEIGHTS, Weights, stem_shares
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
@@ -365,7 +367,7 @@ def read_excerpt(
     data = _read_excerpt(workspace, record, path, digest)
     lines = None if data is None else [] if is_extracted(path, data) else split_lines(decode(data)[0])
     first, last = max(0, line - 1 - n_lines), line - 1 + n_lines
-    current = lines is not None
+    current = lines is not None or is_archive_unchanged(workspace, entity, record, path)
     if lines and record is not None:
         part = redact_lines(lines[first : last + 1], record.redact)
     else:
@@ -469,25 +471,6 @@ def match_in(line: str, query: str) -> int:
     return best
 
 
-@dataclass(slots=True)
-class SourceRecords:
-    """The records of the sources of a search, each read once."""
-
-    workspace: Workspace
-    _read: dict[str, SourceRecord | None] = field(default_factory=dict)
-
-    def get(self, entity: str) -> SourceRecord | None:
-        """Return the record of a source; None if it was removed."""
-        if entity not in self._read:
-            self._read[entity] = self.workspace.readable_source(Entity.parse(entity, self.workspace.config.hierarchy))
-        return self._read[entity]
-
-    def redaction(self, entity: str) -> Redaction:
-        """Return how the text of a source is redacted."""
-        record = self.get(entity)
-        return record.redact if record is not None else DEFAULT_REDACTION
-
-
 def distinct_windows(find: Callable[[int], Sequence[Window]], limit: int, records: SourceRecords) -> list[Window]:
     """Return the first ``limit`` windows of ``find``, called with a number of windows, without files of two sources."""
     count = limit
@@ -524,11 +507,11 @@ def identity_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
 class Hit:
     """A window of one document. Line numbers are 1-based and both ends are included.
 
-    ``path`` is that of the document in its source, and ``file`` can be opened: an absolute path or a URI, or None for
-    standard input and removed sources. ``line`` and ``text`` are the best line, and ``column`` is where it answers the
-    query. ``score`` orders the list: the probability that such a hit is right, which ``label`` classifies; a further
-    hit in a file has a lower score than its label; in the mode ``vector``, it is the cosine of the best line, without a
-    label. ``distance`` is 1 - the cosine of the best line,
+    ``path`` is that of the document in its source, and ``file`` can be opened: an absolute path or a URI (of its
+    archive), or None for standard input and removed sources. ``line`` and ``text`` are the best line, and ``column`` is
+    where it answers the query. ``score`` orders the list: the probability that such a hit is right, which ``label``
+    classifies; a further hit in a file has a lower score than its label; in the mode ``vector``, it is the cosine of
+    the best line, without a label. ``distance`` is 1 - the cosine of the best line,
     ``relevance`` the share of random pairs of lines that are farther. ``copies`` are the paths of other documents of
     the source with the same content, which are not shown. ``context`` has the lines from ``start_line`` to
     ``end_line``, as they were indexed. Of a long line, ``text`` and ``context`` have the window around the match
@@ -585,11 +568,11 @@ class Hit:
         return {name: getattr(self, name) for name in self.__slots__} | listed
 
     def __repr__(self) -> str:
-        return f"<Hit {self.rank}. {self.path}:{self.line} {self.text.strip()[:80]!r}>"
+        return f"<Hit {self.rank}. {self.path}:{location_of(self.anchor, self.line)} {self.text.strip()[:80]!r}>"
 
     def _repr_html_(self) -> str:
         lines = enumerate(self.context, start=self.start_line)
-        return html_table((f"{self.path}:{self.line}", f"{self.score:.2f}"), lines)
+        return html_table((f"{self.path}:{location_of(self.anchor, self.line)}", f"{self.score:.2f}"), lines)
 
 
 _ARROW: Mapping[str, pa.DataType] = {
@@ -721,7 +704,8 @@ def file_of(records: SourceRecords, window: Window) -> str | None:
     record = records.get(window.entity)
     if record is None:
         return None
-    return os.path.join(record.uri, window.path) if "://" not in record.uri else f"{record.uri}/{window.path}"
+    path = container_of(window.path)
+    return os.path.join(record.uri, path) if "://" not in record.uri else f"{record.uri}/{path}"
 
 
 def _unchanged_text(path: str, document: Read | None, indexed_hash: str) -> str | None:
@@ -775,9 +759,9 @@ def read_documents(
 
 
 def _is_readable(source: Source, path: str) -> bool:
-    """Return whether a document is small enough to be read for a search: only records may be too large."""
-    if not holds_records(path):
-        return True
+    """Return whether a document may be read for a search: none in an archive, and only records may be too large."""
+    if INSIDE in path or not holds_records(path):
+        return INSIDE not in path
     info = source.stat(path)
     return info is None or info.size_bytes <= DEFAULT_MAX_DOCUMENT_BYTES
 

@@ -12,7 +12,8 @@ import hashlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
@@ -20,10 +21,12 @@ from urllib.parse import quote, unquote, urlsplit
 from cachetools import LRUCache, TTLCache
 
 from driftline.storage.credentials import split_mark
+from driftline.storage.defaults import DEFAULT_REDACTION, INSIDE, Redaction, container_of
 from driftline.storage.deltas.manifest import token_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.model import content_hash
+from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
@@ -65,6 +68,49 @@ _FIELD = re.compile(r"\{(\w*)\}")
 _TEMPLATE = re.compile(r"https?://[^/@\\\"<>^`|\s]+/[!-~]*")
 _HOST = re.compile(r"(?:[a-z0-9_-]+\.)+[a-z0-9-]+|localhost|\[[0-9a-f:.]+\]")
 _SCP = re.compile(r"(?:[^@/:]+@)?(?P<host>[^@/:\[\]]+|\[[^]]+\]):(?P<path>[^:].*)")
+
+
+MAX_RECORDS_AHEAD = 4
+_NEEDED: LRUCache[str, tuple[str, ...]] = LRUCache(64)
+"""The sources whose records the last searches of each bucket needed."""
+
+
+@dataclass(slots=True)
+class SourceRecords:
+    """The records of the sources of a search, each read once."""
+
+    workspace: Workspace
+    _read: dict[str, SourceRecord | None] = field(default_factory=dict)
+    _coming: dict[str, Future[SourceRecord | None]] = field(default_factory=dict)
+
+    def get(self, entity: str) -> SourceRecord | None:
+        """Return the record of a source; None if it was removed."""
+        if entity not in self._read:
+            coming = self._coming.get(entity)
+            self._read[entity] = coming.result() if coming else self._record(entity)
+            _NEEDED[self._uri] = tuple(dict.fromkeys((entity, *_NEEDED.get(self._uri, ()))))[:MAX_RECORDS_AHEAD]
+        return self._read[entity]
+
+    def read_ahead(self, threads: Executor, entities: Iterable[str] | None = None) -> None:
+        """Begin to read the records of a few ``entities`` in a bucket, by default the ones that were needed last."""
+        if self.workspace.objects.is_local:
+            return
+        wanted = _NEEDED.get(self._uri, ()) if entities is None else entities
+        for entity in list(wanted)[:MAX_RECORDS_AHEAD]:
+            if entity not in self._coming and entity not in self._read:
+                self._coming[entity] = threads.submit(self._record, entity)
+
+    def _record(self, entity: str) -> SourceRecord | None:
+        return self.workspace.readable_source(Entity.parse(entity, self.workspace.config.hierarchy))
+
+    @property
+    def _uri(self) -> str:
+        return self.workspace.objects.uri
+
+    def redaction(self, entity: str) -> Redaction:
+        """Return how the text of a source is redacted."""
+        record = self.get(entity)
+        return record.redact if record is not None else DEFAULT_REDACTION
 
 
 # -- addresses ---------------------------------------------------------------------------------
@@ -294,7 +340,8 @@ def _recorded(
     for row in rows.to_pylist():
         path = row["path"]
         if row["reason"] is None and row["hash"] == requested[path] and token_of(row["rev"]) <= at.token:
-            new[path] = _Revision(at.id, f"{record.subpath}{path}", bool(split_mark(row["extractor"], "off")[0]))
+            extracted = INSIDE in path or bool(split_mark(row["extractor"], "off")[0])
+            new[path] = _Revision(at.id, f"{record.subpath}{container_of(path)}", extracted)
     with _KNOWN_LOCK:
         _KNOWN.update({keys[path]: revision for path, revision in new.items()})
     return revisions | new
@@ -346,3 +393,20 @@ def _blob_id(data: bytes, object_format: str) -> str:
     digest = hashlib.new(object_format, b"blob %d\0" % len(data), usedforsecurity=False)
     digest.update(data)
     return digest.hexdigest()
+
+
+def is_archive_unchanged(workspace: Workspace, entity: Entity, record: SourceRecord | None, path: str) -> bool:
+    """Return whether the archive of a document has the size and time with which it was indexed; without reading it."""
+    container = container_of(path)
+    if record is None or container == path or not workspace.access.allows(record.uri):
+        return False
+    known = workspace.manifest(entity).get([container]).to_pylist()
+    try:
+        found = known_source(record.uri, workspace.objects.storage_options).stat(container)
+    except DriftlineError:
+        return False
+    if not known or found is None:
+        return False
+    was, etags = known[0], {known[0]["etag"], found.etag} - {""}
+    is_same = found.size_bytes == was["size_bytes"] and len(etags) < 2
+    return is_same and (found.etag == was["etag"] != "" or found.mtime_ns == was["mtime_ns"])

@@ -50,13 +50,13 @@ from driftline.tasks.search.hits import (
     HIT_TYPES,
     JUDGED_WINDOWS,
     Hit,
-    SourceRecords,
     Window,
     arranged,
     distinct_windows,
     hits,
     merge_windows,
 )
+from driftline.tasks.search.links import SourceRecords
 from driftline.tasks.search.ranking import WEIGHTS, WEIGHTS_OF_FORMS
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest, without_empty
@@ -210,15 +210,19 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
     nothing = replace(nothing, facets=Facets() if request.facets else None)
     if top_k == 0 or not query.strip() or model is None:
         return replace(nothing, notes=_trivially(workspace, request))
+    records = SourceRecords(workspace)
+    records.read_ahead(_threads())
     with explanation.timed("open"):
         queries, embedder = _open(workspace, model, mode, where, (request.strategy, request.fallback_threshold))
-    counting = [_threads().submit(lambda each: each.lines, table) for table in queries] if request.explain else []
+    counting = [_threads().submit(_count_ahead, table, records) for table in queries] if request.explain else []
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
         return replace(nothing, notes=(UNKNOWN_WORDS if queries else nothing_indexed(workspace),))
     limit = (calibration := Calibration.of(embedder)).limit(request)
-    finder = _Finder(query, vector, embedder, queries, limit, explanation, only, [] if request.facets else None)
-    records, n_windows = SourceRecords(workspace), max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
+    finder = _Finder(
+        query, vector, embedder, queries, limit, explanation, records, only, [] if request.facets else None
+    )
+    n_windows = max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
     deep_search = joining and DeepSearch.of(workspace, joining, where, only, limit)
     with ThreadPoolExecutor(1) as pool:
         definitions = pool.submit(deep_search.find, query) if deep_search else None
@@ -433,6 +437,12 @@ def tables_of(
         yield entity, where if only_it else LineFilter(entities=(entity,), all_of=(where,) if where else None)
 
 
+def _count_ahead(table: LineQuery, records: SourceRecords) -> None:
+    """Count the lines of a table for ``_count``, and read the records of its sources, which are then known."""
+    if table.lines:
+        records.read_ahead(_threads(), table.sources)
+
+
 def _count(explanation: Explanation, queries: Sequence[LineQuery]) -> None:
     """Fill in how many lines the filter allowed, and how many were compared."""
     explanation.lines = sum(query.lines for query in queries)
@@ -452,6 +462,7 @@ class _Finder:
     tables: Sequence[LineQuery]
     max_distance: float | None
     explanation: Explanation
+    records: SourceRecords
     only: LineKinds = ALL_LINES
     ranked: list[dict[str, Any]] | None = None
     """The lines that the last attempt has ranked, best first, if facets need them."""
@@ -504,6 +515,7 @@ class _Finder:
         n_near = CANDIDATE_LINES if by_distance else n_near
         while True:
             blocks, found_near, lines = self._candidates(n_blocks, n_near)
+            self.records.read_ahead(_threads(), {entity for entity, _, _ in lines.documents})
             with self.explanation.timed("rank"):
                 options: dict[str, Any] = {"n_windows": n_windows, "meaning": meaning, "only": self.only}
                 options["weights"] = WEIGHTS_OF_FORMS.get(form, WEIGHTS)

@@ -229,7 +229,8 @@ def _parts_with(text: str, words: Sequence[str]) -> tuple[NDArray[np.int64], lis
     # A word of a part begins with it, or after a digit, or with a capital.
     inside = (characters[at_places] >= ord("a")) & (characters[at_places - 1] >= ord("a"))
     blanks = np.flatnonzero(characters == ord(" "))
-    after = np.unique(np.searchsorted(blanks, at_places[~inside]))
+    after = np.sort(np.searchsorted(blanks, at_places[~inside]))
+    after = after[np.diff(after, prepend=-1) > 0]  # np.unique imports numpy.ma, which is slow
     starts, ends = blanks[after - 1] + 1, blanks[after]
     cut = encoded.decode()
     return starts - 1, [cut[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]

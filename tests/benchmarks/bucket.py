@@ -93,6 +93,8 @@ def main() -> int:
         _search(uri, QUERIES[0], env)
         again = [_cost(proxy, "a new process", partial(_search, uri, QUERIES[0], env)) for _ in range(3)]
         costs |= {"new process": sorted(again, key=lambda cost: cost.seconds)[1], "warm search": _warm(proxy, uri, env)}
+        _cost(proxy, "first cleanup", lambda: _clean(uri, env))
+        cleanup = _cost(proxy, "without garbage", lambda: _clean(uri, env))
         copy = folder / "copy"
         costs["first pull"] = _cost(proxy, "first pull", lambda: _pull(uri, copy, env))
         _change(source, CHANGED_FILES)
@@ -115,6 +117,7 @@ def main() -> int:
     verdict.at_most("search in a new process, of blocks on the disk", costs["new process"].seconds, 0.6, "s")
     verdict.at_most("search in a new process, requests", costs["new process"].requests, 6, "")
     verdict.at_most("warm search, p50", costs["warm search"].seconds * 1e3, 200, "ms")
+    verdict.at_most("cleanup without garbage, requests", cleanup.requests, 20, "")
     verdict.at_most("cold search of a pulled copy", of_copy, 0.7, "s")
     verdict.at_most("pull of 20 changed files, requests", pulled.requests, 40, "")
     verdict.at_most("pull of 20 changed files, of the bytes written", pulled.read_bytes / change.written_bytes, 1.2)
@@ -143,6 +146,10 @@ def _index(source: Path, workspace: str, env: Mapping[str, str] | None = None) -
 
 def _pull(uri: str, copy: Path, env: Mapping[str, str]) -> measure.Measured:
     return measure.run([*measure.DRIFTLINE, "pull", uri, str(copy), "--json"], env)
+
+
+def _clean(uri: str, env: Mapping[str, str]) -> measure.Measured:
+    return measure.run([*measure.DRIFTLINE, "cleanup", "--delete", "--workspace", uri, "--json"], env)
 
 
 def _search(workspace: str, query: str, env: Mapping[str, str]) -> measure.Measured:

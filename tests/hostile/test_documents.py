@@ -23,6 +23,7 @@ from driftline.tasks.extraction.extractor import Extracted, is_extracted, read_d
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.search.query import search
 from tests.support.documents import DOCUMENTS, ENCRYPTED_PDF, archive, docx, opendocument, paragraph, pdf, xlsx
+from tests.support.fuzzing import CANARY, fuzz
 from tests.support.waiting import until
 
 MUTATIONS = 12
@@ -54,6 +55,14 @@ def test_a_broken_document_has_text_or_a_reason(name: str) -> None:
         reading = read_document(name, variant)
         assert reading.reason is None or reading.reason in REASONS, variant
         reading.extracted.text.encode()
+
+
+def test_a_sample_of_broken_files_neither_ends_a_run_nor_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
+    outcome = fuzz(100, 3, tmp_path)  # `make soak` reads 5,000
+    assert (outcome.files, outcome.leaks) == (100, [])
+    assert outcome.ends["text"] > 10
+    assert outcome.ends["members"] > 10
 
 
 DEEP = "<a>" * 100_000

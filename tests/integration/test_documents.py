@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
+import re
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from typing import Any
 import pytest
 
 import driftline as dl
+from driftline.flows.mcp_server.answers import context_answer
+from driftline.flows.output.plain import own_appearance, print_search, show_as
 from driftline.flows.runs import source_run
 from driftline.storage.model import DocumentState, SkipReason, content_hash
 from driftline.storage.workspace.workspace import Workspace
@@ -76,7 +81,24 @@ def test_a_cell_is_found_with_its_number_and_definition(workspace: Path, driftli
     assert (hit["freshness"], hit["line_now"]) == ("fresh", 5)
     assert hit["context"][-2:] == ["def count_herons(pond):", "    return 1"]
     printed = driftline("search", "count_herons", "--workspace", workspace, "--top-k", "1").out
-    assert printed.startswith("nb.ipynb:5  cell 2  ")
+    assert printed.startswith("nb.ipynb:cell 2  ")
+
+
+def test_the_location_of_a_hit_in_a_document_is_its_anchor(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+    write(tree / "birds.pdf", pdf(("the first page",), ("the bittern booms",)))
+    dl.index(str(tree), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    opened = dl.open(str(tmp_path / "ws"))
+    (hit,) = opened.search("the bittern booms", top_k=1, n_lines=0).results
+    assert repr(hit).startswith("<Hit 1. birds.pdf:p2 ")
+    (exactly,) = opened.search("", fixed=("bittern",), n_lines=0).results
+    for found, expected in (hit, "birds.pdf:p2  "), (exactly, "birds.pdf:p2:the bittern booms"):
+        report = {"results": [found.to_dict()], "exact": {"lines": 1, "documents": 1} if found is exactly else None}
+        printed = io.StringIO()
+        with own_appearance(), redirect_stdout(printed):
+            show_as(color="always")
+            print_search(report, {found.source: str(tree)})
+        assert f"]8;;{(tree / 'birds.pdf').as_uri()}#page=2\x1b" in printed.getvalue()
+        assert re.sub(r"\x1b\[[\d;]*m|\x1b\]8;;.*?\x1b\\", "", printed.getvalue()).startswith(expected)
 
 
 def test_outputs_and_markup_of_a_notebook_are_not_indexed(workspace: Path) -> None:
@@ -340,6 +362,10 @@ def test_a_hit_says_what_opens_its_location_in_a_viewer(tree: Path, tmp_path: Pa
     excerpt = read_excerpt(Workspace.open(str(tmp_path / "ws")), "birds.pdf", of_pdf.line, n_lines=9)
     assert excerpt.anchors == ((1, "p. 1"), (of_pdf.line, "p. 2"))
     assert read_excerpt(Workspace.open(str(tmp_path / "ws")), "plain.txt", 1, n_lines=9).anchors == ()
+    shown = context_answer(excerpt, of_pdf.line)
+    assert shown.anchors == [*excerpt.anchors]
+    assert "[p. 1]\n1: the first page\n[p. 2]\n2: the bittern booms" in shown.text()
+    assert context_answer(excerpt, of_pdf.line, max_tokens=1).anchors[-1] == (of_pdf.line, "p. 2")
     (exactly,) = opened.search("x", fixed=("the bittern",)).results
     (unindexed,) = dl.grep("the bittern booms", str(tree / "birds.pdf"), model=str(tiny_model), top_k=1).results
     assert exactly.fragment == unindexed.fragment == "page=2"

@@ -14,6 +14,7 @@ from driftline.flows.output.plain import print_json, print_search
 from driftline.flows.output.progress import EarlyProgress, NullProgress, QuietProgress
 from driftline.flows.output.terminal import print_index, print_sources, print_status
 from driftline.tasks.embedding.context import CountReporter
+from driftline.tasks.text import MAX_TEXT_BYTES
 
 
 def hit(**changes: Any) -> dict[str, Any]:
@@ -203,3 +204,15 @@ def test_a_moved_or_deleted_line_is_marked(capsys: pytest.CaptureFixture[str]) -
 def test_a_hit_without_a_score_has_none(capsys: pytest.CaptureFixture[str]) -> None:
     print_search({"query": "q", "results": [hit(score=None, distance=None, context=[])]})
     assert capsys.readouterr().out == "a.py:10\n  10: ten\n"
+
+
+def test_the_advice_for_files_that_nothing_takes_names_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = dict.fromkeys(("new", "changed", "touched", "unchanged", "deleted", "lines_embedded", "lines_total"), 0)
+    sizes = {"huge.log": MAX_TEXT_BYTES + 1, "large.pdf": MAX_TEXT_BYTES, "large.c": 5 * 2**20}
+    large = [{"path": path, "bytes": size} for path, size in sizes.items()]
+    source = {"entity": "source:s", "uri": "/s", "skipped": [], "too_large": large, **counts}
+    print_index({"sources": [source], "requests": {}, "workspace": "ws", "seconds": 1.0}, dry_run=True)
+    printed = capsys.readouterr().out
+    assert "too large: huge.log (512.0 MiB); no option takes files above 512 MiB: split them" in printed
+    assert f"large.pdf (512.0 MiB); --max-document-bytes {MAX_TEXT_BYTES} takes them" in printed
+    assert f"large.c (5.0 MiB); --max-file-bytes {5 * 2**20} takes them" in printed

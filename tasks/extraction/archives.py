@@ -1,0 +1,380 @@
+"""Open archives and mail as folders: a file inside is a document of its own, with the path ``a.zip!/b/c.txt``.
+
+Zip files (jar, whl), tar files, compressed or not, and messages with their attachments are containers. A run that asks
+for it lists the members of each new or changed container, and reads those that have changed. Both happen in a process
+of its own (``tasks.extraction.process``), within limits on size, number and nesting. The etag of a member is the hash
+of its content, or the reason why it cannot be indexed.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import lzma
+import re
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import IO, Any, cast
+
+from driftline.storage.defaults import INSIDE
+from driftline.storage.model import SkipReason, content_hash
+from driftline.tasks.extraction.extractor import MAX_UNPACKED_BYTES, choose, is_archive, is_tar, stream_of
+from driftline.tasks.extraction.process import Refused, extract_apart
+
+VERSION = 1
+"""Of the list of members."""
+OF_CONTENT, OF_REASON = OF_MEMBERS = "member:", "member!"
+"""The etag of a member begins with one of them."""
+MAX_CONTAINER_BYTES = 2**30
+"""No container unpacks to more, with the containers inside."""
+MAX_CONTAINED = 100_000
+"""No container has more members, with those of the containers inside."""
+MAX_NESTING = 3
+"""A container in a container in a container is opened, and none inside of that."""
+_HASH = re.compile(r"[0-9a-f]{32}")
+_LENGTH = struct.Struct("<Q")
+_BROKEN = (
+    EOFError, LookupError, NotImplementedError, OSError, RuntimeError, ValueError, lzma.LZMAError, struct.error,
+    tarfile.TarError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What the libraries raise for damaged members."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file in a container, by its ``path`` in the source: its content is known by its hash, or has a ``reason``."""
+
+    path: str
+    size_bytes: int
+    content_hash: str
+    reason: SkipReason | None = None
+
+    @property
+    def etag(self) -> str:
+        """What the manifest compares."""
+        return f"{OF_REASON}{self.reason.value}" if self.reason is not None else f"{OF_CONTENT}{self.content_hash}"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A container that a scan has listed, by the hash of its content, or a ``reason`` why it cannot be."""
+
+    content_hash: str
+    reason: SkipReason | None = None
+
+
+def is_of_member(etag: str) -> bool:
+    """Return whether an etag is of a member of a container."""
+    return etag.startswith(OF_MEMBERS)
+
+
+def reason_in(etag: str) -> SkipReason | None:
+    """Return the reason in the etag of a member that cannot be indexed; None for any other etag."""
+    return SkipReason(etag.removeprefix(OF_REASON)) if etag.startswith(OF_REASON) else None
+
+
+def members_of(path: str, data: bytes) -> list[Member]:
+    """List the members of the container ``data``, named ``path``; none if it is no container.
+
+    A path occurs again with the reason REPLACED if the container has several members of that name. Raises Refused.
+    """
+    answer = extract_apart(f"{__name__}:list_members", _request(path, data))
+    found: list[Member] = []
+    try:
+        for name, size, digest, reason in answer["members"]:
+            if not (isinstance(name, str) and name.startswith(path + INSIDE) and isinstance(size, int)):
+                raise ValueError(name)
+            why = SkipReason(reason) if reason else None
+            if is_plain(name.removeprefix(path + INSIDE)) is not None and why is None:
+                raise ValueError(name)
+            if why is None and not _HASH.fullmatch(digest):
+                raise ValueError(digest)
+            found.append(Member(name, size, digest if why is None else "", why))
+    except (KeyError, TypeError, ValueError):  # a hostile file may have taken the process over
+        raise Refused(SkipReason.DAMAGED) from None
+    return found
+
+
+def read_members(path: str, data: bytes, wanted: Iterable[str]) -> dict[str, bytes]:
+    """Return the content of the ``wanted`` members of a container by their paths, without missing ones.
+
+    Raises Refused.
+    """
+    answer = extract_apart(f"{__name__}:unpack_members", _request(path, data, [*wanted]))
+    try:
+        return {str(name): base64.b64decode(content) for name, content in answer["contents"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Refused(SkipReason.DAMAGED) from None
+
+
+def is_plain(name: str) -> SkipReason | None:
+    """Return why a member is not indexed under ``name``; None if it is a plain relative path.
+
+    Examples:
+        >>> is_plain("docs/a.txt"), is_plain("../a.txt"), is_plain("C:\\\\a.txt")
+        (None, <SkipReason.ODD_KEY: 'key is not a plain path'>, <SkipReason.ODD_KEY: 'key is not a plain path'>)
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return SkipReason.BAD_NAME
+    parts = name.split("/")
+    odd = any(part in ("", ".", "..") for part in parts) or any(mark in name for mark in ("\0", "\\", "\n"))
+    return SkipReason.ODD_KEY if odd or len(name) > _MAX_NAME else None
+
+
+_MAX_NAME = 1_024
+
+
+def _request(path: str, data: bytes, wanted: Sequence[str] = ()) -> bytes:
+    head = json.dumps({"path": path, "wanted": wanted}).encode()
+    return b"".join((_LENGTH.pack(len(head)), head, data))
+
+
+# -- in the other process ------------------------------------------------------------------------
+
+_Content = bytes | SkipReason
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    said: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.said
+
+
+@dataclass(slots=True)
+class _Limits:
+    """What is left for a container and those inside."""
+
+    bytes_left: int = field(default_factory=lambda: MAX_CONTAINER_BYTES)
+    members_left: int = field(default_factory=lambda: MAX_CONTAINED)
+
+    def take(self, size: int) -> None:
+        """Count unpacked bytes. Raises Refused."""
+        self.bytes_left -= size
+        if self.bytes_left < 0:
+            raise Refused(SkipReason.BOMB)
+
+    def member(self) -> None:
+        """Count a member. Raises Refused."""
+        self.members_left -= 1
+        if self.members_left < 0:
+            raise Refused(SkipReason.BOMB)
+
+
+def list_members(request: bytes) -> _Answer:
+    """List all members with their hashes. Raises Refused."""
+    path, _, data = _parsed(request)
+    found: dict[str, tuple[int, str, str]] = {}
+    replaced: list[tuple[str, int, str, str]] = []
+    for name, content in _walk(path, data, _Limits(), 0):
+        if name in found:  # the last one of a name replaces the others, as it does for programs that unpack
+            replaced.append((name, 0, "", SkipReason.REPLACED))
+        is_known = isinstance(content, bytes)
+        size, digest = (len(content), content_hash(content)) if isinstance(content, bytes) else (0, "")
+        found[name] = size, digest, "" if is_known else str(content)
+    members = [*((name, *each) for name, each in found.items()), *replaced]
+    return _Answer({"members": [(name.encode(errors="replace").decode(), *each) for name, *each in members]})
+
+
+def unpack_members(request: bytes) -> _Answer:
+    """Return the wanted members in base64. Raises Refused."""
+    path, wanted, data = _parsed(request)
+    contents: dict[str, str] = {}
+    for name, content in _walk(path, data, _Limits(), 0, wanted):
+        if isinstance(content, bytes) and name in wanted:
+            contents[name] = base64.b64encode(content).decode()
+    return _Answer({"contents": contents})
+
+
+def _parsed(request: bytes) -> tuple[str, frozenset[str], bytes]:
+    (length,) = _LENGTH.unpack(request[: _LENGTH.size])
+    head = json.loads(request[_LENGTH.size : _LENGTH.size + length])
+    return head["path"], frozenset(head["wanted"]), request[_LENGTH.size + length :]
+
+
+def _walk(
+    path: str, data: bytes, limits: _Limits, depth: int, wanted: frozenset[str] | None = None
+) -> Iterator[tuple[str, _Content]]:
+    """Yield the path and content of each member, and of those in containers inside, or the reason for its absence.
+
+    Of zip files, only the ``wanted`` members and the containers around them are unpacked. Raises Refused.
+    """
+    members = _members(path, data, limits)
+    if members is None:
+        return
+
+    def is_wanted(name: str) -> bool:
+        return wanted is None or any(each == name or each.startswith(name + INSIDE) for each in wanted)
+
+    for name, unpack in members:
+        limits.member()
+        inside = path + INSIDE + name
+        if (odd := is_plain(name)) is not None or not is_wanted(inside):
+            if odd is not None:
+                yield path + INSIDE + name, odd
+            continue
+        try:
+            content = unpack()
+        except _BROKEN:
+            content = SkipReason.DAMAGED
+        if not isinstance(content, bytes):
+            yield inside, content
+            continue
+        is_folder = is_archive(inside, content)
+        if not is_folder:
+            yield inside, content
+        if is_folder or _messages_in(inside, content) is not None:
+            yield from _opened(inside, content, limits, depth + 1, wanted, is_folder=is_folder)
+
+
+def _opened(
+    path: str, data: bytes, limits: _Limits, depth: int, wanted: frozenset[str] | None, *, is_folder: bool
+) -> Iterator[tuple[str, _Content]]:
+    """Yield the members of a container that is one itself; if it cannot be opened, the reason is its own."""
+    if depth >= MAX_NESTING:
+        if is_folder:
+            yield path, SkipReason.NESTED
+        return
+    try:
+        yield from _walk(path, data, limits, depth, wanted)
+    except Refused as refused:
+        if refused.reason == SkipReason.BOMB:
+            raise
+        yield path, refused.reason
+
+
+_Unpack = Callable[[], _Content]
+
+
+def _members(path: str, data: bytes, limits: _Limits) -> Iterator[tuple[str, _Unpack]] | None:
+    """Return the members of a container, each with a function that unpacks it; None for any other file."""
+    messages = _messages_in(path, data)
+    if messages is not None:
+        return _attachments(data, limits, is_mailbox=messages)
+    if not is_archive(path, data):
+        return None
+    return _in_tar(data, limits) if is_tar(data) else _in_zip(data, limits)
+
+
+def _messages_in(path: str, data: bytes) -> bool | None:
+    """Return whether a file is a mailbox (True) or one message (False), else None."""
+    if len(data) > MAX_UNPACKED_BYTES:
+        return None
+    extractor = choose(path, data[:_JUDGED_BYTES]).extractor
+    return extractor.name == "mailbox" if extractor is not None and extractor.name in ("mail", "mailbox") else None
+
+
+_JUDGED_BYTES = 16 * 1024
+
+
+def _limited(file: IO[bytes], limits: _Limits) -> _Content:
+    """Read a member; of one that is larger than any document, no more than that."""
+    content = file.read(MAX_UNPACKED_BYTES + 1)
+    limits.take(len(content))
+    return content if len(content) <= MAX_UNPACKED_BYTES else SkipReason.TOO_LARGE
+
+
+def _in_zip(data: bytes, limits: _Limits) -> Iterator[tuple[str, _Unpack]]:
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+    except _BROKEN:
+        raise Refused(SkipReason.DAMAGED) from None
+    for info in archive.infolist():
+        if not info.is_dir():
+            yield info.filename.removeprefix("./"), partial(_from_zip, archive, info, limits)
+
+
+def _from_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: _Limits) -> _Content:
+    if info.flag_bits & 0x1:
+        return SkipReason.ENCRYPTED
+    if stat.S_ISLNK(info.external_attr >> 16):
+        return SkipReason.LINK
+    with archive.open(info) as file:
+        content = _limited(file, limits)
+    return content if not isinstance(content, bytes) or len(content) == info.file_size else SkipReason.DAMAGED
+
+
+class _Counted(io.RawIOBase):
+    """A stream of a tar file, whose bytes count: what is skipped is unpacked too."""
+
+    def __init__(self, stream: IO[bytes], limits: _Limits) -> None:
+        self._stream, self._limits = stream, limits
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        part = self._stream.read(size)
+        self._limits.take(len(part))
+        return part
+
+
+def _in_tar(data: bytes, limits: _Limits) -> Iterator[tuple[str, _Unpack]]:
+    try:
+        stream = cast(IO[bytes], _Counted(stream_of(data), limits))
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for info in archive:
+                if not info.isdir():
+                    yield info.name.removeprefix("./"), partial(_from_tar, archive, info, limits)
+    except _BROKEN:
+        raise Refused(SkipReason.DAMAGED) from None
+
+
+def _from_tar(archive: tarfile.TarFile, info: tarfile.TarInfo, limits: _Limits) -> _Content:
+    if info.issym() or info.islnk():
+        return SkipReason.LINK
+    file = archive.extractfile(info) if info.isreg() else None
+    uncounted = limits if info.issparse() else _Limits()  # the stream counts all but holes
+    return _limited(file, uncounted) if file is not None else SkipReason.UNREADABLE
+
+
+def _attachments(data: bytes, limits: _Limits, *, is_mailbox: bool) -> Iterator[tuple[str, _Unpack]]:
+    """Yield the attachments of a message, or those of the messages of a mailbox below their numbers."""
+    from driftline.tasks.extraction.text_formats import attachments, messages
+
+    taken: set[str] = set()
+    for number, message in enumerate(messages(data), start=1) if is_mailbox else [(0, data)]:
+        for given, content in attachments(message):
+            limits.take(len(content))
+            name = f"{number}/{given}" if is_mailbox else given
+            count = 1
+            while name in taken:
+                count += 1
+                name = f"{number}/{count}-{given}" if is_mailbox else f"{count}-{given}"
+            taken.add(name)
+            yield name, partial(_as_is, content)
+
+
+def _as_is(content: bytes) -> _Content:
+    return content if len(content) <= MAX_UNPACKED_BYTES else SkipReason.TOO_LARGE
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+def opened_mark(settings: object) -> str:
+    """Return the mark of a container whose members were listed with ``settings``, given by their ``repr``."""
+    return f"{_MARK}{VERSION}-{content_hash(repr(settings).encode())[:8]}"
+
+
+_MARK = "archive/"
+
+
+def without_opened(mark: str) -> str:
+    """Return the mark of a file in the manifest as if it had not been opened.
+
+    Examples:
+        >>> without_opened("mail/1+archive/1-0123abcd+known/1")
+        'mail/1+known/1'
+    """
+    return "+".join(part for part in mark.split("+") if not part.startswith(_MARK))
