@@ -185,7 +185,7 @@ def stem_shares(paths: Iterable[str], words: Sequence[str], chosen: Weights = WE
 
 def _stem(path: str) -> str:
     folder, name = posixpath.split(path)
-    stem = posixpath.splitext(name)[0]
+    stem = name.partition(".")[0] or name  # of hub.plugin.bash and user.service.ts, the rest is the kind
     return posixpath.basename(folder) or stem if stem in STEMS_OF_FOLDERS else stem
 
 

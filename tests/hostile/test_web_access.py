@@ -291,6 +291,10 @@ def test_no_list_names_what_lies_beyond_the_boundary(site: Site, bound: str) -> 
     for target in ("/?q=lease", "/d/source:x/y", "/index", "/readyz", "/api/v1/openapi.json"):
         assert "secret" not in site.ask(target, token=bound).body, target
     assert "secret" not in ask_mcp(site, bound, call("index_status")).body
+    read = {"jsonrpc": "2.0", "id": 1, "method": "resources/read", "params": {"uri": "driftline://sources"}}
+    sources = ask_mcp(site, bound, json.dumps(read)).body
+    assert "source:own" in sources
+    assert "secret" not in sources
     assert "secret" not in ask_mcp(site, bound, call("search_lines", query="lease", branch="none")).body
 
 

@@ -81,6 +81,22 @@ def test_a_client_finds_a_line_over_stdio(location: Path) -> None:
     assert context.structured_content["lines"] == ["---", "namespace", "two"]
 
 
+def test_clients_show_the_sources_and_a_prompt(location: Path) -> None:
+    async def talk() -> tuple[Any, Any, Any]:
+        server = make_server(Workspace.open(str(location / "ws")))
+        async with Client(server, read_timeout_seconds=PATIENCE_SECONDS) as client:
+            (resource,) = (await client.list_resources()).resources
+            (prompt,) = (await client.list_prompts()).prompts
+            sources = await client.read_resource(resource.uri)
+            return prompt, sources, await client.get_prompt(prompt.name, {"question": "who parses?"})
+
+    prompt, sources, asked = asyncio.run(talk())
+    assert [each.name for each in prompt.arguments] == ["question"]
+    status = json.loads(sources.contents[0].text)
+    assert [source["entity"].rpartition(":")[2] for source in status["sources"]] == ["app", "web"]
+    assert "who parses?" in asked.messages[0].content.text
+
+
 def status_for_host(url: str, host: str) -> int:
     """The server's answer to a request with a foreign host name, as after DNS rebinding."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_SECONDS)
