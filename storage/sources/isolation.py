@@ -197,7 +197,7 @@ def ask_remote(folder: str, *arguments: str) -> bytes | None:
     for number, (key, _, value) in enumerate(pairs):
         variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     variables |= {name: os.environ[name] for name in REACHING if name in os.environ}
-    is_local = url.startswith("file:") or ("://" not in url and not _SSH_PLACE.match(url))
+    is_local = url.startswith("file:") or ("://" not in url and not _SCP_LIKE.match(url))
     with tempfile.TemporaryDirectory(prefix="driftline-git-") as elsewhere:
         variables["GIT_CEILING_DIRECTORIES"] = os.path.dirname(elsewhere)
         return _output(_start(elsewhere, (*arguments, "--", url), variables), waits_for_host=not is_local)
