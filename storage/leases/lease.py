@@ -127,7 +127,7 @@ class Lease:
             raise _lost(current, self._where)
 
     def release(self, *, failed: bool = False) -> None:
-        """Stop renewing and free the lease immediately; does nothing if the lease is already lost or released.
+        """Stop renewing and free the lease immediately; do nothing if the lease is already lost or released.
 
         The file counts the holders that ``failed``.
 

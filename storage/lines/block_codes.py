@@ -150,7 +150,7 @@ class _Sums:
 
 
 def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return ``(n,)``: the products of blocks of signs and ``vector``, but for a factor and a constant.
+    """Return ``(n,)``: the products of blocks of signs and ``vector``, up to a factor and a constant.
 
     The query is rounded to QUERY_BITS, so that a product is a sum of counts of common bits, one bit of it at a time.
     """

@@ -120,11 +120,11 @@ class _Outlines:
 
     def with_name_ending_in(self, part: str) -> pa.Table:
         """Return the rows with a definition whose name ends in ``part``, ignoring case."""
-        wanted, found = f"{part.lower()}\n".encode(), list[int]()
-        at = self.lower.find(wanted)
+        entry, found = f"{part.lower()}\n".encode(), list[int]()
+        at = self.lower.find(entry)
         while at >= 0:
             found.append(at)
-            at = self.lower.find(wanted, at + len(wanted))
+            at = self.lower.find(entry, at + len(entry))
         return self.rows.take(pa.array(sorted({*np.searchsorted(self.ends, found, side="right").tolist()}), pa.int64()))
 
 
@@ -536,7 +536,7 @@ class LineQuery:
                     yield row, definition
 
     def definitions(self, name: str) -> list[tuple[str, str, str, Definition]]:
-        """All definitions of ``name`` in documents that the filter allows: entity, path, hash and definition of each.
+        """Return the definitions of ``name`` that the filter allows, each with its entity, path and hash.
 
         Case counts if ``name`` has a capital.
         """

@@ -1,7 +1,7 @@
 """Keep blocks of immutable files of a bucket on a disk, under all reads of Lance tables (decision 21).
 
 Lance's object stores cannot be replaced from Python. Its searches therefore read a bucket through a server in their own
-process, on loopback, which speaks as much of S3 as a reader needs. It merges neighbouring ranges that are requested
+process, on loopback, which implements the part of S3 that a reader needs. It merges adjacent ranges that are requested
 together, reads small files whole, and keeps what it has read in ``BlockCache``. Listings always come from the bucket,
 and a version of a table is kept under the etag in the listing, so a search sees the newest one.
 """
@@ -110,7 +110,7 @@ class Block:
 
     @classmethod
     def named(cls, file: str, name: str) -> Block | None:
-        """Return the block of ``file`` that has this name; None for any other name, such as a block of another file."""
+        """Return the block of ``file`` with this name, or None for any other name, such as a block of another file."""
         match = _BLOCK_NAME.fullmatch(name)
         if match is None:
             return None
@@ -226,7 +226,7 @@ class RemoteFiles(Protocol):
 
     @property
     def credentials(self) -> Hashable:
-        """Distinguishes clients of the same bucket with different permissions."""
+        """Return a key that distinguishes clients of the same bucket with different permissions."""
         ...
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
@@ -410,7 +410,7 @@ class _Files:
     def _flush(self, file: _CachedFile) -> None:
         """Read the requested parts, in as few ranges as are efficient."""
         waiting, file.waiting = file.waiting, []
-        for start, end in merged([wanted for wanted, _ in waiting]):
+        for start, end in merged([requested for requested, _ in waiting]):
             within = [each for (first, last), each in waiting if start <= first and last <= end]
             file.coming += [((start, end), each) for each in within]
             asyncio.get_running_loop().create_task(self._deliver(file, start, end, within))
@@ -419,7 +419,7 @@ class _Files:
         error: Exception | None = None
         try:
             await self._fetched(file, start, end)
-        except Exception as failure:  # whatever it is, those who wait for the bytes get it
+        except Exception as failure:  # everyone who waits for the bytes gets the same error
             error = failure
         file.coming = [each for each in file.coming if each[1] not in futures]
         for future in futures:
@@ -604,14 +604,16 @@ _servers: dict[Path, ReadServer] = {}
 _one_at_a_time = threading.Lock()
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     """Forget the servers in a forked process, which has not their threads."""
     _servers.clear()
     _one_at_a_time.release()
 
 
 # Nobody holds the lock while a process forks: its copy in the child would stay held for ever.
-os.register_at_fork(before=_one_at_a_time.acquire, after_in_parent=_one_at_a_time.release, after_in_child=_begin_anew)
+os.register_at_fork(
+    before=_one_at_a_time.acquire, after_in_parent=_one_at_a_time.release, after_in_child=_reset_after_fork
+)
 
 
 def cached_reads(bucket: RemoteFiles) -> dict[str, str] | None:

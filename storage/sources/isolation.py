@@ -43,7 +43,7 @@ Settings that make git compare less than ctime and inode are excluded, because a
 _SETTING = re.compile(rf"core\.({_SETTINGS})\n([a-z]+)", re.IGNORECASE)
 _EXCLUDES = "core.excludesfile\n"
 _TRUSTED_SCOPES = ("system", "global")
-_ASKED = (
+_REV_PARSE_OPTIONS = (
     *("--show-toplevel", "--show-prefix", "--absolute-git-dir", "--show-object-format"),
     *("--git-path", "index", "--git-path", "info/exclude", "--git-path", "objects"),
     *("--git-path", "shallow", "--git-path", "info/sparse-checkout", "--git-common-dir"),
@@ -52,7 +52,7 @@ _READ_BY_GIT = ("HEAD", "commondir", "config", "config.worktree", "gitdir", "ind
 REACHING = ("GIT_ASKPASS", "GIT_CONFIG_GLOBAL", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO")
 """Variables of the user with which git connects to a remote."""
 _UNBORN = "ref: refs/heads/unborn"
-_SSH_PLACE = re.compile(r"[^/]+:")
+_SCP_LIKE = re.compile(r"[^/]+:")
 """``host:path``, as git distinguishes it from the path of a folder."""
 
 
@@ -91,7 +91,7 @@ def find_repository(folder: str) -> Repository | None:
     git_entry = _git_above(folder)
     if git_entry is None or not _is_readable(git_entry):
         return None
-    answer = ask(folder, "rev-parse", *_ASKED)
+    answer = ask(folder, "rev-parse", *_REV_PARSE_OPTIONS)
     lines = answer.decode("utf-8", "surrogateescape").split("\n") if answer is not None else []
     if len(lines) != 11:
         return None
@@ -189,7 +189,7 @@ def ask_remote(folder: str, *arguments: str) -> bytes | None:
     url = where.decode("utf-8", "surrogateescape").strip() if where else ""
     if not url:
         return None
-    if "://" not in url and not _SSH_PLACE.match(url):
+    if "://" not in url and not _SCP_LIKE.match(url):
         url = os.path.join(folder, url)  # for a folder; git would resolve it relative to its working directory
     headers = (ask(folder, "config", "-z", "--get-regexp", r"^http\..*extraheader$") or b"").split(b"\0")[:-1]
     pairs = [entry.decode("utf-8", "surrogateescape").partition("\n") for entry in headers]
@@ -197,7 +197,7 @@ def ask_remote(folder: str, *arguments: str) -> bytes | None:
     for number, (key, _, value) in enumerate(pairs):
         variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     variables |= {name: os.environ[name] for name in REACHING if name in os.environ}
-    is_local = url.startswith("file:") or ("://" not in url and not _SSH_PLACE.match(url))
+    is_local = url.startswith("file:") or ("://" not in url and not _SCP_LIKE.match(url))
     with tempfile.TemporaryDirectory(prefix="driftline-git-") as elsewhere:
         variables["GIT_CEILING_DIRECTORIES"] = os.path.dirname(elsewhere)
         return _output(_start(elsewhere, (*arguments, "--", url), variables), waits_for_host=not is_local)

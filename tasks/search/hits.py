@@ -688,8 +688,8 @@ def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> N
 
 def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[int, int]:
     """Return the first and last line of a window with its context, 0-based, within the limit of a window."""
-    room = max(MAX_WINDOW_LINES, 2 * n_lines + 1) - (window.last - window.first + 1)
-    n_lines = min(n_lines, max(0, room) // 2)
+    spare = max(MAX_WINDOW_LINES, 2 * n_lines + 1) - (window.last - window.first + 1)
+    n_lines = min(n_lines, max(0, spare) // 2)
     start, end = max(0, window.first - n_lines), window.last + n_lines
     definition = window.definition
     if within_definition and definition is not None and definition.is_code:

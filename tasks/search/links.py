@@ -140,7 +140,7 @@ class Address:
         return next((kind for part, kind in _HOSTS.items() if part in self.host), None)
 
     def root(self, kind: str) -> str:
-        """The URL of the repository's pages on a host of this kind."""
+        """Return the URL of the repository's pages on a host of this kind."""
         site = f"{self.scheme}://{self.host}" + (f":{self.port}" if self.port is not None else "")
         if kind != "bitbucket-server":
             return f"{site}/{quote(self.path)}"
@@ -291,11 +291,13 @@ def find_links(
         template = LinkTemplate.of(record) if record is not None else None
         if record is None or template is None:
             continue
-        wanted = {path: digest for (of, path), digest in documents.items() if of == entity}
-        read = {path: contents.get((entity, path)) for path in wanted}
+        requested = {path: digest for (of, path), digest in documents.items() if of == entity}
+        read = {path: contents.get((entity, path)) for path in requested}
         try:
-            revisions = _recorded(workspace, entity, record, wanted)
-            revisions |= _in_work_tree(workspace, record, {p: h for p, h in wanted.items() if p not in revisions}, read)
+            revisions = _recorded(workspace, entity, record, requested)
+            revisions |= _in_work_tree(
+                workspace, record, {p: h for p, h in requested.items() if p not in revisions}, read
+            )
         except DriftlineError as error:
             log.warning("The links of %s are left out: %s", entity, error)
             continue
@@ -315,7 +317,7 @@ def _known(keys: Mapping[str, _Fact]) -> dict[str, _Revision | None]:
 
 
 def _recorded(
-    workspace: Workspace, entity: str, record: SourceRecord, wanted: Mapping[str, str]
+    workspace: Workspace, entity: str, record: SourceRecord, requested: Mapping[str, str]
 ) -> dict[str, _Revision]:
     """Return the locations of documents at the commit that the index has reached.
 
@@ -325,9 +327,9 @@ def _recorded(
     at = record.reached or record.commit
     if at is None:
         return {}
-    keys: dict[str, _Fact] = {p: (workspace.objects.uri, entity, at.id, p, digest) for p, digest in wanted.items()}
+    keys: dict[str, _Fact] = {p: (workspace.objects.uri, entity, at.id, p, digest) for p, digest in requested.items()}
     revisions = {path: revision for path, revision in _known(keys).items() if revision is not None}
-    missing = [path for path in wanted if path not in revisions]
+    missing = [path for path in requested if path not in revisions]
     if not missing:
         return revisions
     manifest = workspace.manifest(Entity.parse(entity, workspace.config.hierarchy))
@@ -337,7 +339,7 @@ def _recorded(
     new: dict[str, _Revision] = {}
     for row in rows.to_pylist():
         path = row["path"]
-        if row["reason"] is None and row["hash"] == wanted[path] and token_of(row["rev"]) <= at.token:
+        if row["reason"] is None and row["hash"] == requested[path] and token_of(row["rev"]) <= at.token:
             extracted = INSIDE in path or bool(split_mark(row["extractor"], "off")[0])
             new[path] = _Revision(at.id, f"{record.subpath}{container_of(path)}", extracted)
     with _KNOWN_LOCK:
@@ -350,18 +352,18 @@ _PUSHED_LOCK = threading.Lock()
 
 
 def _in_work_tree(
-    workspace: Workspace, record: SourceRecord, wanted: Mapping[str, str], read: Mapping[str, object]
+    workspace: Workspace, record: SourceRecord, requested: Mapping[str, str], read: Mapping[str, object]
 ) -> dict[str, _Revision]:
     """Return the locations of documents at the newest pushed commit of their work tree, whose files were ``read``."""
     is_readable = "://" not in record.uri and "::" not in record.uri and workspace.access.allows(record.uri)
-    pushed = _pushed(record.uri) if wanted and is_readable else None
+    pushed = _pushed(record.uri) if requested and is_readable else None
     if pushed is None:
         return {}
-    keys: dict[str, _Fact] = {p: (record.uri, "", pushed.id, p, digest) for p, digest in wanted.items()}
+    keys: dict[str, _Fact] = {p: (record.uri, "", pushed.id, p, digest) for p, digest in requested.items()}
     found = _known(keys)
     as_indexed = {
         path: data
-        for path, digest in wanted.items()
+        for path, digest in requested.items()
         if path not in found and isinstance(data := read.get(path), bytes) and content_hash(data) == digest
     }
     if as_indexed:

@@ -82,8 +82,8 @@ def main() -> int:
         verdict.at_most("first run into a bucket without delay, of one on the local disk", near / local, 1.25)
 
         uri, env = f"s3://{server.bucket}/workspace", _environment(server, proxy.endpoint)
-        told = f"{'s':>8} {'requests':>8} {'rounds':>6} {'MB read':>9} {'MB written':>10}"
-        print(f"  {DELAY_SECONDS * 1e3:.0f} ms away{'':11} {told}")
+        outcome = f"{'s':>8} {'requests':>8} {'rounds':>6} {'MB read':>9} {'MB written':>10}"
+        print(f"  {DELAY_SECONDS * 1e3:.0f} ms away{'':11} {outcome}")
         costs = {"first run": _cost(proxy, "first run", lambda: _index(source, uri, env))}
         costs["unchanged run"] = _cost(proxy, "unchanged run", lambda: _index(source, uri, env))
         _change(source, 1)
@@ -133,9 +133,9 @@ def _cost(proxy: DelayingProxy, name: str, work: Callable[[], object]) -> Cost:
     proxy.take()
     started = time.perf_counter()
     work()
-    seconds, asked = time.perf_counter() - started, proxy.take()
-    read, written = sum(each.received_bytes for each in asked), sum(each.sent_bytes for each in asked)
-    cost = Cost(seconds, len(asked), rounds(asked), read, written)
+    seconds, requested = time.perf_counter() - started, proxy.take()
+    read, written = sum(each.received_bytes for each in requested), sum(each.sent_bytes for each in requested)
+    cost = Cost(seconds, len(requested), rounds(requested), read, written)
     print(f"  {name:20} {cost}", flush=True)
     return cost
 

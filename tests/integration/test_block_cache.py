@@ -74,9 +74,9 @@ def searched(proxy: DelayingProxy, workspace: str, query: str = QUERY) -> tuple[
     return results, proxy.take()
 
 
-def of_files(asked: list[Exchange]) -> list[str]:
+def of_files(requested: list[Exchange]) -> list[str]:
     """The immutable files of the table that were read."""
-    return [each.path for each in asked if block_cache._IMMUTABLE.search(each.path)]
+    return [each.path for each in requested if block_cache._IMMUTABLE.search(each.path)]
 
 
 def test_a_new_process_reads_sound_blocks_of_another_from_the_disk(
@@ -90,7 +90,7 @@ def test_a_new_process_reads_sound_blocks_of_another_from_the_disk(
         (path.parent / f".tmp-1-{number}").write_bytes(data[:3])
     damaged, repaired = searched(proxy, s3_bucket)
     monkeypatch.setenv("DRIFTLINE_BLOCK_CACHE", "off")
-    direct, asked = searched(proxy, s3_bucket)
+    direct, requested = searched(proxy, s3_bucket)
 
     assert expected == again == damaged == direct
     assert of_files(cold)
@@ -99,7 +99,7 @@ def test_a_new_process_reads_sound_blocks_of_another_from_the_disk(
     assert any(each.path.endswith(".manifest") for each in cold)
     assert not any(each.path.endswith(".manifest") for each in warm)  # the listing has the etag of a known one
     assert sorted(of_files(repaired)) == sorted(of_files(cold))
-    assert len(of_files(asked)) > len(of_files(cold))  # ranges are merged, and small files are read whole
+    assert len(of_files(requested)) > len(of_files(cold))  # ranges are merged, and small files are read whole
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -141,7 +141,7 @@ def test_the_server_answers_only_its_process_and_only_reads(
     url = f"{options['aws_endpoint']}/{s3_environment.bucket}/{prefix}/t.lance/data/x.lance"
     secret = options["aws_access_key_id"]
 
-    def asked(method: str, known: str, **headers: str) -> tuple[int, bytes]:
+    def requested(method: str, known: str, **headers: str) -> tuple[int, bytes]:
         credential = {"Authorization": f"AWS4-HMAC-SHA256 Credential={known}/20260101/us-east-1/s3/aws4_request"}
         data = b"x" if method == "PUT" else None
         request = urllib.request.Request(url, data, {**credential, **headers}, method=method)
@@ -151,10 +151,10 @@ def test_the_server_answers_only_its_process_and_only_reads(
         except urllib.error.HTTPError as error:
             return error.code, error.read()
 
-    assert asked("GET", "0" * 32)[0] == 403
-    assert asked("PUT", secret)[0] == asked("DELETE", secret)[0] == 405
-    assert asked("GET", secret, Range="bytes=2-4") == (206, b"234")
-    assert asked("GET", secret) == (200, b"0123456789")
+    assert requested("GET", "0" * 32)[0] == 403
+    assert requested("PUT", secret)[0] == requested("DELETE", secret)[0] == 405
+    assert requested("GET", secret, Range="bytes=2-4") == (206, b"234")
+    assert requested("GET", secret) == (200, b"0123456789")
     assert cached_reads(Bucket("s3", s3_environment.bucket, "elsewhere", {})) == options
     others = cached_reads(Bucket("s3", s3_environment.bucket, prefix, {"aws_access_key_id": "another"}))
     assert others is not None
@@ -214,9 +214,9 @@ def test_a_read_that_fails_unforeseen_ends_for_those_who_wait_for_it(tmp_path: P
     options = ReadServer(tmp_path, 1_000).options(Broken())
     credential = f"AWS4-HMAC-SHA256 Credential={options['aws_access_key_id']}/20260101/us-east-1/s3/aws4_request"
     headers = {"Authorization": credential, "Range": "bytes=0-3"}
-    asked = urllib.request.Request(f"{options['aws_endpoint']}/bucket/t.lance/data/x.lance", headers=headers)
+    requested = urllib.request.Request(f"{options['aws_endpoint']}/bucket/t.lance/data/x.lance", headers=headers)
     with pytest.raises(http.client.RemoteDisconnected):
-        urllib.request.urlopen(asked, timeout=300)
+        urllib.request.urlopen(requested, timeout=300)
 
 
 def test_a_fork_waits_for_the_lock_and_leaves_it_free() -> None:

@@ -146,8 +146,8 @@ def test_tools_have_schemas_with_bounds(location: Path) -> None:
 
 def test_filters_and_modes_reach_the_search(location: Path) -> None:
     def paths(**options: Any) -> set[str]:
-        asked = {"query": "parser", "top_k": 50, "n_lines": 0, **options}
-        (outcome,) = ask(make_server(dl.open(str(location / "ws")).storage), ("search_lines", asked))
+        requested = {"query": "parser", "top_k": 50, "n_lines": 0, **options}
+        (outcome,) = ask(make_server(dl.open(str(location / "ws")).storage), ("search_lines", requested))
         assert not outcome.is_error, outcome
         return {hit["path"] for hit in outcome.structured_content["results"]}
 
@@ -165,8 +165,8 @@ def test_exact_text_definitions_and_uses_are_found(tmp_path: Path, tiny_model: P
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
     server = make_server(dl.open(str(tmp_path / "ws")).storage)
 
-    def found(tool: str, **asked: Any) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-        (outcome,) = ask(server, (tool, asked))
+    def found(tool: str, **requested: Any) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+        (outcome,) = ask(server, (tool, requested))
         assert not outcome.is_error, outcome
         hits = outcome.structured_content["results"]
         assert all(hit["context"] == [hit["text"]] for hit in hits)
