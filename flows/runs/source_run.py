@@ -296,6 +296,7 @@ class SourceRun:
             self._count_retouched(retouched)
         self._count(result)
         self._count_committed(changes, [result])
+        self.indexes_lag |= result.lines > 0  # whose fragments belong to the group
         if changes.removed:
             self._count_deleted(self._vanished(self._work.scans))
 

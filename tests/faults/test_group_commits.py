@@ -14,6 +14,7 @@ from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest, SourceRequest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseLost
+from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing import commit
 from driftline.tasks.indexing.commit import ChangeSet, Committer
@@ -47,10 +48,10 @@ class Sources:
         for name in names:
             write_tree(self.folder / name, files, OLD_NS + later * 10**9)
 
-    def index(self, *names: str) -> Any:
+    def index(self, *names: str, indexes: IndexScope = "none") -> Any:
         sources = tuple(SourceRequest(str(self.folder / name), f"source:{name}") for name in names or NAMES)
         request = IndexRequest(
-            sources, str(self.workspace), model=str(self.model), workers=1, indexes="none", keep_going=True
+            sources, str(self.workspace), model=str(self.model), workers=1, indexes=indexes, keep_going=True
         )
         return index_sources(request)
 
@@ -143,6 +144,12 @@ def test_a_source_that_cannot_be_read_or_staged_stops_no_other(
         report = sources.index()
     assert not report.failed
     sources.check()
+
+
+def test_new_lines_of_small_sources_are_indexed(tmp_path: Path, tiny_model: Path) -> None:
+    sources = Sources(tmp_path, tiny_model)
+    sources.write(OLD)
+    assert sources.index(indexes="all").indexes
 
 
 def _number_of_second_stage(sources: Sources) -> int:
