@@ -491,7 +491,8 @@ def _index(
         max_delete_fraction=request.max_delete_fraction,
         wait_seconds=request.wait_seconds,
     )
-    report = index_sources(replace(run, **{name: value for name, value in request.how.items() if value is not None}))
+    chosen = {name: value for name, value in request.how.items() if value is not None}
+    report = index_sources(replace(run, **chosen), progress)
     failed: dict[str, DriftlineError] = {}
     for uri, error in report.failed:
         remote = parse_remote(uri)

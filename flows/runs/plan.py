@@ -189,13 +189,14 @@ def make_plan(request: IndexRequest) -> IndexPlan:
         replaces = current
     plans: list[SourcePlan] = []
     failures: list[tuple[str, DriftlineError]] = []
+    entities, uris = set[Entity](), set[str]()
     for given in request.sources:
         try:
-            plan = plan_source(given, request, workspace, {p.entity for p in plans})
+            plan = plan_source(given, request, workspace, entities)
             if plan.source.is_local:
                 for root in (plan.source.uri, os.path.abspath(given if isinstance(given, str) else given.uri)):
                     plan.rules.check(root)
-            if any(plan.source.uri == other.source.uri for other in plans):
+            if plan.source.uri in uris:
                 raise UsageError("A source was given twice", plan.source.uri, "Name it once.")
         except DriftlineError as error:
             if not request.keep_going:
@@ -203,6 +204,8 @@ def make_plan(request: IndexRequest) -> IndexPlan:
             failures.append((given.uri if isinstance(given, SourceRequest) else given, error))
             continue
         plans.append(plan)
+        entities.add(plan.entity)
+        uris.add(plan.source.uri)
     if not plans:
         raise failures[0][1]
     return IndexPlan(request, workspace, model, tuple(plans), replaces, tuple(failures))
