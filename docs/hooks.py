@@ -76,12 +76,12 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 
 
 def fill(markdown: str) -> str:
-    """``markdown`` with its generated parts. Raises StalePage."""
+    """Return ``markdown`` with its generated parts. Raises StalePage."""
     return _PART.sub(_part, markdown)
 
 
 def relocate(markdown: str, source: str, page_uri: str) -> str:
-    """The page ``source`` of the repository, with the links that it needs at ``page_uri`` of the site."""
+    """Return the page ``source`` of the repository, with the links that it needs at ``page_uri`` of the site."""
 
     def link(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match["target"]))
@@ -110,7 +110,7 @@ def _part(match: re.Match[str]) -> str:
 
 
 def _checked(names: Iterable[str], meanings: Mapping[str, str], where: str) -> Mapping[str, str]:
-    """``meanings``, which must explain exactly ``names``."""
+    """Return ``meanings``, which must explain exactly ``names``."""
     wanted = list(names)
     missing, unknown = [n for n in wanted if n not in meanings], [n for n in meanings if n not in wanted]
     if missing or unknown:
@@ -193,7 +193,7 @@ def _default(parameter: Any) -> str:
 
 
 def options(argument: str, meanings: Mapping[str, str]) -> str:
-    """The options of the search action, in the order of their positions."""
+    """Return the options of the search action, in the order of their positions."""
     rows = []
     offered = {row.argument: row for row in _load("driftline.tasks.search.request:options_in")("action").values()}
     for name in [name for name in inspect.signature(_load(argument)).parameters if name in offered]:
@@ -207,7 +207,7 @@ def options(argument: str, meanings: Mapping[str, str]) -> str:
 
 
 def error_kinds() -> dict[str, type[Exception]]:
-    """The error class of each ``kind``, in the order of their definition."""
+    """Return the error class of each ``kind``, in the order of their definition."""
     from driftline.storage.errors import DriftlineError
 
     classes: list[type[DriftlineError]] = [DriftlineError]
@@ -219,7 +219,7 @@ def error_kinds() -> dict[str, type[Exception]]:
 
 
 def errors(argument: str, meanings: Mapping[str, str]) -> str:
-    """A row for each kind of error, with a link to what to do about it."""
+    """Return a row for each kind of error, with a link to what to do about it."""
     rows = []
     for kind, cls in error_kinds().items():
         meaning = inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
@@ -231,7 +231,7 @@ def errors(argument: str, meanings: Mapping[str, str]) -> str:
 
 
 def enumeration(argument: str, meanings: Mapping[str, str]) -> str:
-    """The values of an ``enum.StrEnum``, whose names have meanings."""
+    """Return the values of an ``enum.StrEnum``, whose names have meanings."""
     members: type[enum.StrEnum] = _load(argument)
     _checked(list(members.__members__), meanings, argument)
     return _table(("Value", "Meaning"), [(f"`{members[name].value}`", meaning) for name, meaning in meanings.items()])
@@ -241,15 +241,15 @@ def enumeration(argument: str, meanings: Mapping[str, str]) -> str:
 
 
 def keys(argument: str, meanings: Mapping[str, str]) -> str:
-    """The keys of a pydantic model with types and defaults, those of its sections as ``section.key``."""
-    model = _load(argument)
-    found = list(_fields(model))
-    _checked([name for name, _, _ in found], meanings, argument)
-    rows = [(f"`{name}`", kind, default, meanings[name]) for name, kind, default in found]
+    """Return the keys of a pydantic model as a table; the keys of its sections are ``section.key``."""
+    found = list(_fields(_load(argument)))
+    explained = {name: meaning for name, *_, meaning in found if meaning} | dict(meanings)
+    _checked([name for name, *_ in found], explained, argument)
+    rows = [(f"`{name}`", kind, default, explained[name]) for name, kind, default, _ in found]
     return _table(("Key", "Type", "Default", "Meaning"), rows)
 
 
-def _fields(model: Any, prefix: str = "") -> Iterable[tuple[str, str, str]]:
+def _fields(model: Any, prefix: str = "") -> Iterable[tuple[str, str, str, str]]:
     from pydantic import BaseModel
 
     for name, field in model.model_fields.items():
@@ -261,7 +261,7 @@ def _fields(model: Any, prefix: str = "") -> Iterable[tuple[str, str, str]]:
             value = None if field.is_required() else field.get_default(call_default_factory=True)
             empty = field.is_required() or value is None or value in ("", [], {}, ())
             default = "required" if field.is_required() else "" if empty else f"`{_written(value)}`"
-            yield f"{prefix}{name}", _type_name(field.annotation), default
+            yield f"{prefix}{name}", _type_name(field.annotation), default, field.description or ""
 
 
 def _written(value: Any) -> str:

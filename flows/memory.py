@@ -118,7 +118,7 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _shown(value: object) -> str:
-    """Return ``value`` for an error message: short, whatever it is."""
+    """Return ``value`` shortened for an error message."""
     try:
         text = repr(value)
     except Exception as error:  # a foreign object's repr() may raise anything
@@ -772,7 +772,7 @@ def create_ltm_backend(
         >>> driftline.create_ltm_backend(storage_uri=f"{location}-ltm").close()
     """
     if backend != "hierarchical":
-        raise UsageError("Unknown memory backend", _shown(backend), "It is 'hierarchical'.")
+        raise UsageError("Unknown memory backend", _shown(backend), "Use 'hierarchical'.")
     return HierarchicalLTMBackend(
         catalog_url,
         storage_uri,
@@ -795,5 +795,5 @@ def create_ltm_backend(
 
 
 def _given(expires_at: datetime | str | None) -> datetime | None:
-    """Return the time that ``ARGUMENTS`` has parsed."""
+    """Return an expiry that ``ARGUMENTS`` has converted to a time, or None."""
     return expires_at if isinstance(expires_at, datetime) else None

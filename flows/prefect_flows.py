@@ -153,7 +153,8 @@ def fleet(
         executor: inline, local (processes on the same machine), or tcp://host:port of a Dask scheduler.
         workers: Number of processes of the local executor.
         retry: Try failing repositories now, without their backoff.
-        max_delete_fraction: Refuse to retire a larger fraction of a fleet, or delete one of a source; 1 allows all.
+        max_delete_fraction: Refuse to retire a larger fraction of a fleet, or to delete a larger fraction of a source;
+            1 allows all.
         wait_seconds: Seconds to wait for another sync, or for a run that holds the lease of a source.
         indexes: Which search indexes to update.
         storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.

@@ -122,7 +122,7 @@ def package_command(*arguments: str) -> str:
 
 
 def _origin() -> Mapping[str, Any]:
-    """Where this Driftline was installed from (PEP 610); nothing if from an index."""
+    """Return the origin of this installation (PEP 610), or an empty mapping for one from a package index."""
     checkout = Path(__file__).resolve().parents[1]
     if (checkout / "pyproject.toml").is_file():
         return {"url": checkout.as_uri(), "dir_info": {"editable": True}}
@@ -137,7 +137,7 @@ def _origin() -> Mapping[str, Any]:
 
 
 def _installed_from(origin: Mapping[str, Any], extras: str) -> tuple[str | None, str, bool]:
-    """The folder of a clone, if ``origin`` is one, the requirement with ``extras``, and whether it is editable."""
+    """Return the folder of a clone or None, the requirement with ``extras``, and whether it is editable."""
     if not origin:
         return None, f"driftline{extras}", False
     url = str(origin["url"])
@@ -149,7 +149,7 @@ def _installed_from(origin: Mapping[str, Any], extras: str) -> tuple[str | None,
 
 
 def _installer() -> str:
-    """The start of a command that installs into this environment, whatever made it."""
+    """Return the command prefix that installs into this environment, for whichever tool created it."""
     if os.path.isfile(os.path.join(sys.prefix, "uv-receipt.toml")):
         return "uv tool install --force"
     if os.path.isfile(os.path.join(sys.prefix, "pipx_metadata.json")):

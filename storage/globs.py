@@ -69,14 +69,14 @@ def check_glob(glob: str) -> tuple[str, ...]:
     if not glob.strip():
         raise UsageError("A glob is empty", fix="Leave it out, or write '**' for every document.")
     if not is_unicode(glob):
-        raise UsageError("A glob is not UTF-8", _shown(glob), "Match characters that you cannot type with '?' or '*'.")
+        raise UsageError("A glob is not UTF-8", _shown(glob), "Use '?' or '*' for characters that you cannot type.")
     if glob.startswith("!"):
         fix = f"Leave out '!' to keep what {glob.lstrip('!')!r} matches."
         raise UsageError("A glob cannot exclude paths", _shown(glob), fix)
     if (either := _EITHER.search(glob)) is not None:
         nearest = _EITHER.sub(lambda found: "{" + found[1].replace("|", ",") + "}", glob)
         raise UsageError(
-            f"A glob has alternatives in braces, not as {either[0]!r}", _shown(glob), f"Write {nearest!r}."
+            f"A glob writes alternatives in braces, not as {either[0]!r}", _shown(glob), f"Write {nearest!r}."
         )
     found = alternatives(glob)
     for each in found:

@@ -65,7 +65,7 @@ class Option:
         return self.type is bool
 
     def check(self, value: Any) -> None:
-        """Raise UsageError for a number out of bounds, or a word that is none of the choices."""
+        """Raise UsageError for a number out of bounds, or a word that is not one of the choices."""
         if value is None or self.is_list:
             return
         if self.bounds is not None and not self.bounds[0] <= value <= self.bounds[1]:
@@ -91,7 +91,7 @@ def options_of(model: type) -> dict[str, Option]:
 
 
 def _named(declared: Any) -> Option:
-    """The row of a field, with the names and the type that follow from it."""
+    """Return the option of a field, with its derived names and type."""
     row: Option = declared.metadata[_OPTION]
     name, kind = declared.name, _plain(declared.type)
     is_list = get_origin(kind) is not None and get_origin(kind) is not Literal
@@ -109,7 +109,7 @@ def _named(declared: Any) -> Option:
 
 
 def _plain(annotation: Any) -> Any:
-    """The first alternative of a union."""
+    """Return the first alternative of a union."""
     return get_args(annotation)[0] if get_origin(annotation) in (Union, UnionType) else annotation
 
 

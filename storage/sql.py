@@ -176,7 +176,7 @@ class Result:
             yield batch.rename_columns(names)
 
     def rows(self) -> Iterator[tuple[object, ...]]:
-        """Yield the rows as values of Python."""
+        """Yield the rows as Python values."""
         for batch in self:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
@@ -279,7 +279,7 @@ class _Scanned(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
         try:
             for batch in self._view.read(names, where):
                 yield batch.select(names).cast(schema)
-        except DriftlineError as error:  # DuckDB would tell of it as of an error of its own
+        except DriftlineError as error:  # DuckDB would report it as its own error
             self._failures.append(error)
             raise
 

@@ -19,7 +19,7 @@ import pytest
 from tests.servers.git_server import GitServer, running_git_server
 from tests.servers.proxies import Proxy
 from tests.servers.s3_server import S3Server, running_s3
-from tests.support.processes import forked_dask_workers, without_fsync
+from tests.support.processes import forked_dask_workers, loaded_limits, without_fsync
 from tests.support.waiting import PATIENCE_SECONDS
 
 hypothesis.settings.register_profile("patient", parent=hypothesis.settings.default, deadline=None)
@@ -33,21 +33,6 @@ without_fsync()
 pytest_plugins = ("tests.servers.emulators", "tests.servers.postgres_server", "tests.servers.prefect_server")
 
 
-LIMITS = (
-    ("driftline.flows.client", "TIMEOUT_SECONDS"),
-    ("driftline.flows.runs.executors", "CONNECT_TIMEOUT_SECONDS"),
-    ("driftline.flows.runs.executors", "LOCAL_CONNECT_TIMEOUT_SECONDS"),
-    ("driftline.flows.runs.executors", "NO_WORKERS_TIMEOUT_SECONDS"),
-    ("driftline.flows.http_server", "REQUEST_SECONDS"),
-    ("driftline.flows.http_server", "WRITE_SECONDS"),
-    ("driftline.flows.web.search_processes", "SEARCH_SECONDS"),
-    ("driftline.flows.web.search_processes", "WAIT_SECONDS"),
-    ("driftline.flows.web.guard", "ANSWER_SECONDS"),
-    ("driftline.storage.objects.local_disk", "LOCK_TIMEOUT_SECONDS"),
-    ("driftline.storage.sources.mirror", "ASK_SECONDS"),
-    ("driftline.storage.sources.isolation", "_TIMEOUT_SECONDS"),
-)
-"""The product's limits of waiting, which a busy machine would reach; a test of one of them sets it itself."""
 CI_MARKERS = (
     *("CI", "GITHUB_ACTIONS", "GITLAB_CI", "JENKINS_URL", "BUILDKITE", "CIRCLECI", "TF_BUILD"),
     "BITBUCKET_BUILD_NUMBER",
@@ -68,9 +53,8 @@ def pytest_pyfunc_call() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the limits of what is imported."""
-    for module, name in LIMITS:
-        if module in sys.modules:
-            monkeypatch.setattr(sys.modules[module], name, PATIENCE_SECONDS)
+    for module, name in loaded_limits():
+        monkeypatch.setattr(module, name, PATIENCE_SECONDS)
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,13 @@
-"""The arguments of actions: values from templates are converted to the types of the action, and errors name the
-argument.
+"""Convert the arguments of actions from template values to their declared types; errors name the argument.
 
 An action declares its arguments by annotations with a ``Kind``: ``top_k: Count = 10``, ``paths: Names | None = None``.
 ``Parameters.of(action).read(positional, named)`` then gives its keyword arguments:
 
-- scalars become text where text is meant, and text becomes numbers, booleans and times;
-- JSON text becomes a list or a mapping where one is meant;
+- scalars become text where text is expected, and text becomes numbers, booleans and times;
+- JSON text becomes a list or a mapping where one is expected;
 - None and blank text mean the default of an optional argument (not of ``Anything``, which is the user's value);
 - positional arguments fill the declared arguments in their order;
-- the engines' own arguments (``ENGINE_ARGUMENTS``, names that begin with ``_``, objects that no YAML can hold) is
+- the engines' own arguments (``ENGINE_ARGUMENTS``, names that begin with ``_``, objects that YAML cannot express) are
   dropped, and any other unknown name is an error that names the nearest.
 
 Parameters without a Kind (``state``, handles) are not arguments: ``read`` passes them on by name.

@@ -51,16 +51,16 @@ def index_paths(
     Raises SourceNotFound before anything is written, DeletionRefused, LeaseHeld, StorageError.
     """
     known = _local_sources(workspace)
-    wanted: dict[tuple[str, str | None], SourceRequest] = {}
+    requested: dict[tuple[str, str | None], SourceRequest] = {}
     for path in paths:
-        part = _wanted(workspace, known, path, recursive, extensions)
-        before = wanted.get((part.uri, part.entity))
+        part = _requested(workspace, known, path, recursive, extensions)
+        before = requested.get((part.uri, part.entity))
         if before is not None:
             part = replace(part, include=_joined(before.include, part.include))
-        wanted[part.uri, part.entity] = part
-    taken_over = _taken_over(wanted.values(), known)
+        requested[part.uri, part.entity] = part
+    taken_over = _taken_over(requested.values(), known)
     reports: dict[str, SourceReport] = {}
-    waiting = [part for part in wanted.values() if part.entity not in taken_over]
+    waiting = [part for part in requested.values() if part.entity not in taken_over]
     while waiting:
         batch = {part.uri: part for part in reversed(waiting)}  # a run takes each source once
         request = IndexRequest(
@@ -74,14 +74,14 @@ def index_paths(
         for report in _run(request, taken_over):
             reports.setdefault(report.entity, report)
         waiting = [part for part in waiting if batch[part.uri] is not part]
-    _report_skipped(reports.values(), wanted.values(), on_skip)
+    _report_skipped(reports.values(), requested.values(), on_skip)
     return list(reports.values())
 
 
-def _taken_over(wanted: Collection[SourceRequest], known: _Known) -> set[str]:
+def _taken_over(requested: Collection[SourceRequest], known: _Known) -> set[str]:
     """Return the sources of files and globs inside folders that are indexed whole."""
-    whole = [part.uri for part in wanted if not part.include and not part.exclude]
-    locations = [(part.entity, part.uri) for part in wanted]
+    whole = [part.uri for part in requested if not part.include and not part.exclude]
+    locations = [(part.entity, part.uri) for part in requested]
     locations += [(str(entity), record.uri) for entity, record in known.items()]
     return {
         entity
@@ -99,9 +99,9 @@ def _run(request: IndexRequest, taken_over: Iterable[str]) -> list[SourceReport]
 
 
 def _report_skipped(
-    reports: Iterable[SourceReport], wanted: Iterable[SourceRequest], on_skip: Callable[[str, str], None]
+    reports: Iterable[SourceReport], requested: Iterable[SourceRequest], on_skip: Callable[[str, str], None]
 ) -> None:
-    rules = {part.uri: Rules(part.include, part.exclude) for part in wanted if part.include}
+    rules = {part.uri: Rules(part.include, part.exclude) for part in requested if part.include}
     for report in reports:
         for path, reason in sorted(report.skipped):
             was_named = report.uri not in rules or lets_through(rules[report.uri], path)
@@ -119,7 +119,7 @@ def filter_for(workspace: Workspace, paths: Sequence[str]) -> LineFilter:
     return where_named(workspace, names)
 
 
-def _wanted(
+def _requested(
     workspace: Workspace, known: _Known, path: str, recursive: bool, extensions: Sequence[str] | None
 ) -> SourceRequest:
     include = tuple(f"*.{extension.removeprefix('.')}" for extension in extensions or ())

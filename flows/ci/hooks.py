@@ -1,7 +1,7 @@
 """Receive webhooks of git hosts: each delivery names a repository to fetch, and starts a run of its sources.
 
-A delivery needs a valid signature, and is accepted once. Its payload is believed only for *which* repository, branch or
-pull request to look at; the run asks the host what is there. ``Build.index_branch`` maps branches and pull requests to
+A delivery needs a valid signature, and is accepted once. Its payload only selects a repository, a branch or a pull
+request; the run asks the host for the content. ``Build.index_branch`` maps branches and pull requests to
 branches of the index, as for ``driftline ci``. Deliveries for the same index within DEBOUNCE_SECONDS make one run.
 """
 
@@ -49,7 +49,7 @@ MAX_WAITING = 1_000
 """Indexes that may wait for a run."""
 ATTEMPTS = 3
 RETRY_SECONDS = 30.0
-"""A run that the store or the host has failed is tried again, after twice the time each time."""
+"""A run that the store or the host has failed is retried, with a delay that doubles each time."""
 WAIT_SECONDS = 600.0
 """Time that a run waits for another one of its source."""
 STOP_SECONDS = 10.0
@@ -104,7 +104,7 @@ def _branch(ref: str) -> str:
 
 
 def _of_github(kind: str, payload: Payload) -> Iterator[Event]:
-    """GitHub's events; Gitea's have the same shape."""
+    """Yield the events of GitHub, or of Gitea, which have the same shape."""
     default = _text(payload, "repository", "default_branch")
     if kind == "push" and (branch := _branch(_text(payload, "ref"))):
         is_gone = payload.get("deleted") is True or bool(_NOTHING.fullmatch(_text(payload, "after")))
@@ -143,7 +143,7 @@ def _of_gitlab(kind: str, payload: Payload) -> Iterator[Event]:
 
 
 def _of_bitbucket(kind: str, payload: Payload) -> Iterator[Event]:
-    """The events of Bitbucket's cloud and of its server."""
+    """Yield the events of Bitbucket Cloud and Bitbucket Data Center."""
     default = _text(payload, "repository", "mainbranch", "name")
     changes = _at(payload, "push", "changes") if kind == "repo:push" else payload.get("changes")
     if kind in ("repo:push", "repo:refs_changed") and isinstance(changes, list):
@@ -504,7 +504,7 @@ class Hooks:
                 self._lag.observe(self.clock() - waiting.since)
 
     def _next(self) -> _Waiting | None:
-        """Return the work that is due first, once it is; None if there will be no more."""
+        """Wait for the next piece of work to become due and return it; return None after a stop."""
         with self._changed:
             while not self._stopped:
                 first = min(self._waiting.values(), key=lambda each: each.due, default=None)
@@ -518,7 +518,7 @@ class Hooks:
         if waiting.attempt >= ATTEMPTS or isinstance(error, SourceNotFound):
             self._failed(waiting, error)
             return
-        log.warning("The run of a webhook is tried again: %s", error)
+        log.warning("Retrying the run of a webhook: %s", error)
         due = self.clock() + self.retry_seconds * 2 ** (waiting.attempt - 1)
         with self._changed:  # a newer delivery replaces it
             self._waiting.setdefault(waiting.work.key, replace(waiting, due=due, attempt=waiting.attempt + 1))
@@ -549,7 +549,7 @@ def hooks_of(configuration: Configuration) -> Hooks | None:
     sources = tuple(source for source in requests_of(configuration.sources) if _key(source) is not None)
     if not sources and not configuration.fleets:
         fix = "Name one as git+https://host/path.git, or a fleet."
-        raise UsageError("Webhooks need a source that is a repository by its URL", str(configuration.path), fix)
+        raise UsageError("Webhooks need a source with the URL of a repository", str(configuration.path), fix)
     hooks = Hooks(settings, configuration.hook_secrets(), sources, Runs(configuration, settings.prefect))
     if configuration.fleets:
         hooks.of_fleets = lambda: chain.from_iterable(sources_of_fleets(configuration).values())

@@ -24,7 +24,7 @@ AllOption = Annotated[bool, typer.Option("--all", help="All agents.")]
 UserOption = Annotated[
     bool, typer.Option("--user/--project", help="Configure agents for this user, or in the current folder.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change, write nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change; write nothing.")]
 
 
 @agents.command("install")
@@ -36,7 +36,7 @@ def install(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Add Driftline to AGENT. Comments and other entries stay; a file that was there is copied first."""
+    """Add Driftline to AGENT. Keeps comments and other entries; backs up an existing file first."""
     return _change(names, every, user, workspace, dry_run, as_json, remove=False)
 
 
@@ -48,7 +48,7 @@ def uninstall(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Take Driftline out of AGENT again."""
+    """Remove Driftline from AGENT."""
     return _change(names, every, user, None, dry_run, as_json, remove=True)
 
 
@@ -112,9 +112,9 @@ def _change(
         print_json({"changed": [{"agent": each.agent, "path": str(each.path)} for each in found], "dry_run": dry_run})
         return DONE
     for name in [name for name in AGENTS if name not in chosen] if every and not remove else ():
-        warn(f"{name} has no configuration in a project: use --user for it.")
+        warn(f"{name} has no project configuration: use --user.")
     if not found:
-        warn("Nothing has to change.")
+        warn("Nothing to change.")
     return DONE
 
 

@@ -80,6 +80,9 @@ def cleanup(
     dry_run: Annotated[
         bool, typer.Option("--dry-run/--no-dry-run", " /--delete", help="Only report, or also delete.")
     ] = True,
+    full: Annotated[
+        bool, typer.Option("--full", help="List every object, not only where a lease tells of garbage; weekly anyway.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """List the objects left by crashed or superseded runs; with --delete, delete them."""
@@ -90,7 +93,7 @@ def cleanup(
     from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 
     options = options_for(target)
-    request = CleanupRequest(target, max_age_seconds, dry_run, storage_options=options)
+    request = CleanupRequest(target, max_age_seconds, dry_run, full=full, storage_options=options)
     with open_progress() as progress, _audit_shown():
         result = clean_workspace(request, progress).to_dict()
     show(result, as_json, print_cleanup)

@@ -52,7 +52,7 @@ EntityOption = Annotated[
 IncludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Index only matching files.")]
 ExcludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave out matching files.")]
 FullOption = Annotated[bool, typer.Option("--full", help="Read and embed everything again.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change, write nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change; write nothing.")]
 MaxFileBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger files.")]
 MaxDocumentBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger documents, logs, CSV and JSON lines.")]
 RedactOption = Annotated[
@@ -175,7 +175,7 @@ def _reporting_what_was_committed() -> Iterator[None]:
 
 
 def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> None:
-    """Say of each source that has no document why that is so; of a filter, that it matches nothing."""
+    """Warn of each source without documents, with the reason, such as a filter that matches nothing."""
     from driftline.storage.model import SkipReason  # loads numpy
 
     for source in sources:
@@ -240,7 +240,7 @@ MaxRetiredOption = Annotated[
         "--max-delete-fraction",
         min=0.0,
         max=1.0,
-        help="Refuse to retire a larger fraction of a fleet, or delete one of a source; 1 allows all.",
+        help="Refuse to retire a larger fraction of a fleet, or to delete a larger fraction of a source; 1 allows all.",
     ),
 ]
 

@@ -219,7 +219,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
             return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
         if not isinstance(error, Exception):
             raise
-        if failure := as_out_of_memory(error) or _of_the_surroundings(error):
+        if failure := as_out_of_memory(error) or _environment_error(error):
             return _fail(failure.exit_code, failure.kind, str(failure), as_json, failure.where, failure.fix)
         # A defect, or an unforeseen failure. Python's own exit code would be 1, which means "nothing found".
         if not writes_json():
@@ -280,7 +280,7 @@ def _check_arguments(command: str | None, arguments: Sequence[str]) -> None:
             raise UsageError("An argument is not UTF-8", repr(argument)[:100], fix)
 
 
-def _of_the_surroundings(error: Exception) -> DriftlineError | None:
+def _environment_error(error: Exception) -> DriftlineError | None:
     """Return the error that ``error`` means if the folder or the streams of the process are at fault, not Driftline."""
     if isinstance(error, Unwritable):
         return unwritable(error)

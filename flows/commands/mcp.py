@@ -39,7 +39,7 @@ def mcp(
     from driftline.flows.memory_stores import search_memory
     from driftline.flows.runs.pull import newest_of
     from driftline.flows.runs.search import cache_settings
-    from driftline.flows.web.search_processes import SEARCHES_BESIDE_EACH_OTHER, SearchProcesses
+    from driftline.flows.web.search_processes import CONCURRENT_SEARCHES, SearchProcesses
     from driftline.storage.entities import Boundary
     from driftline.storage.workspace.workspace import Workspace
 
@@ -61,9 +61,9 @@ def mcp(
     is_cached, max_bytes = cache_settings(cache)
     follow = newest_of(opened, cache=is_cached, max_bytes=max_bytes, warn=warn)
     # One client asks, so one process reads: a damaged file of a table ends that one, and not the server.
-    reads = SearchProcesses(1, SEARCHES_BESIDE_EACH_OTHER)
+    reads = SearchProcesses(1, CONCURRENT_SEARCHES)
     with follow as newest, closing(reads), suppress(KeyboardInterrupt):  # the usual way to stop it
-        _warm_beside(reads, newest)
+        _warm_in_background(reads, newest)
         memory = MemoryTools(partial(reads.run, search_memory, opened, settings, boundary)) if has_memory else None
         server = server_of(LineTools(newest, lambda: boundary, reads.run), memory)
         if transport == "stdio":
@@ -73,7 +73,7 @@ def mcp(
     return DONE
 
 
-def _warm_beside(reads: SearchProcesses, newest: Callable[[], Workspace]) -> None:
+def _warm_in_background(reads: SearchProcesses, newest: Callable[[], Workspace]) -> None:
     """Start the reading process, and load the model and the indexes, without waiting for it."""
 
     def load() -> None:

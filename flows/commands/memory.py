@@ -39,7 +39,7 @@ memory = Commands(help="Store JSON values under keys, owned by entities; look th
 app.add_typer(memory, name="memory")
 
 ConfigOption = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="YAML with settings.ltm. Default: $LTM_CONFIG.")
+    str | None, typer.Option("--config", metavar="FILE", help="YAML file with settings.ltm. Default: $LTM_CONFIG.")
 ]
 ScopeOption = Annotated[
     str | None,

@@ -21,7 +21,7 @@ def pull(
 ) -> int:
     """Copy the newest version of a workspace to a local disk, to search it offline and without credentials.
 
-    Later pulls fetch only new files. Searches see one version or the other.
+    Later pulls fetch only new files. Searches see either the old or the new version.
     """
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.progress import open_progress

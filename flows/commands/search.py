@@ -156,7 +156,9 @@ def _open(workspace: str, given: str | None = None, config: str | None = None) -
     from driftline.flows.config.toml_file import options_for
     from driftline.storage.workspace.workspace import Workspace
 
-    return Workspace.open(workspace, options_for(workspace), source_access(workspace, given, config))
+    return Workspace.open(
+        workspace, options_for(workspace), source_access(workspace, given, config), lists_tenants=True
+    )
 
 
 def _local_folders(opened: Workspace, hits: Sequence[Mapping[str, Any]]) -> dict[str, str]:

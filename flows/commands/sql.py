@@ -53,7 +53,9 @@ def sql(
     boundary = None if within is None else Boundary.of(Entity.parse(within, opened.config.hierarchy))
     there = on_named_branch(opened, branch, boundary)
     if form == "parquet" and sys.stdout.isatty():
-        raise UsageError("Parquet is not text for a terminal", fix="Redirect it to a file: > result.parquet")
+        raise UsageError(
+            "Parquet is binary and cannot be printed to a terminal", fix="Redirect it to a file: > result.parquet"
+        )
     journal = searches_table(opened)
     with run(there, query, within=boundary, searches=journal, max_seconds=timeout) as result:
         rows = _PRINTERS["json" if as_json else form](result)

@@ -31,7 +31,7 @@ def watch(source: SourceArgument = ".", workspace: WorkspaceOption = None, model
     watcher = watcher_of(source, workspace_for_indexing(workspace, [source], None), model)
     with suppress(KeyboardInterrupt):  # the usual way to stop it
         watcher.run()
-    warn(f"stopped; go on with: driftline watch {source}")
+    warn(f"stopped; continue with: driftline watch {source}")
     return DONE
 
 
@@ -42,17 +42,17 @@ def watcher_of(source: str, workspace: str, model: str | None = None) -> Watcher
 
     # One process embeds a person's changes faster than it starts others.
     request = IndexRequest((source,), workspace, model=model, executor="inline", wait_seconds=WAIT_SECONDS)
-    return Watcher(request, _told, _failed)
+    return Watcher(request, _report, _failed)
 
 
-def _told(report: IndexReport) -> None:
+def _report(report: IndexReport) -> None:
     for source in report.sources:
         states = ", ".join(f"{count:,} {state}" for state, count in source.states.items() if count)
         warn(f"{source.uri}: {states or 'no documents'} after {report.seconds:.1f} s")
 
 
 def _failed(error: DriftlineError) -> None:
-    warn(str(error) if isinstance(error, DeletionRefused) else f"{error} It is tried again.")
+    warn(str(error) if isinstance(error, DeletionRefused) else f"{error} Trying again.")
 
 
 @contextmanager

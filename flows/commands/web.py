@@ -124,7 +124,7 @@ def web(
         searching.start(newest())
         searches.append(searching)
         warn(f"serving {server.url}")
-        _prepare_beside(reader)
+        _prepare_in_background(reader)
         with _indexing(hooks, opened if watch else None), suppress(KeyboardInterrupt):
             server.run()  # until a signal
     return DONE
@@ -158,11 +158,11 @@ def _searching(is_local: bool, processes: int | None) -> SearchProcesses:
     from driftline.flows.web import search_processes as made
 
     if not is_local:
-        return made.SearchProcesses(1, made.SEARCHES_BESIDE_EACH_OTHER)
+        return made.SearchProcesses(1, made.CONCURRENT_SEARCHES)
     return made.SearchProcesses(processes or made.default_processes())
 
 
-def _prepare_beside(reader: Reader) -> None:
+def _prepare_in_background(reader: Reader) -> None:
     """Load code for the first page and later searches in the background."""
     from driftline.flows.web import pages
 
@@ -285,7 +285,7 @@ def _authentication(
         fix = "Create one: driftline token create"
         raise UsageError("The workspace has no token, so no request would be authorized", workspace.objects.uri, fix)
     if needs_token and not is_encrypted and proxy is None:
-        warn("tokens travel unencrypted: name --tls-certificate and --tls-key, or put a proxy with TLS in front")
+        warn("tokens are sent unencrypted: pass --tls-certificate and --tls-key, or use a TLS proxy")
     return Authentication(KnownTokens(lambda: read_tokens(workspace.objects)), proxy, within, rules)
 
 

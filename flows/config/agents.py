@@ -150,7 +150,9 @@ class Change:
             if not self.is_first and _read(backup) == self.after:
                 backup.unlink()
         except (OSError, UnicodeEncodeError) as error:
-            raise UsageError("The file of an agent cannot be written", str(self.path), f"{error}.") from error
+            raise UsageError(
+                "The configuration file of an agent cannot be written", str(self.path), f"{error}."
+            ) from error
 
 
 def agents_in(scope: Scope) -> list[str]:
@@ -178,7 +180,7 @@ def changes(names: Sequence[str], scope: Scope, folder: Path, command: Sequence[
         agent = AGENTS[name]
         files = agent.files(scope)
         if not files:
-            raise UsageError(f"{name} has no configuration in a project", fix="Use --user.")
+            raise UsageError(f"{name} has no project configuration", fix="Use --user.")
         parts: tuple[_Part, ...] = (_Entry(agent.key, agent.entry(command)), _Section(agent.head))
         for file, part in zip(files, parts, strict=False):
             path = folder / file
@@ -212,7 +214,7 @@ def _has_other_users(file: str, scope: Scope, folder: Path, names: Sequence[str]
 
 
 def _restored(part: _Part, text: str, path: Path) -> str | None:
-    """The text without ``part``: the copy, if adding ``part`` to the copy gives ``text``; None if the file goes."""
+    """Return ``text`` without ``part``: the backup if it differs by ``part`` alone; None to delete the file."""
     present = part.present_in(text, path)
     if present is None:
         return text
@@ -234,13 +236,13 @@ def _backup_of(path: Path) -> Path:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file with its original line ends; None if there is no file."""
+    """Return the text of a file with its original line ends; None if there is no file."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("The file of an agent cannot be read", str(path), f"{error}.") from error
+        raise UsageError("The configuration file of an agent cannot be read", str(path), f"{error}.") from error
 
 
 def _write(path: Path, text: str, *, like: Path) -> None:
@@ -268,7 +270,7 @@ def _write(path: Path, text: str, *, like: Path) -> None:
 
 
 def _like(text: str, given: str) -> str:
-    """``given`` with the line ends of ``text``."""
+    """Return ``given`` with the line ends of ``text``."""
     return given.replace("\n", "\r\n") if "\r\n" in text else given
 
 
@@ -283,7 +285,7 @@ class _Section:
 
     def present_in(self, text: str, path: Path) -> _Section | None:
         if BEGIN in text and not _MARKS.search(text):
-            raise UsageError("A mark of the instructions is missing", str(path), f"Add {END}, or delete {BEGIN}.")
+            raise UsageError("A marker of the instructions is missing", str(path), f"Add {END}, or delete {BEGIN}.")
         return self if _MARKS.search(text) else None
 
     def added_to(self, text: str, path: Path) -> str:
@@ -374,13 +376,13 @@ def _servers(config: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
 
 
 def _others(config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """All of a configuration but Driftline's entry, and the object of servers if it has no other."""
+    """Return a configuration without Driftline's entry, and without its object of servers if that is then empty."""
     servers = {name: value for name, value in config.get(key, {}).items() if name != NAME}
     return {name: servers if name == key else value for name, value in config.items() if name != key or servers}
 
 
 def _comparable(config: Mapping[str, Any], key: str) -> str:
-    """The other entries as a text, since a NaN is not equal to itself, but 1 is to True; the order does not count."""
+    """Return the other entries as comparable text, in any order: a NaN differs from itself, and 1 equals True."""
     return json.dumps(_others(config, key), sort_keys=True, default=repr)
 
 
@@ -407,7 +409,7 @@ class _Statement:
 
 
 def _statements(text: str) -> Iterator[_Statement]:
-    """The statements of valid TOML, whose texts are ``text`` together."""
+    """Yield the statements of valid TOML, which together are ``text``."""
     table: tuple[str, ...] = ()
     tokens: list[str] = []
     depth = 0
@@ -439,7 +441,7 @@ def _only_path(statement: str) -> tuple[str, ...]:
 
 
 def _toml_with(text: str, entry: Mapping[str, Any]) -> str:
-    """``text`` with the keys of ``entry`` in the table of Driftline, which is added at the end if there is none."""
+    """Return ``text`` with the keys of ``entry`` in Driftline's table, which is appended if it is missing."""
     lines = _like(text, "".join(f"{key} = {_toml_value(value)}\n" for key, value in entry.items()))
     end = _like(text, "\n")
     written = {(*_OWN, key) for key in entry}
@@ -462,7 +464,7 @@ def _toml_value(value: Any) -> str:
 
 
 def _toml_without(text: str) -> str:
-    """``text`` without the tables and keys of Driftline, the comments among its keys, and the blank line before."""
+    """Return ``text`` without Driftline's tables and keys, the comments among them, and the blank line before."""
     statements = list(_statements(text))
     gone = {n for n, each in enumerate(statements) if each.is_own}
     for n in sorted(gone):
@@ -507,7 +509,7 @@ class _Member:
 
 
 def _json_tokens(text: str) -> list[_Token]:
-    """The tokens and comments of JSON, without blanks and the mark of the byte order."""
+    """Return the tokens and comments of JSON, without whitespace and byte order mark."""
     tokens = (_Token(match[0], match.start()) for match in _JSON_TOKEN.finditer(text))
     return [token for token in tokens if token.text.strip(" \t\r\n\ufeff")]
 
@@ -534,7 +536,7 @@ def _refuse(constant: str) -> None:
 
 
 def _json_members(text: str, brace: int) -> Iterator[_Member]:
-    """The members of the object whose brace is at ``brace``."""
+    """Yield the members of the object whose brace is at ``brace``."""
     tokens = [token for token in _json_tokens(text) if token.start > brace and not token.is_comment]
     at = 0
     while tokens[at].text != "}":
@@ -552,12 +554,12 @@ def _json_members(text: str, brace: int) -> Iterator[_Member]:
 
 
 def _json_member(text: str, brace: int, name: str) -> _Member | None:
-    """The member that counts if several have the name: the last."""
+    """Return the last member of this name, which wins if there are several."""
     return next((each for each in reversed(list(_json_members(text, brace))) if each.name == name), None)
 
 
 def _json_with(text: str, key: str, entry: Mapping[str, Any]) -> str:
-    """``text`` with ``entry`` as Driftline's in the object ``key``."""
+    """Return ``text`` with ``entry`` as Driftline's entry in the object ``key``."""
     top = next((token.start for token in _json_tokens(text) if token.text == "{"), None)
     if top is None:
         gap = _like(text, "\n") if text.strip() and not text.endswith("\n") else ""
@@ -573,7 +575,7 @@ def _json_with(text: str, key: str, entry: Mapping[str, Any]) -> str:
 
 
 def _json_inserted(text: str, brace: int, member: str, indent: str) -> str:
-    """``text`` with ``member`` as the first of the object whose brace is at ``brace``."""
+    """Return ``text`` with ``member`` as the first of the object whose brace is at ``brace``."""
     rest = text[brace + 1 :]
     if next(_json_members(text, brace), None):
         follows = ","
@@ -584,7 +586,7 @@ def _json_inserted(text: str, brace: int, member: str, indent: str) -> str:
 
 
 def _json_without(text: str, key: str) -> str:
-    """``text`` without Driftline's entry, and without the object ``key`` if nothing else is in it."""
+    """Return ``text`` without Driftline's entry, and without the object ``key`` if that is then empty."""
     top = next(token.start for token in _json_tokens(text) if token.text == "{")
     held = _json_member(text, top, key)
     assert held is not None
@@ -595,7 +597,7 @@ def _json_without(text: str, key: str) -> str:
 
 
 def _json_cut(text: str, member: _Member) -> str:
-    """``text`` without a member, one comma next to it, and the blanks before it. All comments stay."""
+    """Return ``text`` without a member, one comma next to it, and the whitespace before it. Keep all comments."""
     tokens = _json_tokens(text)
     after = next(token for token in tokens if token.start >= member.end and not token.is_comment)
     before = next(token for token in reversed(tokens) if token.start < member.start and not token.is_comment)

@@ -63,9 +63,17 @@ class CatalogSection(_Section):
     The type ``sqlalchemy`` allows both kinds of database.
     """
 
-    type: Literal["sqlite", "postgresql", "sqlalchemy"] | None = None
-    url: str | None = Field(default=None, repr=False)
-    pool_size: Annotated[int, Field(ge=1, le=100)] = 10
+    type: Literal["sqlite", "postgresql", "sqlalchemy"] | None = Field(
+        default=None, description="Checked against the URL."
+    )
+    url: str | None = Field(
+        default=None,
+        repr=False,
+        description="A SQLAlchemy URL. Default: a SQLite file in the workspace.",
+    )
+    pool_size: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=10, description="Connections to PostgreSQL that stay open."
+    )
 
     @model_validator(mode="after")
     def _agree(self) -> CatalogSection:
@@ -78,35 +86,39 @@ class CatalogSection(_Section):
 class StorageSection(_Section):
     """The workspace: a folder, or ``s3://``, ``gs://``, ``az://``."""
 
-    uri: str | None = None
+    uri: str | None = Field(default=None, description="The workspace.")
 
 
 class EntitySection(_Section):
     """One entity."""
 
-    type: str
-    id: str
+    type: str = Field(description="Level of the entity that calls without a scope use.")
+    id: str = Field(description="Its id.")
 
 
 class HierarchySection(_Section):
     """The levels from the tenant down, the default ids of levels, and the scope of calls without one."""
 
-    levels: tuple[str, ...] = ("org", "project", "user", "session")
+    levels: tuple[str, ...] = Field(
+        default=("org", "project", "user", "session"), description="Levels from the tenant down."
+    )
     root_entity: EntitySection | None = None
-    defaults: dict[str, str] = Field(default_factory=dict)
+    defaults: dict[str, str] = Field(
+        default_factory=dict, description="Ids of levels that a call does not name, by level."
+    )
 
 
 class CacheSection(_Section):
     """The cache of blobs, which never change."""
 
-    enabled: bool = True
-    ttl_seconds: Annotated[float, Field(ge=0)] = 600.0
+    enabled: bool = Field(default=True, description="Whether to cache blobs.")
+    ttl_seconds: Annotated[float, Field(ge=0)] = Field(default=600.0, description="How long.")
 
 
 class ThreadsSection(_Section):
     """The number of blobs to read in parallel."""
 
-    threads: Annotated[int, Field(ge=1, le=256)] = 8
+    threads: Annotated[int, Field(ge=1, le=256)] = Field(default=8, description="How many blobs are read at once.")
 
 
 class PerformanceSection(_Section):
@@ -119,31 +131,42 @@ class PerformanceSection(_Section):
 class IndexSection(_Section):
     """The encoding of indexes; above the threshold, deltas are folded. The format is fixed."""
 
-    format: Literal["parquet"] = "parquet"
-    row_group_size: Annotated[int, Field(ge=1_000, le=10_000_000)] = 122_880
-    compression: Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"] = "zstd"
-    compaction_threshold: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DELTAS
+    format: Literal["parquet"] = Field(default="parquet", description="Fixed.")
+    row_group_size: Annotated[int, Field(ge=1_000, le=10_000_000)] = Field(
+        default=122_880, description="Rows in a row group of the Parquet indexes."
+    )
+    compression: Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"] = Field(
+        default="zstd", description="`zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`, of the Parquet indexes."
+    )
+    compaction_threshold: Annotated[int, Field(ge=0)] = Field(
+        default=DEFAULT_MAX_DELTAS, description="An index with more deltas is folded."
+    )
 
 
 class EmbeddingSection(_Section):
     """Whether entries can be found by meaning, and with which model; the default model comes with Driftline."""
 
-    enabled: bool = True
-    model: str | None = None
+    enabled: bool = Field(default=True, description="Whether entries can be found by meaning.")
+    model: str | None = Field(default=None, description="A model2vec directory or name. Default: the installed model.")
 
 
 class MemoryConfiguration(_Section):
     """``settings.ltm``."""
 
-    backend: Literal["hierarchical"] = "hierarchical"
+    backend: Literal["hierarchical"] = Field(default="hierarchical", description="The only backend.")
     catalog: CatalogSection = CatalogSection()
     storage: StorageSection = StorageSection()
     hierarchy: HierarchySection = HierarchySection()
     performance: PerformanceSection = PerformanceSection()
     index: IndexSection = IndexSection()
     embedding: EmbeddingSection = EmbeddingSection()
-    inline_threshold: Annotated[int, Field(ge=0, le=65_536)] = 1_024
-    redact: Redaction = DEFAULT_REDACTION
+    inline_threshold: Annotated[int, Field(ge=0, le=65_536)] = Field(
+        default=1_024, description="Values above this many bytes go to a blob."
+    )
+    redact: Redaction = Field(
+        default=DEFAULT_REDACTION,
+        description="Which credentials in values and metadata are replaced before they are stored.",
+    )
 
 
 def load_memory_configuration(
@@ -177,7 +200,7 @@ def load_memory_configuration(
     try:
         return MemoryConfiguration.model_validate(_with_whole_root(found))
     except ValidationError as error:
-        raise UsageError("The configuration of the memory store is invalid", where, _told(error)) from None
+        raise UsageError("The configuration of the memory store is invalid", where, _first_mistake(error)) from None
 
 
 def open_memory(
@@ -357,7 +380,7 @@ def _with_whole_root(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "hierarchy": {**hierarchy, "root_entity": {**root, "type": type, "id": id}}}
 
 
-def _told(error: ValidationError) -> str:
+def _first_mistake(error: ValidationError) -> str:
     """Return each wrong key and the reason, without its value, which may be a secret."""
     parts = []
     for part in error.errors():

@@ -58,12 +58,28 @@ Moment = Annotated[str | float | None, AfterValidator(_check_moment)]
 class SourceTable(Table):
     """``[[sources]]``."""
 
-    uri: Text
-    entity: Text | None = None
-    include: list[Text] = []
-    exclude: list[Text] = []
-    schedule: Moment = None
-    link: Text | None = None
+    uri: Text = Field(description="A folder, a git work tree, or a bucket prefix.")
+    entity: Text | None = Field(
+        default=None,
+        description="The [entity](../guides/index-sources.md#entity) of the source. Default: from its name.",
+    )
+    include: list[Text] = Field(
+        default=[], description="Patterns as in `.gitignore`. Index only documents that match one of them."
+    )
+    exclude: list[Text] = Field(
+        default=[], description="Patterns as in `.gitignore`. Skip documents that match one of them."
+    )
+    schedule: Moment = Field(
+        default=None,
+        description="Five fields of cron, in UTC, or a number of seconds, at least 1. Default: every 15 minutes.",
+    )
+    link: Text | None = Field(
+        default=None,
+        description=(
+            "The kind of its host or a template, for [links](../guides/search.md#links). Default: by the "
+            "name of the host."
+        ),
+    )
 
     @field_validator("link")
     @classmethod
@@ -79,43 +95,81 @@ class SourceTable(Table):
 class FleetTable(Table):
     """``[[fleet]]``."""
 
-    provider: Provider
-    name: Text | None = None
-    url: Text | None = None
-    org: Text | None = None
-    group: Text | None = None
-    user: Text | None = None
-    repositories: list[Text] = []
-    include: list[Text] = []
-    exclude: list[Text] = []
-    topics: list[Text] = []
-    archived: bool = True
-    forks: bool = True
-    visibility: list[Visibility] = []
-    max_size: PositiveInt | None = None
-    token: Annotated[str, Field(pattern=r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$")] | None = None
-    entity: Text | None = None
-    include_files: list[Text] = []
-    exclude_files: list[Text] = []
-    grace_days: Annotated[NonNegativeFloat, Field(le=3650)] = 7.0
-    schedule: Moment = None
+    provider: Provider = Field(description="The kind of host, a `folder` of repositories, or a `list` of URLs.")
+    name: Text | None = Field(default=None, description="The name of the fleet in reports. Default: host and owner.")
+    url: Text | None = Field(
+        default=None,
+        description=(
+            "The URL of an own instance; of `folder`, the folder; of `list`, a file with a URL per line. An "
+            "own `bitbucket` is a Data Center."
+        ),
+    )
+    org: Text | None = Field(
+        default=None, description="The organisation of `github` or `gitea`, or the workspace or project of `bitbucket`."
+    )
+    group: Text | None = Field(default=None, description="The group of `gitlab`, with its subgroups.")
+    user: Text | None = Field(
+        default=None,
+        description=(
+            "The user of `github`, `gitlab` or `gitea`. Without an owner: everything that the token may read."
+        ),
+    )
+    repositories: list[Text] = Field(default=[], description="The URLs of a `list`.")
+    include: list[Text] = Field(
+        default=[], description="Globs of repositories, such as `acme/*`. Select only those that match one of them."
+    )
+    exclude: list[Text] = Field(
+        default=[], description="Globs of repositories. Leave out those that match one of them."
+    )
+    topics: list[Text] = Field(default=[], description="Select only repositories with one of these topics.")
+    archived: bool = Field(default=True, description="Whether archived repositories are selected.")
+    forks: bool = Field(default=True, description="Whether forks are selected.")
+    visibility: list[Visibility] = Field(
+        default=[], description="Select only these: `public`, `internal`, `private`. Default: all."
+    )
+    max_size: PositiveInt | None = Field(
+        default=None, description="Leave out repositories that the host says are larger, in bytes."
+    )
+    token: Annotated[str, Field(pattern=r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$")] | None = Field(
+        default=None, description="A reference `${NAME}` to the variable that holds the token, for the API and for git."
+    )
+    entity: Text | None = Field(
+        default=None,
+        description=(
+            "The template of entities, of `{org}`, `{group}`, `{name}`, `{path}` and `{id}`. Default: "
+            "`org:{org}/project:{group}/source:{name}`, and `source:{name}` without a host."
+        ),
+    )
+    include_files: list[Text] = Field(
+        default=[], description="Patterns as in `.gitignore`. Index only documents that match one of them."
+    )
+    exclude_files: list[Text] = Field(
+        default=[], description="Patterns as in `.gitignore`. Skip documents that match one of them."
+    )
+    grace_days: Annotated[NonNegativeFloat, Field(le=3650)] = Field(
+        default=7.0, description="Days until a repository that is gone leaves the index."
+    )
+    schedule: Moment = Field(
+        default=None,
+        description="Five fields of cron, in UTC, or a number of seconds, at least 1. Default: every 15 minutes.",
+    )
 
 
 class WorkspaceTable(Table):
     """``[workspaces.NAME]``."""
 
-    sources: list[Text] = []
-    dirs: list[Text] = []
+    sources: list[Text] = Field(default=[], description="Entities. The set holds every source at or below them.")
+    dirs: list[Text] = Field(default=[], description="Directories, each in a source of the file.")
 
 
 class PriceTable(Table):
     """``[prices]``: the price of 1,000 requests of each kind, in any currency."""
 
-    list: NonNegativeFloat | None = None
-    get: NonNegativeFloat | None = None
-    head: NonNegativeFloat | None = None
-    put: NonNegativeFloat | None = None
-    delete: NonNegativeFloat | None = None
+    list: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 listings.")
+    get: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 reads.")
+    head: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 requests for metadata.")
+    put: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 writes.")
+    delete: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 deletions.")
 
     @property
     def known(self) -> dict[str, float]:
@@ -126,18 +180,60 @@ class PriceTable(Table):
 class SearchTable(Table):
     """``[search]``: the defaults of a search."""
 
-    strategy: Annotated[Strategy | None, Field(validation_alias=AliasChoices("strategy", "workspaceFiltering"))] = None
+    strategy: Annotated[Strategy | None, Field(validation_alias=AliasChoices("strategy", "workspaceFiltering"))] = (
+        Field(
+            default=None,
+            description=(
+                "When the filters of a search apply: `auto`, `prefilter`, `postfilter` or `hybrid`. Also "
+                "`workspaceFiltering`: `qdrant`, `post` or `hybrid`."
+            ),
+        )
+    )
     fallback_threshold: Annotated[
         float | None, Field(ge=0, le=1, validation_alias=AliasChoices("fallback_threshold", "fallbackThreshold"))
-    ] = None
-    top_k: NonNegativeInt | None = None
-    n_lines: NonNegativeInt | None = None
-    mode: Literal["hybrid", "vector", "text"] | None = None
-    rerank: bool | Annotated[int, Field(ge=0, le=MAX_RERANKED)] | None = None
-    branch: Text | None = None
-    deep: bool | None = None
-    cache: bool | None = None
-    cache_bytes: PositiveInt | None = None
+    ] = Field(
+        default=None,
+        description=(
+            "With `hybrid`, filters apply after the search where at least this share of the lines matches. "
+            "Also `fallbackThreshold`."
+        ),
+    )
+    top_k: NonNegativeInt | None = Field(default=None, description="Maximum number of results.")
+    n_lines: NonNegativeInt | None = Field(default=None, description="Lines of context on each side.")
+    mode: Literal["hybrid", "vector", "text"] | None = Field(
+        default=None,
+        description="Rank by words and meaning (`hybrid`), by meaning alone (`vector`) or by words alone (`text`).",
+    )
+    rerank: bool | Annotated[int, Field(ge=0, le=MAX_RERANKED)] | None = Field(
+        default=None,
+        description=(
+            "Let a transformer [rerank](../guides/search.md#rerank) the best results: `true`, or how many it "
+            "reads. Default: false."
+        ),
+    )
+    branch: Text | None = Field(
+        default=None,
+        description=(
+            "Search this [branch](../guides/branches.md); `auto` is the one that is checked out. Default: "
+            "the main index."
+        ),
+    )
+    deep: bool | None = Field(
+        default=None,
+        description=(
+            "Join the [definitions](../guides/search.md#deep) of a transformer. Default: where `index "
+            "--deep` has embedded any."
+        ),
+    )
+    cache: bool | None = Field(
+        default=None,
+        description=(
+            "Search a bucket's workspace in [a copy on this disk](../guides/buckets.md#cache). Default: false."
+        ),
+    )
+    cache_bytes: PositiveInt | None = Field(
+        default=None, description="The most that all these copies take on the disk. Default: 10737418240 (10 GiB)."
+    )
 
     @field_validator("strategy", mode="before")
     @classmethod
@@ -148,13 +244,22 @@ class SearchTable(Table):
 class HooksTable(Table):
     """``[web.hooks]``: the webhooks that ``driftline web`` takes, with references to their secrets."""
 
-    github: Text | None = None
-    gitlab: Text | None = None
-    gitea: Text | None = None
-    bitbucket: Text | None = None
-    branches: list[Text] = []
-    pull_requests: bool = False
-    prefect: bool = False
+    github: Text | None = Field(
+        default=None,
+        description=(
+            "The secret of the [webhooks](../guides/web.md#webhooks) of GitHub, as `${VARIABLE}` or `block:NAME`."
+        ),
+    )
+    gitlab: Text | None = Field(default=None, description="That of GitLab.")
+    gitea: Text | None = Field(default=None, description="That of Gitea and Forgejo.")
+    bitbucket: Text | None = Field(default=None, description="That of Bitbucket.")
+    branches: list[Text] = Field(
+        default=[], description="Patterns such as `release/*`: pushes to these branches, too, are indexed."
+    )
+    pull_requests: bool = Field(default=False, description="Index open pull requests as branches.")
+    prefect: bool = Field(
+        default=False, description="Start the Prefect deployment of the source, instead of a run in the server."
+    )
 
 
 class WebTable(Table):
@@ -170,30 +275,73 @@ Block = Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")]
 class AccessTable(Table):
     """``[access]``: the entities that users of ``driftline web``, named by a proxy, may see."""
 
-    groups_header: Text | None = None
-    everyone: list[Text] = []
-    users: dict[Text, list[Text]] = {}
-    groups: dict[Text, list[Text]] = {}
+    groups_header: Text | None = Field(
+        default=None, description="The header with the groups of a user, separated by commas."
+    )
+    everyone: list[Text] = Field(
+        default=[],
+        description="The entities that all [users of a trusted proxy](../guides/web.md#users-and-groups) may see.",
+    )
+    users: dict[Text, list[Text]] = Field(
+        default={}, description="A table of users and the entities that each may see."
+    )
+    groups: dict[Text, list[Text]] = Field(default={}, description="The same for groups.")
 
 
 class File(Table):
     """The whole file."""
 
-    workspace: Text | None = None
-    model: Text | None = None
-    redact: Redaction | None = None
-    archives: bool | None = None
-    notebook_outputs: bool | None = None
-    sources: list[SourceTable] = []
-    fleet: list[FleetTable] = []
-    workspaces: dict[Text, WorkspaceTable] = {}
-    storage_options: dict[Text, str | int | float | bool] = {}
+    workspace: Text | None = Field(
+        default=None, description="The workspace, a path or URI. Default: `.driftline` next to the file."
+    )
+    model: Text | None = Field(
+        default=None, description="The embedding model, a model2vec directory or name. Default: the installed one."
+    )
+    redact: Redaction | None = Field(
+        default=None,
+        description=(
+            "Which [credentials inside text](../guides/index-sources.md#redact) are replaced: `off`, `known` "
+            "or `strict`. Default: as before, `known` for new sources."
+        ),
+    )
+    archives: bool | None = Field(
+        default=None,
+        description=(
+            "Whether the [files inside archives and mail](../guides/documents.md#archives) are indexed. Default: as "
+            "before, `false` for new sources."
+        ),
+    )
+    notebook_outputs: bool | None = Field(
+        default=None,
+        description="Whether the text outputs of notebooks are indexed. Default: as before, `false` for new sources.",
+    )
+    sources: list[SourceTable] = Field(default=[], description="One table `[[sources]]` for each source, see below.")
+    fleet: list[FleetTable] = Field(
+        default=[],
+        description="One table `[[fleet]]` for each [owner of repositories](../guides/fleet.md#fleets), see below.",
+    )
+    workspaces: dict[Text, WorkspaceTable] = Field(
+        default={},
+        description="One table `[workspaces.NAME]` for each [view](../guides/many-sources.md#views), see below.",
+    )
+    storage_options: dict[Text, str | int | float | bool] = Field(
+        default={},
+        description="Options of all buckets, `[storage_options]`. Secrets only as `${VARIABLE}` or `block:NAME`.",
+    )
     prices: PriceTable = PriceTable()
     search: SearchTable = SearchTable()
     web: WebTable = WebTable()
-    notify: list[Block] = []
+    notify: list[Block] = Field(
+        default=[],
+        description="Prefect blocks, `TYPE/NAME`, that [report failed runs](../guides/schedules.md#notify).",
+    )
     access: AccessTable | None = None
-    memory: dict[Text, Any] = {}
+    memory: dict[Text, Any] = Field(
+        default={},
+        description=(
+            "The sections of [`settings.ltm`](#memory), `[memory.catalog]` for example, see [below](#memory-table)."
+        ),
+    )
 
 
 def parse(raw: Mapping[str, Any], path: Path) -> File:

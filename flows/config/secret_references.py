@@ -52,7 +52,7 @@ def check_uri(uri: str, where: str) -> None:
 
 
 def without_reference(uri: str) -> str:
-    """The URI of a git repository without the reference to its token; any other unchanged."""
+    """Return the URI of a git repository without the reference to its token, and any other URI unchanged."""
     return _TOKEN.sub(r"\1", uri)
 
 

@@ -168,7 +168,7 @@ def search_answer(report: SearchReport, max_tokens: int = DEFAULT_TOKENS) -> Sea
     exact = ExactMatches(**report.exact.to_dict()) if report.exact else None
     nearest = _lines_found(report.nearest, list(report.nearest.context)) if report.nearest else None
     notes = list(report.notes)
-    room = max_tokens * BYTES_PER_TOKEN - _RESERVED_BYTES - sum(map(len, notes))
+    budget = max_tokens * BYTES_PER_TOKEN - _RESERVED_BYTES - sum(map(len, notes))
     several = len({hit.source for hit in report.results}) > 1
 
     def size(window: LinesFound) -> int:
@@ -176,16 +176,16 @@ def search_answer(report: SearchReport, max_tokens: int = DEFAULT_TOKENS) -> Sea
 
     every = [_lines_found(hit, [clipped(line) for line in hit.context]) for hit in report.results]
     needed, windows = sum(map(size, every)), every
-    for n_lines in _CONTEXTS if needed > room else ():
+    for n_lines in _CONTEXTS if needed > budget else ():
         windows = [_lines_found(hit, *_trimmed(hit, n_lines)) for hit in report.results]
-        if sum(map(size, windows)) <= room:
+        if sum(map(size, windows)) <= budget:
             break
     results: list[LinesFound] = []
     for window in windows:
-        left, room = room, room - size(window)
-        if room < 0 and results:
+        left, budget = budget, budget - size(window)
+        if budget < 0 and results:
             break
-        results.append(window if room >= 0 else _cut(window, left - size(window) + len(window.text.encode())))
+        results.append(window if budget >= 0 else _cut(window, left - size(window) + len(window.text.encode())))
     was_cut = needed > max_tokens * BYTES_PER_TOKEN - _RESERVED_BYTES
     return SearchAnswer(
         query=report.query,
@@ -201,9 +201,9 @@ def search_answer(report: SearchReport, max_tokens: int = DEFAULT_TOKENS) -> Sea
 
 def _more(shown: int, found: int, needed: int, max_tokens: int) -> str:
     """Return the note on omitted results, and how to get them."""
-    wanted = (needed + _RESERVED_BYTES) // BYTES_PER_TOKEN + 1
+    tokens = (needed + _RESERVED_BYTES) // BYTES_PER_TOKEN + 1
     what = f"{shown} of {found} results shown" if shown < found else "The context is shortened"
-    how = f"max_tokens={wanted} shows all" if wanted <= MAX_TOKENS else "narrow the search by path, language or source"
+    how = f"max_tokens={tokens} shows all" if tokens <= MAX_TOKENS else "narrow the search by path, language or source"
     return f"{what} (max_tokens={max_tokens}): {how}; read_context reads around a line."
 
 
@@ -214,9 +214,9 @@ def _trimmed(hit: Hit, n_lines: int) -> tuple[list[str], int]:
     return [clipped(line) for line in hit.context[first : best + n_lines + 1]], hit.start_line + first
 
 
-def _cut(window: LinesFound, room: int) -> LinesFound:
-    """Return only the best line, cut to ``room`` bytes."""
-    text = window.text.encode("utf-8", "replace")[: max(0, room)].decode("utf-8", "ignore") + CUT
+def _cut(window: LinesFound, budget: int) -> LinesFound:
+    """Return only the best line, cut to ``budget`` bytes."""
+    text = window.text.encode("utf-8", "replace")[: max(0, budget)].decode("utf-8", "ignore") + CUT
     return window.model_copy(
         update={"text": text, "context": [text], "start_line": window.line, "end_line": window.line}
     )
@@ -274,15 +274,15 @@ def _anchors_between(anchors: Sequence[tuple[int, str]], first: int, last: int) 
     return [(max(at, first), name) for (at, name), end in inside if at <= last and end >= first]
 
 
-def _around(lines: Sequence[str], middle: int, room: int) -> tuple[int, int]:
-    """Return the bounds of the most lines around ``middle``, as many on each side, that fit into ``room`` bytes."""
+def _around(lines: Sequence[str], middle: int, budget: int) -> tuple[int, int]:
+    """Return the bounds of the most lines around ``middle``, as many on each side, that fit into ``budget`` bytes."""
     sizes = [len(line.encode("utf-8", "surrogatepass")) + len("000000: \n") for line in lines]
     first, last = middle, middle + 1
-    room -= sizes[middle]
+    budget -= sizes[middle]
     while first > 0 or last < len(lines):
         added = [at for at in (first - 1, last) if 0 <= at < len(lines)]
-        room -= sum(sizes[at] for at in added)
-        if room < 0:
+        budget -= sum(sizes[at] for at in added)
+        if budget < 0:
             break
         first, last = max(0, first - 1), min(len(lines), last + 1)
     return first, last
@@ -336,13 +336,13 @@ class MemoryAnswer(BaseModel):
 def memory_answer(query: str, hits: Iterable[MemoryHit[MemoryEntry]], max_bytes: int) -> MemoryAnswer:
     """Return the first ``hits`` of ``query``, as many as fit into ``max_bytes`` of JSON, at least one."""
     results: list[MemoryResult] = []
-    room, every = max_bytes - _RESERVED_BYTES, [*hits]
+    budget, every = max_bytes - _RESERVED_BYTES, [*hits]
     for hit in every:
         result = MemoryResult(
             record=_short(entry_to_dict(hit.record)), score=hit.score, rank=hit.rank, distance=hit.distance
         )
-        room -= len(result.model_dump_json().encode())
-        if room < 0 and results:
+        budget -= len(result.model_dump_json().encode())
+        if budget < 0 and results:
             break
         results.append(result)
     left_out = len(every) - len(results)

@@ -11,14 +11,15 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
 
 import uvicorn
 from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ResourceError
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import ToolAnnotations
-from pydantic import create_model, model_validator
+from pydantic import Field, create_model, model_validator
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,6 +27,7 @@ from driftline.flows.http_server import TimeoutProtocol, listen, own_addresses
 from driftline.flows.mcp_server.tools import LineTools, MemoryTools, protocol_errors
 from driftline.storage.defaults import nearest_name
 from driftline.storage.entities import Boundary
+from driftline.storage.errors import DriftlineError
 from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
 
@@ -146,13 +148,36 @@ def server_of(lines: LineTools, memory: MemoryTools | None = None) -> MCPServer[
     ]
     if memory is not None:
         tools.append(memory.search_memory)
-    return MCPServer(
+    server: MCPServer[Any] = MCPServer(
         "driftline",
         instructions=instructions,
         version=version("driftline"),
         log_level="WARNING",
         tools=[_strict(Tool.from_function(protocol_errors(tool), annotations=_READS)) for tool in tools],
     )
+
+    @server.resource(SOURCES_URI, name="sources", mime_type="application/json")
+    def sources() -> str:
+        """The indexed sources, with their documents and lines."""
+        try:
+            return lines.index_status().model_dump_json()
+        except DriftlineError as error:
+            raise ResourceError(f"{error.kind}: {error}") from error
+
+    @server.prompt(name="find")
+    def find(question: Annotated[str, Field(description="What you want to know about the code.")]) -> str:
+        """Answer a question from the indexed code and documents, with the lines that prove it."""
+        return _FIND.format(question=question)
+
+    return server
+
+
+SOURCES_URI = "driftline://sources"
+_FIND = """Answer from the index of Driftline: {question}
+
+Search with search_lines, once in the words of the question and once in words that the code may use. Follow names with
+find_definitions and find_uses. Read around the best lines with read_context before you rely on them. Cite every
+statement as path:line, and say so if the index does not answer the question."""
 
 
 _READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)

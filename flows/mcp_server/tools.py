@@ -87,7 +87,7 @@ def protocol_errors(tool: Callable[_P, BaseModel]) -> Callable[_P, CallToolResul
     @functools.wraps(tool)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> CallToolResult:
         try:
-            return _told(tool(*args, **kwargs))
+            return _as_result(tool(*args, **kwargs))
         except DriftlineError as error:
             raise ToolError(f"{error.kind}: {error}") from error
         except BaseException as error:
@@ -103,7 +103,7 @@ def protocol_errors(tool: Callable[_P, BaseModel]) -> Callable[_P, CallToolResul
     return call
 
 
-def _told(answer: BaseModel) -> CallToolResult:
+def _as_result(answer: BaseModel) -> CallToolResult:
     """Return an answer as the text that a model reads, and as the object that a program reads."""
     text = (
         answer.text() if isinstance(answer, SearchAnswer | ContextAnswer | MemoryAnswer) else answer.model_dump_json()

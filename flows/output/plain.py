@@ -163,7 +163,7 @@ def _facets(result: Mapping[str, Any]) -> str:
 
 
 def _exact_line(hit: Mapping[str, Any], folder: str | None, with_source: bool, styled: bool) -> str:
-    """A line as grep prints it, with the lines around it, if there are any."""
+    """Return a line as grep prints it, with the lines around it, if there are any."""
     source = f"{printable(hit['source'])}:" if with_source else ""
     text = ""
     for number, line in enumerate(hit["context"], start=hit["start_line"]):

@@ -34,7 +34,7 @@ _SUMMED = ("new", "changed", "touched", "deleted", "lines_embedded", "bytes_read
 
 
 def newest_runs(workspace: Workspace, limit: int, others: Iterable[RunRecord] = ()) -> list[RunRecord]:
-    """At most ``limit`` runs of all tenants and ``others``, newest first; a run over several tenants counts once.
+    """Return up to ``limit`` runs of all tenants and ``others``, newest first, each run over several tenants once.
 
     ``others`` are newest first, too.
     """

@@ -67,14 +67,14 @@ def bar_plot(title: str, values: Sequence[tuple[str, float]]) -> str:
     most = max((value for _, value in values), default=0.0)
     if most <= 0:
         return ""
-    height, room = _TOP + len(values) * _BAR_HEIGHT, WIDTH - _NAME_WIDTH - _LEFT
+    height, span = _TOP + len(values) * _BAR_HEIGHT, WIDTH - _NAME_WIDTH - _LEFT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{_text(title)}" font-family="system-ui, sans-serif" font-size="12" fill="currentColor">',
         f'<text x="0" y="17" font-size="15" font-weight="600">{_text(title)}</text>',
     ]
     for position, (name, value) in enumerate(values):
-        y, width = _TOP + position * _BAR_HEIGHT, max(0.0, value) / most * room
+        y, width = _TOP + position * _BAR_HEIGHT, max(0.0, value) / most * span
         short = name if len(name) <= _NAME_CHARACTERS else "…" + name[1 - _NAME_CHARACTERS :]
         parts.append(f'<text x="{_NAME_WIDTH - 8}" y="{y + 11}" text-anchor="end">{_text(short)}</text>')
         parts.append(

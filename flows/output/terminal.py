@@ -225,7 +225,8 @@ def print_cleanup(result: Result) -> None:
         lines.append(Text(f"finished {result['published']:,} commits of killed runs"))
     done = "would be deleted (--delete)" if result["dry_run"] else f"found, {result['deleted_count']:,} deleted"
     orphans = f"orphans: {result['orphan_count']:,} {done}"
-    lines.append(Text(f"{result['scanned_count']:,} objects scanned, {orphans}", "dim"))
+    scope = "" if result["full"] else " where runs may have left some (--full scans all)"
+    lines.append(Text(f"{result['scanned_count']:,} objects scanned{scope}, {orphans}", "dim"))
     (_print if result["dry_run"] else _print_done)(lines)
 
 

@@ -195,7 +195,7 @@ def prune_branches(
         if on_remote is not None:
             on_remote |= local_branches(known.uri)
         elif records and known.origin is not None:
-            skip(f"The remote of {entity} did not name its branches, so none of them counts as gone.")
+            skip(f"The remote of {entity} did not list its branches, so none counts as deleted.")
         for record in records:
             why = _why_pruned(record, known.uri, on_remote, timedelta(days=older_than_days))
             if why is None:

@@ -28,6 +28,7 @@ from driftline.storage.errors import (
 )
 from driftline.storage.garbage.orphans import RUN_RETENTION, Orphan, Reason, References, Verdict, find_orphans
 from driftline.storage.garbage.survey import Survey, survey
+from driftline.storage.garbage.traces import read_traces, tenants_with_other_models, write_traces
 from driftline.storage.lance.table import remove_old_versions
 from driftline.storage.layout import Kind, parse_name
 from driftline.storage.memory.catalog.database import Catalog
@@ -57,6 +58,9 @@ class CleanupRequest:
     max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS
     dry_run: bool = True
     run_retention_days: float = RUN_RETENTION.days
+    full: bool = False
+    """List everything, which otherwise happens only once a week; before that, only tenants whose leases tell of
+    garbage."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     catalog_url: str | None = field(default=None, repr=False)
     """The memory catalog; default: the configured one, else the one in the workspace. Without it, blobs are kept."""
@@ -66,13 +70,14 @@ class CleanupRequest:
 class CleanupReport:
     """The report of a cleanup.
 
-    ``published`` counts the commits of killed runs that it completed, ``versions_removed`` the versions of tables that
-    only deleted branches needed.
+    ``full`` says whether everything was listed. ``published`` counts the commits of killed runs that it completed,
+    ``versions_removed`` the versions of tables that only deleted branches needed.
     """
 
     run_id: str
     workspace: str
     dry_run: bool
+    full: bool = True
     scanned: int = 0
     orphans: tuple[Orphan, ...] = ()
     deleted: list[Orphan] = field(default_factory=list)
@@ -88,6 +93,7 @@ class CleanupReport:
             "run_id": self.run_id,
             "workspace": self.workspace,
             "dry_run": self.dry_run,
+            "full": self.full,
             "scanned_count": self.scanned,
             "orphan_count": len(self.orphans),
             "deleted_count": len(self.deleted),
@@ -126,8 +132,6 @@ class _Cleanup:
             self._workspace = Workspace.open(request.workspace, request.storage_options)
         except CorruptFile as error:
             raise _aborted(error) from error
-        if not request.dry_run and not self._workspace.objects.is_local:
-            self._workspace.objects.probe_conditional_writes()
         self._report = CleanupReport(new_ulid(), self._workspace.objects.uri, request.dry_run)
 
     def execute(self) -> CleanupReport:
@@ -161,8 +165,8 @@ class _Cleanup:
                 self._report.published = fence.published
             self._report.orphans = orphans
             if not self._request.dry_run:
-                self._delete(deletion)
-                self._remove_versions_of_branches(fence)
+                self._delete(deletion, fence)
+                self._write_traces(deletion)
         self._report.seconds = time.monotonic() - self._clock
         return self._report
 
@@ -172,14 +176,18 @@ class _Cleanup:
         If a full disk has no space for a lease, orphans that need no lease are deleted first.
         """
         objects = self._workspace.objects
+        self._traces = read_traces(self._workspace, now=datetime.now(UTC), full=self._request.full)
+        self._report.full = self._traces.listed is None
         self._progress.phase(f"surveying {objects.uri}")
-        surveyed = survey(self._workspace, self._catalog)
+        surveyed = self._survey()
         if self._catalog is None and any(name.kind is Kind.BLOB for _, name in surveyed.listing):
             self._skip(f"Memory blobs are not judged without their catalog: set {WHERE_CATALOGS_ARE_NAMED}.")
         listed = [info for info, _ in surveyed.listing]
-        now = store_time(objects, listed, may_write=not self._request.dry_run)
+        self._now = now = store_time(objects, listed, may_write=not self._request.dry_run)
         first = self._verdict(surveyed, now)
         self._report.scanned, self._report.foreign = len(listed), first.foreign
+        if first.orphans and not self._request.dry_run and not objects.is_local:
+            objects.probe_conditional_writes()
         old_enough = [info.path for info in listed if now - info.modified >= self._max_age]
         committed = [path for path in old_enough if path in surveyed.committed]
         tenants = _entities(o.path.partition("/")[0] for o in first.orphans if o.reason in _OF_TABLES)
@@ -199,10 +207,34 @@ class _Cleanup:
             self._skip(f"Deleted {len(free)} objects before taking leases, because none could be written: {error}")
             deletion.run(free)
             _take(fence, surveyed, tenants, sources)
-        surveyed = survey(self._workspace, self._catalog)
+        surveyed = self._survey()
         second = self._verdict(surveyed, now)
         rest = within(seen_twice(first.orphans, second.orphans), fence.tenants, fence.sources)
         return (*deletion.deleted, *rest)
+
+    def _survey(self) -> Survey:
+        """Survey all tenants, or tenants that may hold garbage; note what would be garbage at any age."""
+        tenants = None if self._report.full else self._traces.suspects
+        surveyed = survey(self._workspace, self._catalog, tenants)
+        ever = find_orphans(
+            surveyed.listing,
+            surveyed.references,
+            now=datetime.max.replace(tzinfo=UTC),
+            max_age=timedelta(0),
+            run_retention=timedelta.max,
+        )
+        retired = surveyed.references.retired  # by the catalog, so that the next cleanup finds them without traces
+        self._left = [orphan for orphan in ever.orphans if orphan.path not in retired]
+        self._unfinished = tenants_with_other_models(self._workspace, surveyed.references.tracked)
+        return surveyed
+
+    def _write_traces(self, deletion: Deletion) -> None:
+        gone = {orphan.path for orphan in deletion.deleted}
+        left = {orphan.path.partition("/")[0] for orphan in self._left if orphan.path not in gone}
+        try:
+            write_traces(self._workspace, self._traces, now=self._now, garbage=left | self._unfinished)
+        except StorageError as error:
+            self._skip(f"The next cleanup lists what this one has: {error}")
 
     def _verdict(self, surveyed: Survey, now: datetime) -> Verdict:
         return find_orphans(
@@ -213,14 +245,19 @@ class _Cleanup:
             run_retention=timedelta(days=self._request.run_retention_days),
         )
 
-    def _delete(self, deletion: Deletion) -> None:
+    def _delete(self, deletion: Deletion, fence: Fence) -> None:
+        """Delete the orphans; the lease of a deleted branch last, as the trace of it that a crash must leave."""
         orphans = self._report.orphans
         self._progress.phase("deleting orphans", total=len(orphans))
-        tenants = self._workspace.tenants()
+        tenants = [Entity.of_directory(tenant) for tenant in self._traces.leases]
         outcome = "failed"
         try:
             done = set(deletion.deleted)
-            deletion.run([orphan for orphan in orphans if orphan not in done])
+            rest = [orphan for orphan in orphans if orphan not in done]
+            leases = {orphan for orphan in rest if parse_name(orphan.path).kind is Kind.BRANCH_LEASE}
+            deletion.run([orphan for orphan in rest if orphan not in leases])
+            kept = self._remove_versions_of_branches(fence)
+            deletion.run([orphan for orphan in rest if orphan in leases and orphan.path.partition("/")[0] not in kept])
             if self._catalog is not None:
                 forget_deleted(self._workspace, self._catalog, deletion.deleted)
             outcome = "done"
@@ -232,12 +269,13 @@ class _Cleanup:
             self._report.seconds = time.monotonic() - self._clock
             self._record(outcome, tenants)
 
-    def _remove_versions_of_branches(self, fence: Fence) -> None:
+    def _remove_versions_of_branches(self, fence: Fence) -> set[str]:
         """Remove the old versions of main that only deleted branches needed, with their files.
 
-        If this fails or is interrupted, the next compaction removes them.
+        Returns the directories of tenants where this failed; the next cleanup or compaction removes them.
         """
-        gone = {each.path.partition("/")[0] for each in self._report.deleted if each.reason is Reason.NO_BRANCH}
+        gone = {each.path.partition("/")[0] for each in self._report.orphans if each.reason is Reason.NO_BRANCH}
+        kept = set()
         for tenant in sorted(_entities(gone & fence.tenants)):
             self._progress.phase(f"removing old versions of {tenant}")
             for table in self._workspace.line_tables(tenant):
@@ -245,7 +283,9 @@ class _Cleanup:
                     fence.check()
                     self._report.versions_removed += remove_old_versions(table, self._max_age) if table.exists() else 0
                 except StorageError as error:
+                    kept.add(tenant.directory)
                     self._skip(f"Old versions of {tenant} are kept until its next compaction: {error}")
+        return kept
 
     def _record(self, outcome: str, tenants: Sequence[Entity]) -> None:
         """Record the run in each tenant, with the deletions of that tenant only."""

@@ -42,6 +42,8 @@ MAX_COUNTS_PER_SECOND = 4
 """Counts of running tasks that all workers of a cluster send together: many workers finish tasks often enough."""
 NO_WORKERS_TIMEOUT_SECONDS = 60
 """Time that tasks wait for a worker. Dask restarts workers that die, but not workers that die during their start."""
+LOCAL_NO_WORKERS_TIMEOUT_SECONDS = 300
+"""The same for workers of this process: when all have died, a busy machine takes minutes to start others."""
 
 Spec = TypeVar("Spec")
 Result = TypeVar("Result")
@@ -167,10 +169,11 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         from distributed import Client, LocalCluster
 
         connect_seconds = CONNECT_TIMEOUT_SECONDS if self._address else LOCAL_CONNECT_TIMEOUT_SECONDS
+        no_workers_seconds = NO_WORKERS_TIMEOUT_SECONDS if self._address else LOCAL_NO_WORKERS_TIMEOUT_SECONDS
         with ExitStack() as stack:
             timeouts = {
                 "distributed.comm.timeouts.connect": f"{connect_seconds}s",
-                "distributed.scheduler.no-workers-timeout": f"{NO_WORKERS_TIMEOUT_SECONDS}s",
+                "distributed.scheduler.no-workers-timeout": f"{no_workers_seconds}s",
             }
             stack.enter_context(dask.config.set(timeouts))
             if self._address is None:

@@ -55,7 +55,7 @@ from driftline.storage.workspace.fleet import (
 )
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 
-ASKED_AT_ONCE = 8
+CONCURRENT_LOOKUPS = 8
 """Repositories that are asked for their commit concurrently: each has a process of git, which mostly waits."""
 
 
@@ -237,13 +237,13 @@ def sync_fleets(
         _name(parts, known, now())
         _ask(parts, request, progress, now())
         changed = [(part, each) for part in parts for each in _due(part, entities)]
-        run_id = _bring_in_step(changed, parts, others, request, lease, progress, now) if lease is not None else None
+        run_id = _run_changed(changed, parts, others, request, lease, progress, now) if lease is not None else None
     report = {"workspace": request.workspace, "dry_run": request.dry_run, "run_id": run_id}
     report["to_index"] = [each.entity for _, each in changed]
     return report | {"fleets": [part.to_dict(now()) for part in parts]}
 
 
-def _bring_in_step(
+def _run_changed(
     changed: list[tuple[FleetPart, KnownRepository]],
     parts: list[FleetPart],
     others: Mapping[str, FleetRecord],
@@ -359,7 +359,7 @@ def _discover(
     before = known.get(fleet.name, FleetRecord())
     progress.phase(f"listing {fleet.name}")
     lines = {identifier: each.listed for identifier, each in before.repositories.items()}
-    listing = discover(fleet.host, lines, before.pages, environ=_environ(), told=progress.message)
+    listing = discover(fleet.host, lines, before.pages, environ=_environ(), notify=progress.message)
     may_be_empty = request.max_delete_fraction >= 1
     if not listing.repositories and before.repositories and listing.is_complete and not may_be_empty:
         listing.problems.append("the host lists no repository any more; --max-delete-fraction 1 confirms that")
@@ -402,7 +402,7 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
         (part, identifier, each)
         for part in parts
         for identifier, each in part.repositories.items()
-        if each.entity and each.must_be_asked(now, is_current=part.is_present(identifier), retry=request.retry)
+        if each.entity and each.needs_lookup(now, is_current=part.is_present(identifier), retry=request.retry)
     ]
     progress.phase(f"asking {len(due):,} repositories for their commits")
 
@@ -415,7 +415,7 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
         stamp = settled_stamp(part.fleet.host, part.listing, each.listed)
         return each.at_commit(commit, now, part.settings, stamp=stamp)
 
-    with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="fleet") as pool:
+    with ThreadPoolExecutor(CONCURRENT_LOOKUPS, thread_name_prefix="fleet") as pool:
         for (part, identifier, _), answer in zip(due, pool.map(ask, due), strict=True):
             part.repositories[identifier] = answer
             part.asked += 1
@@ -475,7 +475,7 @@ def _index(
     displaced = _displace(parts, planned)
     save()
     for uri, entity in displaced:
-        if not _move_away(workspace, entity, uri, request):
+        if not _detach(workspace, entity, uri, request):
             planned.pop(uri, None)
     if not planned:
         return None
@@ -544,7 +544,7 @@ def _displace(parts: Iterable[FleetPart], planned: Mapping[str, Any]) -> list[tu
     return found
 
 
-def _move_away(workspace: Workspace, entity: str, uri: str, request: FleetRequest) -> bool:
+def _detach(workspace: Workspace, entity: str, uri: str, request: FleetRequest) -> bool:
     """Give a source that is at ``uri`` a URI where nothing is. Return False if another run works on it."""
     source = Entity.parse(entity)
     try:

@@ -228,7 +228,7 @@ def _is_earlier_version(model: ModelRef, fingerprint: str) -> bool:
 def plan_source(
     given: str | SourceRequest, request: IndexRequest, workspace: Workspace, taken: set[Entity]
 ) -> SourcePlan:
-    """Plan one source; its default entity is none of ``taken``. Raises the errors of ``make_plan``."""
+    """Plan one source; its default entity is not in ``taken``. Raises the errors of ``make_plan``."""
     if isinstance(given, SourceRequest):
         named, keeps_filters = given, False
     else:
@@ -298,7 +298,7 @@ def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecor
 
 
 def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) -> tuple[Entity, SourceRecord | None]:
-    """Return the source at ``uri`` that contains the workspace, under whatever name; else the new source ``free``."""
+    """Return the source at ``uri`` that contains the workspace, under any name; else the new source ``free``."""
     if workspace.local_path is not None and workspace.local_path.startswith(uri.rstrip("/") + "/"):
         for entity, known in workspace.readable_sources(Entity(free.parts[:-1])):
             if known.uri == uri and entity not in taken and not PARTIAL.fullmatch(entity.id):
@@ -321,4 +321,4 @@ def _default_entity(
         known = _known_source(workspace, entity, uri)
         if entity not in taken and (known is None or known.same_location(record)):
             return (entity, known) if known is not None else _around(workspace, uri, entity, taken)
-    raise SourceConflict("Another source has the default entity of this one", uri, "Name one with --entity.")
+    raise SourceConflict("Another source already has this default entity", uri, "Name one with --entity.")

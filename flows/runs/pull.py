@@ -234,7 +234,7 @@ def follow(
         try:
             pull_workspace(request, progress)
         except LeaseHeld:
-            warn(f"Another process updates the copy of {objects.uri}: waiting for it.")
+            warn(f"Another process is updating the copy of {objects.uri}: waiting for it.")
             pull_workspace(replace(request, wait=True), progress)
     except (StorageError, OSError, _DoesNotFit) as error:
         record = copy.record()
@@ -242,7 +242,7 @@ def follow(
         if record is None or not out_of_reach:
             warn(f"The cache is not used: {error}")
             return origin
-        warn(f"The search is of the copy of {record.pulled:%Y-%m-%d %H:%M} UTC: {error}")
+        warn(f"Searching the copy of {record.pulled:%Y-%m-%d %H:%M} UTC: {error}")
     return str(copy.location)
 
 

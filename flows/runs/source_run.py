@@ -314,19 +314,19 @@ class SourceRun:
         return WorkTreeAtCommit.look(source.source.uri, rules) if source.source.is_local else None
 
     def _last_commit(self) -> IndexedCommit | None:
-        """The commit that the index was exactly at when the source was indexed last."""
+        """Return the commit that the index matched exactly after the last run of the source."""
         known = self._plan.workspace.readable_source(self._source.entity)
         return known.commit if known is not None and known.same_location(self._source.record) else None
 
     def _reached_before(self) -> IndexedCommit | None:
-        """The last commit that the index is known to have been exactly at, whatever has been written since."""
+        """Return the last commit that the index is known to have matched exactly, even if it was written since."""
         known = self._plan.workspace.readable_source(self._source.entity)
         return (
             (known.commit or known.reached) if known is not None and known.same_location(self._source.record) else None
         )
 
     def _reached(self, token: int, batch: int, before: IndexedCommit | None) -> IndexedCommit | None:
-        """The commit to record at the end of a run that has written ``batch`` batches, with the manifest's revision."""
+        """Return the commit and the manifest's revision to record at the end of a run of ``batch`` batches."""
         at = self._work_tree.reached(token) if self._work_tree is not None else None
         if at is None:
             return None

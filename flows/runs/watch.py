@@ -117,7 +117,7 @@ class Watcher:
 
         None means that anything may have changed: the folder was replaced, or a name cannot be reported.
         """
-        is_lost = is_told = False
+        is_lost = is_reported = False
         while not stop.is_set():
             identity = self._identity()
             if identity is None:
@@ -134,9 +134,9 @@ class Watcher:
             except FileNotFoundError:
                 is_lost = True
             except WatchfilesRustInternalError as error:  # a name that is not UTF-8; such a file is never indexed
-                if is_lost and not is_told:
+                if is_lost and not is_reported:
                     log.warning("the changes in %s are not reported, so everything is compared often: %s", root, error)
-                    is_told = True
+                    is_reported = True
                 is_lost = True
                 stop.wait(_POLL_MILLISECONDS / 1000)
                 yield None

@@ -97,7 +97,7 @@ def _skipped_before(runs: Iterable[RunRecord], run_id: str) -> list[dict[str, An
 
 
 def show_fleets(result: dict[str, Any]) -> None:
-    """Publish what a sync of fleets has changed, and what has failed in it; nothing if nothing has."""
+    """Publish the changes and failures of a sync of fleets, if there are any."""
     indexed, rows = set(result["to_index"]), list[dict[str, Any]]()
     for fleet in result["fleets"]:
         for row in fleet["repositories"]:

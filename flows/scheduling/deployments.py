@@ -153,7 +153,7 @@ def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[
 
 
 def _memory_parameters(entrypoint: str, configuration: Configuration) -> dict[str, Any]:
-    """Return the settings of memory in the file, which a worker elsewhere does not see."""
+    """Return the memory settings of the file, which workers on other hosts cannot read."""
     url = configuration.memory.get("catalog", {}).get("url")
     threshold = configuration.memory.get("index", {}).get("compaction_threshold")
     flow = entrypoint.rpartition(":")[2]

@@ -93,7 +93,7 @@ class Pages:
             branches = self.reader.branch_names()
             folders = {source: self.reader.folder_of(source) for source in {hit.source for hit in report.results}}
         except DriftlineError as error:
-            failed = problem_of(error, to_owner=request.app.state.tells_owner)
+            failed = problem_of(error, to_owner=request.app.state.shows_locations)
             request.state.error = failed.kind
             return HTMLResponse(pages.search_page(search, error=failed.detail), failed.status_code)
         if jump and len(report.results) == 1:
@@ -136,7 +136,7 @@ class Pages:
         try:
             return HTMLResponse(pages.sql_page(query, self.reader.sql(query) if query else None))
         except DriftlineError as error:
-            failed = problem_of(error, to_owner=request.app.state.tells_owner)
+            failed = problem_of(error, to_owner=request.app.state.shows_locations)
             request.state.error = failed.kind
             return HTMLResponse(pages.sql_page(query, error=failed.detail), failed.status_code)
 
@@ -249,7 +249,7 @@ def make_app(
     api.add_exception_handler(ClientDisconnect, _incomplete)
     api.add_exception_handler(Exception, _unexpected)
     api.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=COMPRESSION_LEVEL)
-    api.state.tells_owner = authentication.is_open
+    api.state.shows_locations = authentication.is_open
     programs, people, sign_in = _Api(reader), Pages(reader), SignIn(authentication)
     for name in openapi.EXAMPLES:
         route = programs.search_memory if name == "memory/search" else getattr(programs, name)
@@ -314,7 +314,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = wrong_parameters(error.errors())
     if isinstance(error, DriftlineError):
-        failed = problem_of(error, to_owner=request.app.state.tells_owner)
+        failed = problem_of(error, to_owner=request.app.state.shows_locations)
         if failed.status_code == UNAVAILABLE:
             log.warning("A request failed: %s", error)
         if is_page(request.url.path):

@@ -444,7 +444,7 @@ def version_of(name: str) -> str:
 
 
 def _facets(request: SearchRequest, facets: Facets) -> list[dict[str, Any]]:
-    """Return the boxes of each facet: those that are checked, and the values with the most files."""
+    """Return the checkboxes of each facet: the checked ones, and the values with the most files."""
     checked = chosen(request)
     found = []
     for name, counts in facets.counts.items():

@@ -178,7 +178,7 @@ _ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"
 
 
 def _like(pattern: str) -> WithJsonSchema:
-    """Names usually look like ``pattern``, says the schema; the lookup decides."""
+    """Return a schema with the usual ``pattern`` of names; the lookup decides what is valid."""
     return WithJsonSchema({"type": "string", "pattern": pattern})
 
 
@@ -303,8 +303,8 @@ class Reader:
     def similar(self, text: str, limit: int, branch: str | None) -> tuple[Hit, ...]:
         """Return lines similar to ``text``, which is not a query. Raises the errors of ``driftline.search``."""
         within = granted("search").within
-        wanted = SearchRequest(text, top_k=limit, n_lines=0, mode="vector", within=within)
-        report: SearchReport = self.run(answer, self._on(branch, within), wanted)
+        request = SearchRequest(text, top_k=limit, n_lines=0, mode="vector", within=within)
+        report: SearchReport = self.run(answer, self._on(branch, within), request)
         return report.results
 
     def excerpt(self, source: str, path: str, line: int, n_lines: int, branch: str | None = None) -> dict[str, Any]:
@@ -330,11 +330,11 @@ class Reader:
         found = [branch.to_dict() for branch in self.run(list_branches, workspace, within)]
         return {"workspace": workspace.objects.uri, "branches": found}
 
-    def documents(self, wanted: SearchFilter, limit: int, after: DocumentCursor | None) -> DocumentPage:
+    def documents(self, only: SearchFilter, limit: int, after: DocumentCursor | None) -> DocumentPage:
         """Return the indexed documents, by source and path, after ``after``. Raises BadEntity, UsageError."""
         within, workspace = granted("search").within, self.newest()
-        sources = [parse_entity(each, workspace.config.hierarchy) for each in wanted.sources or ()] or None
-        dirs, exts = wanted.dirs or (), wanted.exts or ()
+        sources = [parse_entity(each, workspace.config.hierarchy) for each in only.sources or ()] or None
+        dirs, exts = only.dirs or (), only.exts or ()
         page: DocumentPage = self.run(
             document_page, workspace, sources, dirs, exts, within=within, limit=limit, after=after
         )

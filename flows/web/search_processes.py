@@ -27,7 +27,7 @@ from driftline.tasks.search.request import SearchRequest
 
 MAX_PROCESSES = 4
 """The default limit; each process holds the model, and loaded indexes."""
-SEARCHES_BESIDE_EACH_OTHER = 4
+CONCURRENT_SEARCHES = 4
 """Concurrent searches in the one process that searches a bucket: they mostly wait for it."""
 WAIT_SECONDS = 30.0
 """Time limit for a free process: less than a client waits for its answer."""
@@ -153,9 +153,9 @@ class SearchProcesses:
             lacks_one = len(self._helpers) < self.processes and not self._is_starting and not self._is_closed
             if lacks_one and time.monotonic() >= self._starts_after:
                 self._is_starting = True
-                threading.Thread(target=self._start_beside, args=(workspace,), daemon=True).start()
+                threading.Thread(target=self._start_in_background, args=(workspace,), daemon=True).start()
 
-    def _start_beside(self, workspace: Workspace) -> None:
+    def _start_in_background(self, workspace: Workspace) -> None:
         """Start a process, and let it search once it has loaded the model, or at once if only reads wait for it."""
         try:
             helper = OtherProcess(self.at_once, _BEGIN_JSON if writes_json() else _BEGIN)

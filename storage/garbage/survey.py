@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,7 +36,7 @@ from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.queries import blob_references
 from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.memory.vectors import vector_tables
-from driftline.storage.objects.store import ObjectInfo
+from driftline.storage.objects.store import ObjectInfo, ObjectStore
 from driftline.storage.workspace.records import BranchRecord, read_record
 from driftline.storage.workspace.workspace import Workspace
 
@@ -66,13 +66,17 @@ class Survey:
         return {entity for purpose, entity in leased if purpose == "source"}
 
 
-def survey(workspace: Workspace, catalog: Catalog | None = None) -> Survey:
+def survey(workspace: Workspace, catalog: Catalog | None = None, tenants: Set[str] | None = None) -> Survey:
     """List ``workspace`` and read every reference in it; references to memory blobs need the ``catalog``.
+
+    With the directories of ``tenants``, list only these and the root, and of others the blobs that the catalog has
+    retired. No reference leads from one tenant to another.
 
     Raises CatalogError, CatalogMismatch, CorruptFile, WorkspaceTooNew, AccessDenied, StorageError.
     """
     objects = workspace.objects
-    listing = tuple((info, parse_name(info.path)) for info in objects.list(temporary=True))
+    found = objects.list(temporary=True) if tenants is None else _below(objects, tenants)
+    listing = tuple((info, parse_name(info.path)) for info in found)
     leases = _leases(workspace, listing)
     names_by_kind = _names_by_kind(workspace, listing)
     folded = _folded_deltas(workspace, names_by_kind)
@@ -80,9 +84,22 @@ def survey(workspace: Workspace, catalog: Catalog | None = None) -> Survey:
     bound = next((info.modified for info, _ in listing if info.path == CONFIG), None)
     tracked, superseded = _tables(workspace, names_by_kind, bound)
     blobs, retired = _memory(workspace, catalog) if catalog is not None else (None, {})
+    if blobs is not None and tenants is not None:
+        listing += _retired(objects, sorted(path for path in retired if path.partition("/")[0] not in tenants))
     cuts, branches = _branches(workspace, listing)
     references = References(folded, dead, tracked, superseded, blobs, retired, cuts, branches)
     return Survey(listing, references, leases, committed)
+
+
+def _below(objects: ObjectStore, tenants: Set[str]) -> Iterator[ObjectInfo]:
+    yield from objects.list(recursive=False, temporary=True)
+    for tenant in sorted(tenants):
+        yield from objects.list(tenant, temporary=True)
+
+
+def _retired(objects: ObjectStore, paths: Sequence[str]) -> tuple[tuple[ObjectInfo, Name], ...]:
+    with ThreadPoolExecutor(1 if objects.is_local else READ_THREADS) as pool:
+        return tuple((info, parse_name(info.path)) for info in pool.map(objects.head, paths) if info is not None)
 
 
 def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> dict[str, Sighting]:

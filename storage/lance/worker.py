@@ -153,7 +153,7 @@ class _Standing:
 
 
 def _died() -> ProcessDied:
-    return ProcessDied("A process has died over what it read: a table of the workspace may be damaged", "", REPAIR)
+    return ProcessDied("A process died while reading: a table of the workspace may be damaged", "", REPAIR)
 
 
 # -- in the other process ------------------------------------------------------------------------

@@ -59,7 +59,10 @@ class _Owner(BaseModel):
 
 
 class _Record(BaseModel):
-    """The content of a lease file. ``nonce`` distinguishes acquisitions whose other fields are equal."""
+    """The content of a lease file. ``nonce`` distinguishes acquisitions whose other fields are equal.
+
+    ``failures`` counts the holders that failed or did not release the lease, which may have left garbage.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -71,6 +74,7 @@ class _Record(BaseModel):
     acquired: datetime
     renewed: datetime
     ttl_seconds: float
+    failures: int = 0
 
     def to_bytes(self) -> bytes:
         return self.model_dump_json(indent=1).encode()
@@ -122,13 +126,16 @@ class Lease:
         if not self._is_ours(current):
             raise _lost(current, self._where)
 
-    def release(self) -> None:
-        """Stop renewing and free the lease immediately; does nothing if the lease is already lost or released.
+    def release(self, *, failed: bool = False) -> None:
+        """Stop renewing and free the lease immediately; do nothing if the lease is already lost or released.
+
+        The file counts the holders that ``failed``.
 
         A failure of the store is logged, not raised: the lease then expires.
         """
         if not self._stop():
             return
+        self._record = self._record.model_copy(update={"failures": self._record.failures + failed})
         try:
             self._write("released")
             liveness.count_references(-1)
@@ -148,7 +155,7 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        self.release(failed=error is not None)
 
     @property
     def _where(self) -> str:
@@ -228,7 +235,9 @@ def acquire(
         expired = current is not None and before - seen_since >= current.ttl_seconds
         if current is None or current.state == "released" or expired or current.is_provably_dead():
             token = current.token if current is not None else known_token()
-            record = _new_record(run_id, max(token, at_least) + 1, ttl_seconds)
+            taken_over = current.state == "held" if current is not None else token > 0
+            failures = (current.failures if current is not None else 0) + taken_over
+            record = _new_record(run_id, max(token, at_least) + 1, ttl_seconds, failures)
             try:
                 if current is None:
                     written = objects.create(path, record.to_bytes())
@@ -239,7 +248,6 @@ def acquire(
                 if conflicts >= WRITE_ATTEMPTS and clock() >= deadline:
                     raise
                 continue
-            taken_over = current.state == "held" if current is not None else token > 0
             return Lease(objects, path, record, written, taken_over=taken_over)
         remaining = deadline - clock()
         if remaining <= 0:
@@ -263,7 +271,7 @@ class Sighting:
     """The state of a lease file: ``is_free`` if ``acquire`` would succeed without waiting, ``version`` of the file.
 
     ``holder`` describes the holder in words. ``is_abandoned`` is true if the lease is free because its holder has died.
-    ``token`` is that of the last holder.
+    ``token`` is that of the last holder; ``failures`` counts the holders that failed or did not release it.
     """
 
     is_free: bool
@@ -271,6 +279,7 @@ class Sighting:
     holder: str
     is_abandoned: bool = False
     token: int = 0
+    failures: int = 0
 
 
 def look(objects: ObjectStore, path: str) -> Sighting:
@@ -281,11 +290,16 @@ def look(objects: ObjectStore, path: str) -> Sighting:
         return Sighting(True, "", "")
     is_abandoned = current.state == "held" and current.is_provably_dead()
     return Sighting(
-        current.state == "released" or is_abandoned, version, _held(current, path).what, is_abandoned, current.token
+        current.state == "released" or is_abandoned,
+        version,
+        _held(current, path).what,
+        is_abandoned,
+        current.token,
+        current.failures,
     )
 
 
-def _new_record(run_id: str, token: int, ttl_seconds: float) -> _Record:
+def _new_record(run_id: str, token: int, ttl_seconds: float, failures: int) -> _Record:
     process = ProcessIdentity.current()
     owner = _Owner(
         host=process.host,
@@ -304,6 +318,7 @@ def _new_record(run_id: str, token: int, ttl_seconds: float) -> _Record:
         acquired=now,
         renewed=now,
         ttl_seconds=ttl_seconds,
+        failures=failures,
     )
 
 

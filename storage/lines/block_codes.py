@@ -18,7 +18,7 @@ import pyarrow as pa
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from driftline.storage.lance.table import ADDRESS_BITS
+from driftline.storage.lance.table import ADDRESS_BITS, data_file
 from driftline.storage.lines.table import CODE_COLUMN
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class _Sums:
 
 
 def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return ``(n,)``: the products of blocks of signs and ``vector``, but for a factor and a constant.
+    """Return ``(n,)``: the products of blocks of signs and ``vector``, up to a factor and a constant.
 
     The query is rounded to QUERY_BITS, so that a product is a sum of counts of common bits, one bit of it at a time.
     """
@@ -178,7 +178,7 @@ def codes_of(dataset: LanceDataset, read: _Read) -> BlockCodes:
         dataset: the version.
         read: reads CODE_COLUMN, ``_rowid`` and ``_rowaddr`` of the blocks of some fragments, or of all.
     """
-    fragments = {(each.fragment_id, each.data_files()[0].path): each for each in dataset.get_fragments()}
+    fragments = {(each.fragment_id, data_file(each)): each for each in dataset.get_fragments()}
     with _ONE_AT_A_TIME:
         known = _CODES.get(dataset.uri)
     may_hold_deleted = any(each.deletion_file() for each in fragments.values())

@@ -1,7 +1,7 @@
-"""Packs: the text of each document exactly as it was decoded, beside its lines, and the search of it (decision 19).
+"""Store the decoded text of documents in packs next to their lines, and search it exactly (decision 19).
 
-A pack holds whole consecutive lines of one document, with those that have no row because they hold no word. Its grams
-are a filter of the trigrams in it, which tells most packs that cannot match without reading them.
+A pack contains consecutive lines of one document, including lines without a word, which have no row. Its grams are a
+filter of its trigrams, which rules out most packs that cannot match without reading them.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Packs:
         return possible
 
     def documents_that_may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
-        """Return ``(n,)``: whether for each clause some pack of the same document may hold a literal of it."""
+        """Return ``(n,)``: the packs of documents that may contain, for each clause, one of its literals."""
         possible = np.ones(len(self.rows), np.bool_)
         for clause in required:
             possible &= (np.bincount(self.documents, self.may_hold([clause])) > 0)[self.documents]

@@ -92,23 +92,27 @@ MAX_UNINDEXED_ROWS = 20_000
 MAX_UNINDEXED_TEXT_ROWS = 1_000
 """Searches scan up to this many unindexed rows, which is cheaper than another segment.
 
-A search for words cuts the text of unindexed rows into words, again for each branch that has them: a millisecond for a
-thousand rows. A segment of as many takes 10 ms to build."""
+A search cuts the text of unindexed rows into words: a millisecond for a thousand rows. A segment of as many takes 10 ms
+to build."""
+MAX_UNINDEXED_TEXT_ROWS_OF_BRANCH = 100
+"""One search may read many branches, each with the unindexed rows of the main index and its own."""
 
 
-def _most_unindexed(name: str) -> int:
-    return min(MAX_UNINDEXED_ROWS, MAX_UNINDEXED_TEXT_ROWS) if name == TEXT else MAX_UNINDEXED_ROWS
+def _most_unindexed(table: LineTable, name: str) -> int:
+    of_text = MAX_UNINDEXED_TEXT_ROWS_OF_BRANCH if table.cut else MAX_UNINDEXED_TEXT_ROWS
+    return min(MAX_UNINDEXED_ROWS, of_text) if name == TEXT else MAX_UNINDEXED_ROWS
 
 
 def groups_to_build(
-    rows: Mapping[int, int], segments: Sequence[Set[int]], *, name: str = VECTOR, thorough: bool = False
+    rows: Mapping[int, int], segments: Sequence[Set[int]], *, few: int | None = None, thorough: bool = False
 ) -> list[tuple[int, ...]]:
     """Return the groups of fragments that need a segment each; a group has every fragment of the segments it replaces.
 
-    ``rows`` are the rows of each live fragment, ``segments`` the fragments that each segment of the index ``name``
-    covers. ``thorough`` covers every row, and merges the small segments that the others do not outweigh.
+    ``rows`` are the rows of each live fragment, ``segments`` the fragments that each segment covers. ``few`` rows,
+    MAX_UNINDEXED_ROWS by default, may stay without one. ``thorough`` covers every row, and merges the small segments
+    that the others do not outweigh.
     """
-    few = _most_unindexed(name)
+    few = MAX_UNINDEXED_ROWS if few is None else few
     live = [found for segment in segments if (found := segment & rows.keys())]
     uncovered = set(rows).difference(*live)
     small = [segment for segment in live if _total(rows, segment) < SMALL_SEGMENT_ROWS]
@@ -286,7 +290,7 @@ def _plan(table: LineTable, scope: IndexScope, *, thorough: bool) -> list[Segmen
         SegmentSpec(name, dataset.version, group)
         for name in _names(dataset, scope)
         if name in published or (bool(rows) and (name != VECTOR or _has_vectors_to_index(dataset)))
-        for group in groups_to_build(rows, published.get(name, []), name=name, thorough=thorough)
+        for group in groups_to_build(rows, published.get(name, []), few=_most_unindexed(table, name), thorough=thorough)
     ]
 
 

@@ -31,7 +31,7 @@ GRAM_BYTES = 3
 _MAX_ALTERNATIVES = 200
 _WORD = r"\pL\pM\pN_"
 _MARKS = ("\ufdd0\ufdd1", "\ufdd2\ufdd3", "\ufdd4\ufdd5", "\ufdd6\ufdd7")
-"""Pairs of noncharacters, one of which is set around each match of a line that holds none of them."""
+"""Pairs of noncharacters; one pair marks each match of a line that contains neither of them."""
 _REPEAT = re.compile(r"\{(\d+)(,?)(\d*)\}")
 _FLAGS = re.compile(r"\?(?P<flags>[a-zA-Z]*-?[a-zA-Z]*)(?P<end>[:)])")
 _HEXADECIMAL = re.compile(r"x(?:\{([0-9A-Fa-f]+)\}|([0-9A-Fa-f]{2}))")
@@ -94,7 +94,7 @@ class Pattern:
             raise UsageError("The pattern has a line break", repr(text)[:100], ONE_LINE)
         if multiline and words:
             fix = "Write \\b in the expression, around what is a word."
-            raise UsageError("A pattern over several lines knows no whole words", text[:100], fix)
+            raise UsageError("A multiline pattern cannot match whole words only", text[:100], fix)
         if not literal:
             _check(text)
         expression = quoted(text) if literal else _QUOTE.sub(_unquoted, text)

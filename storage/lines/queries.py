@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from driftline.storage.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.errors import UsageError
 from driftline.storage.lance.errors import with_indexes
-from driftline.storage.lance.table import is_one_of
+from driftline.storage.lance.table import data_file, is_one_of
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.block_codes import BlockCodes, codes_of
 from driftline.storage.lines.filters import LineFilter
@@ -120,23 +120,29 @@ class _Outlines:
 
     def with_name_ending_in(self, part: str) -> pa.Table:
         """Return the rows with a definition whose name ends in ``part``, ignoring case."""
-        wanted, found = f"{part.lower()}\n".encode(), list[int]()
-        at = self.lower.find(wanted)
+        entry, found = f"{part.lower()}\n".encode(), list[int]()
+        at = self.lower.find(entry)
         while at >= 0:
             found.append(at)
-            at = self.lower.find(wanted, at + len(wanted))
+            at = self.lower.find(entry, at + len(entry))
         return self.rows.take(pa.array(sorted({*np.searchsorted(self.ends, found, side="right").tolist()}), pa.int64()))
 
 
 _OUTLINES: LRUCache[tuple[str | int, ...], _Outlines] = LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
 """The outlines of each version in which this process has looked up a name, about 6 bytes per line."""
 _OUTLINES_AT_ONCE = Lock()
-MAX_KEPT_LINES = 500_000
-"""The lines of a table whose blocks stay in memory, at some 50 bytes a line."""
+MAX_KEPT_LINES = 1_500_000
+"""The lines of a table whose blocks stay in memory, at some 70 bytes a line."""
+FASTER_TOGETHER = 6
+"""A block that is read with all others takes a sixth of the time of one that is read alone."""
+FEW_LINES = 50_000
+"""The blocks of a table with so few lines stay in memory from the second search on."""
 _Filtered = tuple[str | int | None, ...]
 """A version and the condition of a filter."""
-_BLOCKS: LRUCache[_Filtered, pa.Table | None] = LRUCache(64 * 2**20, lambda kept: kept.nbytes if kept else 1)
-"""The blocks that this process has searched twice, if they are few; None after the first search."""
+_BLOCKS: LRUCache[_Filtered, pa.Table] = LRUCache(128 * 2**20, lambda kept: kept.nbytes)
+"""All blocks that a filter allows, of small versions that this process searches again and again."""
+_BLOCKS_READ: LRUCache[_Filtered, int] = LRUCache(1_024)
+"""How many blocks this process has read one by one."""
 _ALLOWED: LRUCache[_Filtered, NDArray[np.uint64]] = LRUCache(64 * 2**20, lambda rows: rows.nbytes)
 """The rows that each filter allows, sorted."""
 _ALLOWED_CODES: LRUCache[_Filtered, BlockCodes] = LRUCache(64 * 2**20, lambda codes: codes.nbytes)
@@ -228,7 +234,7 @@ class LineQuery:
     @cached_property
     def lines(self) -> int:
         """The number of lines in the table."""
-        return int(self.dataset.count_rows()) - len(self._sources)
+        return int(self.dataset.count_rows()) - len(self.sources)
 
     @cached_property
     def matches(self) -> int:
@@ -243,12 +249,13 @@ class LineQuery:
         return self._count(self.sql)
 
     @cached_property
-    def _sources(self) -> tuple[str, ...]:
+    def sources(self) -> tuple[str, ...]:
         """The entities that have written to the table, by their commit markers."""
         version = self.exact_version
         sources = _SOURCES.get(version)
         if sources is None:
-            rows = self._scanned(["entity"], filter=no_lines(None))
+            # In a bucket, paths are with what every search reads of a file; their index would be read only for this.
+            rows = self._scanned(["entity"], filter=no_lines(None), use_scalar_index=self.table.is_local)
             sources = tuple(rows["entity"].to_pylist())
             if len(_SOURCES) >= _MAX_VERSIONS:
                 _SOURCES.clear()
@@ -258,7 +265,7 @@ class LineQuery:
     @cached_property
     def exact_version(self) -> tuple[str | int, ...]:
         """Identify this version by its files: a deleted and recreated table may have the same URI and version."""
-        files = [file.path for fragment in self.dataset.get_fragments()[:1] for file in fragment.data_files()]
+        files = map(data_file, self.dataset.get_fragments()[:1])
         return (self.dataset.uri, self.dataset.version, *files)
 
     @cached_property
@@ -336,11 +343,11 @@ class LineQuery:
 
         In a bucket, finding the sources takes longer than reading the column, which is at the end of each file.
         """
-        known = "entity" in columns and self.table.is_local and len(self._sources) == 1
+        known = "entity" in columns and self.table.is_local and len(self.sources) == 1
         read = [name for name in columns if not (known and name == "entity") and name != "_rowid"]
         rows = self._scanned(read, filter=where, **search)
         if known:
-            rows = rows.append_column("entity", pa.repeat(self._sources[0], len(rows)))
+            rows = rows.append_column("entity", pa.repeat(self.sources[0], len(rows)))
         return rows.select(columns)
 
     def _count(self, where: str | None) -> int:
@@ -444,6 +451,8 @@ class LineQuery:
         found = self._kept_blocks
         if found is None:
             found = self._read(columns, where=_is_among(rows), with_row_id=True).sort_by("_rowid")
+            with _FILTERED_AT_ONCE:
+                _BLOCKS_READ[self._filtered] = _BLOCKS_READ.get(self._filtered, 0) + len(rows)
         at = np.searchsorted(found["_rowid"].to_numpy(), np.array(rows, np.uint64))
         return found.take(
             pa.array(at.tolist(), pa.int64())
@@ -451,16 +460,21 @@ class LineQuery:
 
     @cached_property
     def _kept_blocks(self) -> pa.Table | None:
-        """All allowed blocks by their rows, if they are few and this process has searched them before."""
-        if not self.table.is_local or (self.lines if self.sql is None else len(self._allowed)) > MAX_KEPT_LINES:
+        """All allowed blocks by their rows, if they are few; None until reading them one by one has cost as much."""
+        if not self.table.is_local:
             return None
         with _FILTERED_AT_ONCE:
-            searched, known = self._filtered in _BLOCKS, _BLOCKS.setdefault(self._filtered, None)
-        if known is None and searched:
-            where = f"{TEXT_COLUMN} IS NOT NULL" + (f" AND ({self.sql})" if self.sql else "")
-            rows = self._read([*BLOCK_COLUMNS, "_rowid"], where=where, with_row_id=True)
-            known = rows.sort_by("_rowid").combine_chunks()
-            with _FILTERED_AT_ONCE:
+            known, read = _BLOCKS.get(self._filtered), _BLOCKS_READ.get(self._filtered, 0)
+        if known is not None or not read:
+            return known
+        lines = self.lines if self.sql is None else len(self._allowed)
+        if lines > MAX_KEPT_LINES or lines > max(FEW_LINES, FASTER_TOGETHER * LINES_PER_BLOCK * read):
+            return None
+        where = f"{TEXT_COLUMN} IS NOT NULL" + (f" AND ({self.sql})" if self.sql else "")
+        rows = self._read([*BLOCK_COLUMNS, "_rowid"], where=where, with_row_id=True)
+        known = rows.sort_by("_rowid").combine_chunks()
+        with _FILTERED_AT_ONCE:
+            if known.nbytes <= _BLOCKS.maxsize:
                 _BLOCKS[self._filtered] = known
         return known
 
@@ -522,7 +536,7 @@ class LineQuery:
                     yield row, definition
 
     def definitions(self, name: str) -> list[tuple[str, str, str, Definition]]:
-        """All definitions of ``name`` in documents that the filter allows: entity, path, hash and definition of each.
+        """Return the definitions of ``name`` that the filter allows, each with its entity, path and hash.
 
         Case counts if ``name`` has a capital.
         """

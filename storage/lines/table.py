@@ -26,6 +26,7 @@ from driftline.storage.lance.table import (
     COMMIT_ATTEMPTS,
     VECTOR_TYPE,
     LanceTable,
+    data_file,
     is_one_of,
     quote,
     without_rows,
@@ -346,9 +347,7 @@ _PLACES = _MarkerPlaces()
 
 
 def _state(fragment: LanceFragment) -> _State:
-    file = fragment.data_files()[0]
-    # The public property defines a class at every access, which took half of the time of a commit among 1,000 sources.
-    return getattr(file, "_path", None) or str(file.path), fragment.deletion_file()
+    return data_file(fragment), fragment.deletion_file()
 
 
 def _held_by(

@@ -247,7 +247,7 @@ class Generations:
         self._checked.add(tenant)
 
     def check_all(self, tenants: Callable[[], Sequence[Entity]]) -> None:
-        """``check`` all ``tenants`` of the workspace, once. Raises CatalogMismatch."""
+        """Call ``check`` for all ``tenants`` of the workspace, once. Raises CatalogMismatch."""
         if not self._is_done:
             for tenant in tenants():
                 self.check(tenant)

@@ -207,7 +207,7 @@ class EntryWriter:
         if self._redaction == "off":
             return item.value, item.metadata
         if redact_value(item.key, self._redaction)[1]:
-            raise BadEntry("A key must not hold a credential", "", "Name the entry after what it is about.")
+            raise BadEntry("A key must not contain a credential", "", "Name the entry after what it is about.")
         fields = dict(item.metadata) if isinstance(item.metadata, Mapping) else item.metadata
         (value, metadata), counts = redact_value((item.value, fields), self._redaction)
         if not counts:

@@ -148,7 +148,7 @@ def rewrite(
     now: datetime,
     encoding: Encoding = DEFAULT_ENCODING,
 ) -> int:
-    """Rebuild the index of ``entity`` from all its entries and compact it and return the number of entries.
+    """Rebuild the index of ``entity`` from all its entries, compact it, and return the number of entries.
 
     The tenant has reached ``rev`` before the first page was read. The caller holds a lease. Keys without an entry are
     removed; unreadable files are deleted.

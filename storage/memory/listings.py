@@ -65,12 +65,12 @@ class MemoryListing:
         moment = now or datetime.now(UTC)
 
         def take(pieces: Iterable[pa.Table]) -> pa.Table:
-            taken, room = [_SCHEMA.empty_table()], limit
+            taken, remaining = [_SCHEMA.empty_table()], limit
             for piece in pieces:
-                alive = _alive(piece, moment).slice(0, room).select(list(COLUMNS))
+                alive = _alive(piece, moment).slice(0, remaining).select(list(COLUMNS))
                 taken.append(alive)
-                room -= len(alive)
-                if room <= 0:
+                remaining -= len(alive)
+                if remaining <= 0:
                     break
             return pa.concat_tables(taken)
 

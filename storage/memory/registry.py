@@ -60,7 +60,7 @@ class EntityNames:
         for entity in found:
             if self.hierarchy.root and not is_within(entity, self.root):
                 raise BadEntity(
-                    f"The entity is outside of the root of this store ({self.root.directory})",
+                    f"The entity is outside the root of this store ({self.root.directory})",
                     entity.directory,
                     "Name an entity at or below the root, or open a store with another root.",
                 )
@@ -295,7 +295,7 @@ class EntityRegistry:
         )
 
     def move_entity(self, entity: EntityName, parent: EntityName) -> Entity:
-        """Move an entity and its descendants below ``parent`` and return the entity with its new path.
+        """Move an entity and its descendants below ``parent``, and return the entity with its new path.
 
         The parent must be of the next higher level and of the same tenant; it is registered if necessary. Blobs are not
         moved. Raises BadEntity, also if the new path already exists.
@@ -321,7 +321,7 @@ class EntityRegistry:
         return target
 
     def delete_entity(self, entity: EntityName, *, cascade: bool = False) -> int:
-        """Delete an entity and, with ``cascade``, all its descendants and entries and return the number of entries.
+        """Delete an entity and, with ``cascade``, all its descendants and entries, and return the number of entries.
 
         Raises BadEntity if it does not exist, or if it has descendants or entries and ``cascade`` is not set.
         """

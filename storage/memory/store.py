@@ -510,14 +510,14 @@ class MemoryStore:
         level = group_by and self.hierarchy.check_type(group_by)
         if rev is not None and scope is None and self.hierarchy.root is None:
             raise UsageError("A revision needs a tenant", str(rev), "Name the tenant, such as org:acme.")
-        room, rows = check_count(limit, "limit"), list[dict[str, Any]]()
+        remaining, rows = check_count(limit, "limit"), list[dict[str, Any]]()
         self._flusher.settle()
         listing, now = MemoryListing(self.workspace.objects), self._now()
         for entity in self.names.tops(scope):
             if level:
                 rows += listings.totals_by_level(listing, entity, level, keys, now, as_of=rev)
             else:
-                left = room - len(rows)
+                left = remaining - len(rows)
                 rows += listings.entries_between(listing, entity, keys, now, limit=left, as_of=rev)
         return rows
 

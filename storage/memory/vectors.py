@@ -201,7 +201,7 @@ class VectorFilter:
 
 
 def field_tag(name: str, value: object) -> str:
-    """One field of the metadata as text; equal numbers have equal texts."""
+    """Return one field of the metadata as text; equal numbers have equal texts."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps([name, value], separators=(",", ":"))

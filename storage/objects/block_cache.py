@@ -1,9 +1,9 @@
 """Keep blocks of immutable files of a bucket on a disk, under all reads of Lance tables (decision 21).
 
 Lance's object stores cannot be replaced from Python. Its searches therefore read a bucket through a server in their own
-process, on loopback, which speaks as much of S3 as a reader needs. It merges neighbouring ranges that are requested
-together, reads small files whole, and keeps what it has read in ``BlockCache``. Listings and manifests always come from
-the bucket, so a search sees the newest version, and reads only blocks of versions that it may read.
+process, on loopback, which implements the part of S3 that a reader needs. It merges adjacent ranges that are requested
+together, reads small files whole, and keeps what it has read in ``BlockCache``. Listings always come from the bucket,
+and a version of a table is kept under the etag in the listing, so a search sees the newest one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STALE_SECONDS = 3600
 
 LINGER_SECONDS = 0.002
 """How long a read waits for others of the same file, which are merged with it."""
-MERGED_GAP_BYTES = 256 * 2**10
+MERGED_GAP_BYTES = 2**20
 """Ranges of a file that are nearer than this are read with one request."""
 TAIL_BYTES = 2**16
 """What Lance reads of a file first: its end."""
@@ -60,12 +60,15 @@ DATA_END_BYTES, DATA_END_SHARE = 2**20, 0.018
 REQUESTS_AT_ONCE = 128
 FILES_REMEMBERED = 10_000
 CLIENTS_REMEMBERED = 16
+LISTED_SECONDS = 60
+"""How long a listing tells the etag of a version, which Lance reads at once."""
 ATTEMPTS = 3
 """How often a read looks for its blocks, which others may evict meanwhile."""
 
 _IMMUTABLE = re.compile(r"\.lance/(?:tree/.+/)?(data|_indices|_deletions)/")
 """The files of a table whose names are never used again, unlike those of versions."""
-_BLOCK_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-([0-9a-f]{8})")
+_VERSION = re.compile(r"\.lance/(?:tree/.+/)?_versions/[^/]+\.manifest$")
+_BLOCK_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-([0-9a-f]{8})-[0-9a-f]{8}")
 _TEMPORARY = ".tmp-"
 _RANGE = re.compile(rb"\r\nrange: *bytes=(\d+)-(\d+)\r\n", re.IGNORECASE)
 
@@ -106,16 +109,18 @@ class Block:
         return cls(start, start + len(data), size, zlib.crc32(data))
 
     @classmethod
-    def named(cls, name: str) -> Block | None:
-        """Return the block of a file name; None for a name of anything else."""
+    def named(cls, file: str, name: str) -> Block | None:
+        """Return the block of ``file`` with this name, or None for any other name, such as a block of another file."""
         match = _BLOCK_NAME.fullmatch(name)
         if match is None:
             return None
-        return cls(int(match[1]), int(match[1]) + int(match[2]), int(match[3]), int(match[4], 16))
+        block = cls(int(match[1]), int(match[1]) + int(match[2]), int(match[3]), int(match[4], 16))
+        return block if block.name_in(file) == name else None
 
-    @property
-    def name(self) -> str:
-        return f"{self.start}-{self.end - self.start}-{self.size}-{self.checksum:08x}"
+    def name_in(self, file: str) -> str:
+        """Return the name of the block among those of ``file``, which ends with a checksum of both."""
+        told = f"{self.start}-{self.end - self.start}-{self.size}-{self.checksum:08x}"
+        return f"{told}-{zlib.crc32(f'{file}/{told}'.encode()):08x}"
 
     def holds(self, data: bytes) -> bool:
         """Return whether ``data`` are the bytes of this block, whole and unchanged."""
@@ -126,8 +131,9 @@ class BlockCache:
     """Blocks of files below ``folder``, which processes share: at most ``max_bytes``; the least recently used are
     evicted.
 
-    A block is written under another name and renamed, and its name has its length and checksum: a block that a crash or
-    a full disk truncated is a miss. A disk that cannot be written to makes the cache useless, not wrong. Thread-safe.
+    A block is written under another name and renamed. Its name has its length and checksum, and a checksum of file and
+    name: a block that a crash or a full disk truncated, or that took the place of another, is a miss. A disk that
+    cannot be written to makes the cache useless, not wrong. Thread-safe.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -144,11 +150,11 @@ class BlockCache:
             names = os.listdir(self.folder / file)
         except OSError:
             return []
-        return [block for block in map(Block.named, names) if block]
+        return [block for name in names if (block := Block.named(file, name))]
 
     def read(self, file: str, block: Block) -> bytes | None:
         """Return the bytes of a block; None if it was evicted or is damaged."""
-        path = self.folder / file / block.name
+        path = self.folder / file / block.name_in(file)
         try:
             data = path.read_bytes()
             os.utime(path)
@@ -170,7 +176,7 @@ class BlockCache:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
             temporary.write_bytes(data)
-            temporary.replace(folder / block.name)
+            temporary.replace(folder / block.name_in(file))
         except OSError as error:
             log.debug("Blocks are not kept in %s: %s", self.folder, error)
             self._is_writable = False
@@ -220,7 +226,7 @@ class RemoteFiles(Protocol):
 
     @property
     def credentials(self) -> Hashable:
-        """Distinguishes clients of the same bucket with different permissions."""
+        """Return a key that distinguishes clients of the same bucket with different permissions."""
         ...
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
@@ -287,6 +293,8 @@ class _Files:
     def __init__(self, bucket: RemoteFiles, disk: BlockCache, pool: ThreadPoolExecutor, memory: _Memory) -> None:
         self.bucket, self._disk, self._pool, self._memory = bucket, disk, pool, memory
         self._files: LRUCache[str, _CachedFile] = LRUCache(FILES_REMEMBERED)
+        self.listed: dict[str, tuple[str, float]] = {}
+        """The etags of versions in the last listings, with the time of the loop."""
 
     async def read(self, key: str, start: int, end: int | None) -> tuple[bytes, int]:
         """Return the bytes from ``start`` to ``end`` (exclusive), or to the end of the file, and its size."""
@@ -301,6 +309,25 @@ class _Files:
                 return found, file.size or 0
             await self._arrival(file, [self._widened(file, *each) for each in missing])
         return await self._fetched(file, start, end)  # it fits neither into memory nor on the disk
+
+    async def read_changing(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
+        """Read an object that may change, as ``RemoteFiles.fetch`` does.
+
+        A version of a table that has just been listed is kept under its etag.
+        """
+        loop = asyncio.get_running_loop()
+        etag, since = self.listed.pop(key, ("", 0.0))
+        if start or end is not None or loop.time() - since > LISTED_SECONDS:
+            etag = ""
+        name = hashlib.sha256(f"{self.bucket.identity}\0{key}\0{etag}".encode()).hexdigest()[:40]
+        for block in self._disk.blocks(name) if etag else ():
+            kept = self._disk.read(name, block) if block.end - block.start == block.size else None
+            if kept is not None:
+                return kept, block.size, etag
+        data, size, found = await loop.run_in_executor(self._pool, self.bucket.fetch, key, start, end)
+        if etag and found == etag:
+            self._pool.submit(self._disk.write, name, Block.of(0, data, size), data)
+        return data, size, found
 
     async def read_ahead(self, key: str) -> None:
         """Read a whole file, unless some of it is known, or the beginning of a file that is too large."""
@@ -383,7 +410,7 @@ class _Files:
     def _flush(self, file: _CachedFile) -> None:
         """Read the requested parts, in as few ranges as are efficient."""
         waiting, file.waiting = file.waiting, []
-        for start, end in merged([wanted for wanted, _ in waiting]):
+        for start, end in merged([requested for requested, _ in waiting]):
             within = [each for (first, last), each in waiting if start <= first and last <= end]
             file.coming += [((start, end), each) for each in within]
             asyncio.get_running_loop().create_task(self._deliver(file, start, end, within))
@@ -392,7 +419,7 @@ class _Files:
         error: Exception | None = None
         try:
             await self._fetched(file, start, end)
-        except Exception as failure:  # whatever it is, those who wait for the bytes get it
+        except Exception as failure:  # everyone who waits for the bytes gets the same error
             error = failure
         file.coming = [each for each in file.coming if each[1] not in futures]
         for future in futures:
@@ -547,8 +574,7 @@ class ReadServer:
             data, size = await files.read(key, start, 1 if is_head else end)
             etag = "immutable"
         else:
-            fetching = self._loop.run_in_executor(self._pool, files.bucket.fetch, key, start, end)
-            data, size, etag = await fetching
+            data, size, etag = await files.read_changing(key, start, end)
         headers = (("etag", f'"{etag.strip(chr(34))}"'), ("last-modified", "Thu, 01 Jan 1970 00:00:00 GMT"))
         if is_head:
             return _Answer(200, b"", headers, size)
@@ -560,6 +586,9 @@ class ReadServer:
         prefix = query.get("prefix", [""])[0]
         after = (query.get("continuation-token") or query.get("start-after") or [""])[0]
         found, more = await self._loop.run_in_executor(self._pool, files.bucket.page, prefix, after)
+        if len(files.listed) > FILES_REMEMBERED:
+            files.listed.clear()
+        files.listed |= {key: (etag, self._loop.time()) for key, _, etag, _ in found if _VERSION.search(key)}
         contents = "".join(
             f"<Contents><Key>{escape(key)}</Key><LastModified>{modified}</LastModified><ETag>{escape(etag)}</ETag>"
             f"<Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
@@ -575,14 +604,16 @@ _servers: dict[Path, ReadServer] = {}
 _one_at_a_time = threading.Lock()
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     """Forget the servers in a forked process, which has not their threads."""
     _servers.clear()
     _one_at_a_time.release()
 
 
 # Nobody holds the lock while a process forks: its copy in the child would stay held for ever.
-os.register_at_fork(before=_one_at_a_time.acquire, after_in_parent=_one_at_a_time.release, after_in_child=_begin_anew)
+os.register_at_fork(
+    before=_one_at_a_time.acquire, after_in_parent=_one_at_a_time.release, after_in_child=_reset_after_fork
+)
 
 
 def cached_reads(bucket: RemoteFiles) -> dict[str, str] | None:

@@ -97,7 +97,7 @@ def describe(answer: str, endpoint: str, *, now: datetime | None = None) -> str:
     The request is sent without credentials; ``endpoint`` is "" if there is none.
     """
     now = now or datetime.now(UTC)
-    theirs = _told_in(answer) or _server_time(endpoint)
+    theirs = _time_in(answer) or _server_time(endpoint)
     if theirs is None:
         return "The clock of this machine differs too much from that of the store"
     seconds = round((now - theirs).total_seconds())
@@ -105,7 +105,7 @@ def describe(answer: str, endpoint: str, *, now: datetime | None = None) -> str:
     return f"The clock of this machine is {timedelta(seconds=abs(seconds))} h {direction}, by that of the store"
 
 
-def _told_in(answer: str) -> datetime | None:
+def _time_in(answer: str) -> datetime | None:
     if match := _SERVER_TIME.search(answer):
         with contextlib.suppress(ValueError):
             reported = datetime.fromisoformat(match[1])
@@ -319,7 +319,7 @@ class Bucket:
         return self._retried("read", path, get)
 
     def read_range(self, path: str, start: int, end: int, etag: str | None) -> bytes:
-        """Bytes ``start`` to ``end`` (exclusive) of an object that still has ``etag``.
+        """Return bytes ``start`` to ``end`` (exclusive) of an object that still has ``etag``.
 
         Raises ObjectNotFound, also when the object has been replaced; AccessDenied, StorageError.
         """

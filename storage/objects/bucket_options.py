@@ -58,7 +58,7 @@ class BucketOptions:
 
     @classmethod
     def of(cls, scheme: str, storage_options: Mapping[str, str]) -> BucketOptions:
-        """Options from the user override the environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``)."""
+        """Return the options; those of the user override the environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``)."""
         options = {key.lower(): str(value) for key, value in storage_options.items()}
         config = {key: value for key, value in options.items() if key not in _CLIENT_KEYS | _RETRY_KEYS}
         client = {"connect_timeout": CONNECT_TIMEOUT, **{k: v for k, v in options.items() if k in _CLIENT_KEYS}}

@@ -205,7 +205,7 @@ class LocalDisk:
                 os.unlink(temporary)
 
     def _rename_new(self, temporary: str, target: str) -> None:
-        """Create-only on file systems without hard links, where every creator takes this path under the lock."""
+        """Rename a new file under the lock, for file systems without hard links; every writer then takes this path."""
         with self._locked():
             if os.path.lexists(target):
                 raise AlreadyExists("The object already exists", target)

@@ -239,12 +239,12 @@ def discover(
     environ: Mapping[str, str] = os.environ,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], object] = time.sleep,
-    told: Callable[[str], object] = lambda text: None,
+    notify: Callable[[str], object] = lambda text: None,
 ) -> Listing:
     """List the repositories of ``host``; a failure is part of the listing.
 
     ``pages`` are those of the last listing, and ``known`` has their repositories by id: a host that answers that a page
-    is unchanged need not send it. ``told`` receives messages for waiting users. Raises UsageError without the
+    is unchanged need not send it. ``notify`` receives messages for waiting users. Raises UsageError without the
     variable of the token.
     """
     listing = Listing()
@@ -255,7 +255,7 @@ def discover(
         elif host.provider == "list":
             _list_uris(host, listing)
         else:
-            _Reader(host, token, listing, known or {}, pages, clock, sleep, told).read()
+            _Reader(host, token, listing, known or {}, pages, clock, sleep, notify).read()
     except DriftlineError as error:
         listing.failure = error
     return listing
@@ -394,8 +394,8 @@ def _bitbucket_server(item: Any) -> Repository:
 def _linked(url: str, body: Any, headers: Mapping[str, str]) -> _Answer:
     """Read a page whose next one the header ``Link`` names; of a counted listing without it, the number is raised."""
     found = _NEXT.search(headers.get("Link") or "")
-    told = headers.get("X-Total") or headers.get("X-Total-Count") or ""
-    return _Answer(body, found[1] if found else "", int(told) if told.isdecimal() else None)
+    total = headers.get("X-Total") or headers.get("X-Total-Count") or ""
+    return _Answer(body, found[1] if found else "", int(total) if total.isdecimal() else None)
 
 
 def _embedded(url: str, body: Any, headers: Mapping[str, str]) -> _Answer:
@@ -498,11 +498,11 @@ class _Reader:
         pages: Sequence[Page],
         clock: Callable[[], float],
         sleep: Callable[[float], object],
-        told: Callable[[str], object],
+        notify: Callable[[str], object],
     ) -> None:
         self._host, self._api, self._listing = host, _api_of(host), listing
         self._known, self._pages = known, {page.url: page for page in pages}
-        self._clock, self._sleep, self._told = clock, sleep, told
+        self._clock, self._sleep, self._notify = clock, sleep, notify
         self._root = self._api.root(host.site)
         self._headers = {"User-Agent": "driftline", "Accept": "application/json", **dict(self._api.headers)}
         if token:
@@ -518,13 +518,13 @@ class _Reader:
         """Fill the listing. Raises AccessDenied, SourceNotFound, StorageError."""
         target = self._api.targets.get(self._host.owner_kind)
         if target is None:
-            raise UsageError("This host lists the repositories of an owner only", self._host.name, "Name its org.")
+            raise UsageError("This host lists repositories only by owner", self._host.name, "Name its org.")
         url = self._root + target.format(owner=quote(self._host.owner, safe=""))
         totals: list[int | None] = []
         seen, received = set[str](), 0
         while url:
             if url in seen or len(seen) >= MAX_PAGES:
-                raise StorageError("The host returns pages without end", self._host.name, "No repository is removed.")
+                raise StorageError("The host returns endless pages", self._host.name, "No repository is removed.")
             seen.add(url)
             page = self._page(url)
             self._listing.pages.append(page)
@@ -612,7 +612,7 @@ class _Reader:
                 attempts += 1
                 if attempts == ATTEMPTS:
                     why = f"status {status}" if status else body.decode("utf-8", "replace")
-                    raise StorageError("The host does not list its repositories", self._host.name, f"It says: {why}.")
+                    raise StorageError("The host failed to list its repositories", self._host.name, f"It says: {why}.")
                 self._sleep(2.0 ** (attempts - 1))
             elif status in (_UNAUTHORIZED, _FORBIDDEN):
                 fix = f"Check the token in {self._host.variable}." if self._host.variable else "Set a token."
@@ -622,7 +622,7 @@ class _Reader:
             elif status in (_OK, _NOT_MODIFIED):
                 return status, headers, body
             else:
-                raise StorageError("The host does not list its repositories", self._host.name, f"Status {status}.")
+                raise StorageError("The host failed to list its repositories", self._host.name, f"Status {status}.")
 
     def _answer(self, url: str, etag: str) -> tuple[int, Mapping[str, str], bytes]:
         """Send one request; the status is 0 if no whole answer came, and the body then says why."""
@@ -673,7 +673,7 @@ class _Reader:
                 self._host.name,
                 "Run it again later, or set a token.",
             )
-        self._told(f"{self._host.name} limits requests: waiting {seconds:,.0f} s")
+        self._notify(f"{self._host.name} limits requests: waiting {seconds:,.0f} s")
         self._listing.waited_seconds += max(seconds, 1.0)
         self._sleep(max(seconds, 1.0))
 
@@ -729,7 +729,7 @@ def spelling(entity: str) -> str:
 
 
 def entity_of(template: str, repository: Repository, taken: Collection[str]) -> str:
-    """Return an entity for a repository whose ``spelling`` is none of ``taken``: a name in use gets a suffix.
+    """Return an entity for a repository whose ``spelling`` is not in ``taken``: a name in use gets a suffix.
 
     >>> entity_of(TEMPLATE, Repository("1", "acme/tools/lint/cli"), ())
     'org:acme/project:tools.lint/source:cli'
@@ -752,4 +752,4 @@ def entity_of(template: str, repository: Repository, taken: Collection[str]) -> 
             encode_id(each)
         if spelling(str(entity)) not in taken:
             return str(entity)
-    raise BadEntity("Another repository has the entity of this one", repository.path, "Use {path} in the template.")
+    raise BadEntity("Another repository already has this entity", repository.path, "Use {path} in the template.")

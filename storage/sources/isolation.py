@@ -8,6 +8,7 @@ names and settings. ``ask_remote`` uses the network, to ask a remote for its bra
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -42,7 +43,7 @@ Settings that make git compare less than ctime and inode are excluded, because a
 _SETTING = re.compile(rf"core\.({_SETTINGS})\n([a-z]+)", re.IGNORECASE)
 _EXCLUDES = "core.excludesfile\n"
 _TRUSTED_SCOPES = ("system", "global")
-_ASKED = (
+_REV_PARSE_OPTIONS = (
     *("--show-toplevel", "--show-prefix", "--absolute-git-dir", "--show-object-format"),
     *("--git-path", "index", "--git-path", "info/exclude", "--git-path", "objects"),
     *("--git-path", "shallow", "--git-path", "info/sparse-checkout", "--git-common-dir"),
@@ -51,7 +52,7 @@ _READ_BY_GIT = ("HEAD", "commondir", "config", "config.worktree", "gitdir", "ind
 REACHING = ("GIT_ASKPASS", "GIT_CONFIG_GLOBAL", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO")
 """Variables of the user with which git connects to a remote."""
 _UNBORN = "ref: refs/heads/unborn"
-_SSH_PLACE = re.compile(r"[^/]+:")
+_SCP_LIKE = re.compile(r"[^/]+:")
 """``host:path``, as git distinguishes it from the path of a folder."""
 
 
@@ -90,7 +91,7 @@ def find_repository(folder: str) -> Repository | None:
     git_entry = _git_above(folder)
     if git_entry is None or not _is_readable(git_entry):
         return None
-    answer = ask(folder, "rev-parse", *_ASKED)
+    answer = ask(folder, "rev-parse", *_REV_PARSE_OPTIONS)
     lines = answer.decode("utf-8", "surrogateescape").split("\n") if answer is not None else []
     if len(lines) != 11:
         return None
@@ -188,7 +189,7 @@ def ask_remote(folder: str, *arguments: str) -> bytes | None:
     url = where.decode("utf-8", "surrogateescape").strip() if where else ""
     if not url:
         return None
-    if "://" not in url and not _SSH_PLACE.match(url):
+    if "://" not in url and not _SCP_LIKE.match(url):
         url = os.path.join(folder, url)  # for a folder; git would resolve it relative to its working directory
     headers = (ask(folder, "config", "-z", "--get-regexp", r"^http\..*extraheader$") or b"").split(b"\0")[:-1]
     pairs = [entry.decode("utf-8", "surrogateescape").partition("\n") for entry in headers]
@@ -196,9 +197,10 @@ def ask_remote(folder: str, *arguments: str) -> bytes | None:
     for number, (key, _, value) in enumerate(pairs):
         variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     variables |= {name: os.environ[name] for name in REACHING if name in os.environ}
+    is_local = url.startswith("file:") or ("://" not in url and not _SCP_LIKE.match(url))
     with tempfile.TemporaryDirectory(prefix="driftline-git-") as elsewhere:
         variables["GIT_CEILING_DIRECTORIES"] = os.path.dirname(elsewhere)
-        return _output(_start(elsewhere, (*arguments, "--", url), variables))
+        return _output(_start(elsewhere, (*arguments, "--", url), variables), waits_for_host=not is_local)
 
 
 def run(repository: Repository, folder: str, *arguments: str, head: str = "") -> bytes | None:
@@ -315,7 +317,8 @@ def spawn(
     )
 
 
-def _output(process: subprocess.Popen[bytes] | None) -> bytes | None:
+def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = False) -> bytes | None:
+    """Return the output of git; None if it fails, works for too long, or sleeps without a host to wait for."""
     if process is None:
         return None
     started = time.monotonic()
@@ -329,10 +332,12 @@ def _output(process: subprocess.Popen[bytes] | None) -> bytes | None:
             now, last = time.monotonic(), effort
             effort = _effort_of_sleeper(process.pid)
             since = since if effort is not None and effort == last else now
-            if now - since > _ASLEEP_SECONDS or now - started > _TIMEOUT_SECONDS:
+            is_asleep = now - since > _ASLEEP_SECONDS and not waits_for_host
+            if is_asleep or now - started > _TIMEOUT_SECONDS:
                 process.kill()
                 process.communicate()
-                log.warning("git blocked on a file and was stopped: %s", process.args)
+                why = "blocked on a file" if is_asleep else f"was not done after {_TIMEOUT_SECONDS} s"
+                log.warning("git %s and was stopped: %s", why, process.args)
                 return None
     if process.returncode != 0:
         log.debug("%s failed with %d", process.args, process.returncode)
@@ -341,20 +346,36 @@ def _output(process: subprocess.Popen[bytes] | None) -> bytes | None:
 
 
 def _effort_of_sleeper(pid: int) -> int | None:
-    """Return how often the threads of a process have gone to sleep.
+    """Return how often the threads of a process and of its descendants have gone to sleep.
 
     Returns None if one of them is awake or the count is unknown.
     """
     effort = 0
     try:
-        for status in Path(f"/proc/{pid}/task").glob("*/status"):
-            fields = dict(line.partition(":")[::2] for line in status.read_text().splitlines())
-            if not fields["State"].strip().startswith("S"):
-                return None
-            effort += int(fields["voluntary_ctxt_switches"])
+        for each in _with_descendants(pid):
+            for status in Path(f"/proc/{each}/task").glob("*/status"):
+                fields = dict(line.partition(":")[::2] for line in status.read_text().splitlines())
+                state = fields["State"].strip()[:1]
+                if state not in "SZ":
+                    return None
+                effort += int(fields["voluntary_ctxt_switches"])
     except (OSError, KeyError, ValueError):
         return None
     return effort or None
+
+
+def _with_descendants(pid: int) -> list[int]:
+    """Return ``pid`` and the processes below it: git waits for those that it starts, such as one for each submodule."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):  # it has ended
+                stat = Path(f"/proc/{entry}/stat").read_text(errors="replace")
+                children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found
 
 
 def _steering_is_readable(repository: Repository, folder: str) -> bool:

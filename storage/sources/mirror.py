@@ -284,7 +284,7 @@ def _git_dir(remote: Remote) -> str:
         path = os.path.join(git_dir, name)
         if os.path.lexists(path) and not os.path.isfile(path):
             raise SourceNotFound(
-                "A file of the repository is not a regular one",
+                "A file of the repository is not a regular file",
                 path,
                 "Replace it with a regular file: git could hang on it.",
             )

@@ -448,7 +448,7 @@ class RepositorySource(Source):
         return remote.location if remote.is_local else None
 
     def check_reachable(self) -> None:
-        """Nothing is fetched before it is needed: most repositories are unchanged."""
+        """Do nothing: most repositories are unchanged, so none is fetched before it is needed."""
 
     def list(self, prefix: str = "", *, recursive: bool = True) -> Iterator[FileInfo]:
         for entry in self.tree.entries():

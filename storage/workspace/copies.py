@@ -62,8 +62,8 @@ class WorkspaceCopy:
     @property
     def current(self) -> Path | None:
         """The folder of the current version, if there is one."""
-        leads_somewhere = self.location.is_symlink() and self.location.exists()
-        return self.location.parent / os.readlink(self.location) if leads_somewhere else None
+        is_valid = self.location.is_symlink() and self.location.exists()
+        return self.location.parent / os.readlink(self.location) if is_valid else None
 
     def check_location(self) -> None:
         """Raise UsageError if ``location`` is something other than a copy."""

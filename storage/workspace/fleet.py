@@ -89,7 +89,7 @@ class KnownRepository(BaseModel):
         """Return for how long the index has been known to be behind."""
         return (now - self.behind_since).total_seconds() if self.behind_since is not None else 0.0
 
-    def must_be_asked(self, now: datetime, *, is_current: bool, retry: bool) -> bool:
+    def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool) -> bool:
         """Return whether its host must be asked for its commit: not if the listing shows that nothing was pushed.
 
         ``is_current`` is whether the current listing has it: if not, another repository may have its path now. With

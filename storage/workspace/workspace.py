@@ -6,9 +6,12 @@ The tokens of a source's lease keep growing even if the lease file is lost (DESI
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -55,6 +58,11 @@ from driftline.storage.workspace.records import (
     parse_record,
     read_record,
 )
+
+LISTING_SECONDS = 5.0
+"""How long the listing that began with the opening of a workspace tells its tenants."""
+_LISTINGS: dict[str, tuple[float, Future[list[str]]]] = {}
+"""The beginning and the result of the listing of each bucket that was opened, until it is used."""
 
 
 def collect(
@@ -154,13 +162,24 @@ class Workspace:
 
     @classmethod
     def open(
-        cls, uri: str, storage_options: Mapping[str, str] | None = None, access: SourceAccess | None = None
+        cls,
+        uri: str,
+        storage_options: Mapping[str, str] | None = None,
+        access: SourceAccess | None = None,
+        *,
+        lists_tenants: bool = False,
     ) -> Workspace:
         """Open an existing workspace; readers may look at the sources within ``access``, by default at local ones.
 
-        Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
+        A caller that ``lists_tenants`` next gets those of a bucket together with the configuration. Raises
+        WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
         """
-        return cls(ObjectStore.open(uri, storage_options), WorkspaceConfig(), access or LOCAL).reread()
+        objects = ObjectStore.open(uri, storage_options)
+        if lists_tenants and not objects.is_local:
+            pool, context = ThreadPoolExecutor(1), contextvars.copy_context()
+            _LISTINGS[objects.uri] = time.monotonic(), pool.submit(context.run, objects.list_dirs)
+            pool.shutdown(wait=False)
+        return cls(objects, WorkspaceConfig(), access or LOCAL).reread()
 
     def reread(self) -> Workspace:
         """Return the workspace with its current configuration.
@@ -371,7 +390,10 @@ class Workspace:
 
     def tenants(self) -> list[Entity]:
         """Return all tenants, sorted, whatever the type of their first level: memory may have its own levels."""
-        return [Entity.of_directory(name) for name in self.objects.list_dirs("") if is_tenant(name)]
+        began, listing = _LISTINGS.pop(self.objects.uri, (0.0, None))
+        is_known = listing is not None and time.monotonic() - began < LISTING_SECONDS
+        names = listing.result() if listing is not None and is_known else self.objects.list_dirs()
+        return [Entity.of_directory(name) for name in names if is_tenant(name)]
 
     def sources(self, below: Entity | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
         """Yield the sources at or below an entity, by default all, with their records, sorted."""

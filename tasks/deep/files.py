@@ -131,7 +131,7 @@ def require_extra() -> None:
     missing = [name for name in ("onnxruntime", "onnx", "tokenizers") if importlib.util.find_spec(name) is None]
     if missing:
         fix = f"Run: {install_command('deep')}"
-        raise MissingExtra("Deep meaning needs optional dependencies", ", ".join(missing), fix)
+        raise MissingExtra("Transformers need optional dependencies", ", ".join(missing), fix)
 
 
 def unreadable(files: DeepFiles, error: object) -> ModelNotFound:

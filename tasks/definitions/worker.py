@@ -41,11 +41,11 @@ def definitions_in_worker(documents: Sequence[Document], *, allowed: bool) -> Ca
     few = sum(len(text) for _, text in documents) < MIN_CHARACTERS
     if few or not allowed or (os.cpu_count() or 1) < 2:
         return lambda: [definitions(path, text) for path, text in documents]
-    pending: Future[list[list[Definition]]] = _waiting().submit(_asked, list(documents))
+    pending: Future[list[list[Definition]]] = _waiting().submit(_request_definitions, list(documents))
     return pending.result
 
 
-def _asked(documents: list[Document]) -> list[list[Definition]]:
+def _request_definitions(documents: list[Document]) -> list[list[Definition]]:
     answer = _helper().ask(documents)
     if answer is None:
         return [definitions(path, text) for path, text in documents]

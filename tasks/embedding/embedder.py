@@ -316,7 +316,7 @@ _BLOCK_LINES = 32_768
 _BLOCK_BYTES = 1 << 19  # of text: bounds the temporaries of a block to 200 MB even if no word repeats
 _BULK_LINES = 4_096  # lines for which it is worth waiting for the plan
 _FINITE = 2**30  # tokens: a line with more must be tokenized whole
-_FEW_TOKENS = 16_384  # summed without scipy, which takes 0.3 s to import
+_FEW_TOKENS = 65_536  # more than the lines of a search have; summed without scipy, which takes 0.3 s to import
 _TOKENIZED_AT_ONCE = 4_096  # texts: each Encoding object takes a kilobyte or more
 
 
@@ -335,7 +335,9 @@ class WordTableEmbedder:
         self._waits_for_plan = plan_after == 0
         self._planning = threading.Lock()
         self._tokenizer: Tokenizer = model.tokenizer  # truncates to the model's maximum length
-        self._token_vectors: NDArray[np.float32] = model.embedding.astype(np.float32, copy=False)
+        self._token_vectors: NDArray[np.float32] | NDArray[np.float16] = (
+            model.embedding if model.embedding.dtype == np.float16 else model.embedding.astype(np.float32, copy=False)
+        )
         self._token_weights: NDArray[np.float32] | None = model.weights
         self._token_rows: NDArray[np.int64] | None = model.token_mapping
         self._unknown_token: int | None = model.unk_token_id
@@ -402,7 +404,7 @@ class WordTableEmbedder:
         """Embed a query as a unit vector, ``(dim,) float32``; zeros without a known token."""
         ids = np.array(self._tokenizer.encode(text[: self._max_characters], add_special_tokens=False).ids, np.intp)
         weights, rows = self._weights_and_rows(ids)
-        vector: NDArray[np.float32] = weights @ self._token_vectors[rows]
+        vector: NDArray[np.float32] = weights @ self._vectors_of(rows)
         _scale_to_unit(vector[None], vector[None])
         return vector
 
@@ -478,12 +480,16 @@ class WordTableEmbedder:
         bounds = np.concatenate([[0], np.cumsum(tokens)])
         if len(flat) <= _FEW_TOKENS and "scipy.sparse" not in sys.modules:
             sums = np.empty((len(texts), self.dim), np.float32)
-            vectors = self._token_vectors[rows]
             for text, (start, end) in enumerate(pairwise(bounds.tolist())):
-                np.dot(weights[start:end], vectors[start:end], out=sums[text])
+                np.dot(weights[start:end], self._vectors_of(rows[start:end]), out=sums[text])
         else:
+            self._token_vectors = self._token_vectors.astype(np.float32, copy=False)  # takes long, but only once
             sums = _sparse(weights, rows, bounds, len(self._token_vectors)) @ self._token_vectors
         return sums, tokens.astype(np.float32)
+
+    def _vectors_of(self, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Return the token vectors at ``rows``."""
+        return self._token_vectors[rows].astype(np.float32, copy=False)
 
     def _weights_and_rows(self, ids: NDArray[np.intp]) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
         """Return the weight and the row of the vector of each token; an unknown token has weight 0."""

@@ -142,11 +142,12 @@ def _dimension_of(shape: Any) -> int:
 class ModelParts:
     """The parts of a static model, with the names of StaticModel's attributes.
 
-    ``embedding`` is ``(rows, dim) float32``; ``token_mapping`` maps tokens to rows and ``weights`` weighs tokens, if
+    ``embedding`` is ``(rows, dim)``, float32, or float16 as the default model stores it, because a search needs few
+    rows; ``token_mapping`` maps tokens to rows and ``weights`` weighs tokens, if
     they are not None. ``tokenizer`` truncates to ``max_length`` tokens and does not pad.
     """
 
-    embedding: NDArray[np.float32]
+    embedding: NDArray[np.float32] | NDArray[np.float16]
     tokenizer: Tokenizer
     weights: NDArray[np.float32] | None
     token_mapping: NDArray[np.int64] | None
@@ -161,7 +162,7 @@ def load(files: ModelFiles) -> StaticModel:
 
     parts = load_parts(files)
     return StaticModel(
-        vectors=parts.embedding,
+        vectors=parts.embedding.astype(np.float32, copy=False),
         tokenizer=parts.tokenizer,
         normalize=True,
         weights=parts.weights,
@@ -189,7 +190,8 @@ def load_parts(files: ModelFiles) -> ModelParts:
         lengths = [len(token) for token in vocabulary]
         mapping, weights = tensors.get("mapping"), tensors.get("weights")
         _check_tokens(vocabulary, len(vectors), mapping, weights)
-        vectors = _as_float32(vectors, "vectors", is_checked=files.name != DEFAULT_MODEL)
+        if files.name != DEFAULT_MODEL or vectors.dtype != np.float16:
+            vectors = _as_float32(vectors, "vectors", is_checked=files.name != DEFAULT_MODEL)
         tokenizer.no_padding()
         if max_tokens is None:
             tokenizer.no_truncation()

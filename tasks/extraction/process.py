@@ -253,7 +253,7 @@ def _answer(function: Any, data: bytes) -> bytes:
         return json.dumps({"reason": refused.reason}).encode()
     except MemoryError:
         return json.dumps({"reason": SkipReason.BOMB}).encode()
-    except Exception:  # whatever a library makes of bytes that its authors did not expect
+    except Exception:  # libraries raise anything for malformed input
         return json.dumps({"reason": SkipReason.DAMAGED}).encode()
 
 
@@ -265,7 +265,7 @@ def _leave_network() -> None:
 
 
 def _limit_memory_and_files(memory_bytes: int) -> None:
-    """Restrict the process from now on: its memory, and that it writes, connects to and starts nothing."""
+    """Limit the memory of the process, and forbid it to write files, connect to hosts and start processes."""
     with suppress(OSError, ValueError):  # not on every system
         with open("/proc/self/statm", "rb") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()

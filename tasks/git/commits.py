@@ -184,7 +184,7 @@ def changes_on_disk(tree: WorkTree, *, ignore_files: Collection[str]) -> Changed
 
 
 def union(first: ChangedPaths, second: ChangedPaths) -> ChangedPaths:
-    """Return the paths of both."""
+    """Return the paths that either has, or a full scan if either requires one."""
     if first.paths is None or second.paths is None:
         return first if first.paths is None else second
     paths = tuple(sorted({*first.paths, *second.paths}))

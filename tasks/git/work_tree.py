@@ -39,7 +39,7 @@ BLOB_SCHEMA = pa.schema([("path", pa.binary()), ("etag", pa.binary())])
 Signature = tuple[int, int, int]
 """Inode, size and mtime of git's index."""
 
-_LEADS_TO = b"gitdir: "
+_GITDIR = b"gitdir: "
 _MAX_PATHSPECS = 100
 _ID_START = len("H 100644 ")
 _PATH_END = 1 << 30  # "to the end"
@@ -197,9 +197,9 @@ def find_nested(tree: SafeFolder, folder: str) -> NestedRepository | None:
         mode = tree.stat(f"{folder}.git").st_mode
         if not stat.S_ISDIR(mode):
             content = (tree.read(f"{folder}.git") or b"") if stat.S_ISREG(mode) else b""
-            if not content.startswith(_LEADS_TO):
+            if not content.startswith(_GITDIR):
                 return None
-            named = os.fsdecode(content.removeprefix(_LEADS_TO).rstrip(b"\r\n"))
+            named = os.fsdecode(content.removeprefix(_GITDIR).rstrip(b"\r\n"))
             git_dir = os.path.normpath(os.path.join(os.path.dirname(entry), named))
         common = common_dir_of(git_dir)
         parts = (os.path.join(common, name) for name in ("objects", "refs"))

@@ -180,7 +180,7 @@ def _as_local(after: FileInfo, change: dict[str, Any], started_ns: int) -> tuple
 
 
 def _as_remote(after: FileInfo, change: dict[str, Any]) -> tuple[FileInfo, bool]:
-    """As ``_as_local``; a store tells its times with another precision in a listing."""
+    """Do the same as ``_as_local`` for a store, whose listings have times of another precision."""
     as_listed = (after.size_bytes, after.etag) == (change["size_bytes"], change["etag"])
     info = FileInfo(change["path"], after.size_bytes, change["mtime_ns"] if as_listed else 0, after.etag)
     return info, not info.etag
@@ -425,7 +425,7 @@ def pieces(texts: Sequence[str], most: int | None = None) -> Iterator[Piece]:
 
 
 def _parts(text: str, most: int) -> Iterator[tuple[int, str]]:
-    """The parts of a text, each of whole blocks, with the number of its first line."""
+    """Yield the parts of a text, each of whole blocks, with the number of its first line."""
     start = first = 0
     while start < len(text):
         end, lines = start, 0

@@ -208,10 +208,10 @@ def build(task: SegmentTask, context: TaskContext) -> Segment:
 
 
 def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, report: Callable[[str], None]) -> bool:
-    """Make ``model`` current if all documents of all sources have its fingerprint; otherwise report what is missing.
+    """Make ``model`` current if all sources are embedded with it, and return whether it is current.
 
-    Until then, the old table stays current. The leases of all sources are held, so that none moves back. Returns
-    whether ``model`` is current. Raises FingerprintMismatch if a third model became current meanwhile.
+    Otherwise report which documents are missing, and keep the old table. The leases of all sources are held meanwhile.
+    Raises FingerprintMismatch if a third model became current meanwhile.
     """
     run_id = new_ulid()
     missing = []

@@ -175,7 +175,9 @@ class LineStore:
             table = tables[0] if tables else self.workspace.lines(self.entity)
             return nearest_lines(table, vector, top_k, where, max_distance)
         if not tables:
-            raise NotIndexed("The workspace has no lines yet", self.workspace.objects.uri, "Store or index some first.")
+            raise NotIndexed(
+                "The workspace has no lines yet", self.workspace.objects.uri, "Store or index lines first."
+            )
         found = pa.concat_tables([nearest_lines(each, vector, top_k, where, max_distance) for each in tables])
         return found.sort_by("distance").slice(0, top_k)
 

@@ -139,7 +139,7 @@ def blocks(
     heads = pa.array(paths, pa.string()).take(pa.array(numbers.document[starts]))
     if definitions is not None:
         positions = zip(numbers.document[starts].tolist(), numbers.line[starts].tolist(), strict=True)
-        names = _names_around(positions, definitions)
+        names = _enclosing_names(positions, definitions)
         heads = pc.binary_join_element_wise(heads, pa.array(names, pa.string()), "")
     named = pc.binary_join_element_wise(heads, joined, "")
     others = np.flatnonzero(~pc.string_is_ascii(named).to_numpy(zero_copy_only=False))
@@ -189,7 +189,7 @@ def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
     return found
 
 
-def _names_around(positions: Iterable[tuple[int, int]], definitions: Sequence[Sequence[Definition]]) -> list[str]:
+def _enclosing_names(positions: Iterable[tuple[int, int]], definitions: Sequence[Sequence[Definition]]) -> list[str]:
     """Return the suffix of the path in the head of each block, which begins at ``(document, line)``.
 
     It is a tab and the name of the innermost definition that began before it, if any, so that words of the name also

@@ -170,7 +170,9 @@ def store_time(objects: ObjectStore, listing: Iterable[ObjectInfo], *, may_write
     finally:
         objects.delete([path])
     if info is None:
-        raise StorageError("The store does not show a new object", f"{objects.uri}/{path}", "Try again later.")
+        raise StorageError(
+            "A new object is missing from the store's listing", f"{objects.uri}/{path}", "Try again later."
+        )
     return info.modified
 
 

@@ -109,7 +109,7 @@ def diff(
     same_size = _numpy(pc.equal(now["size_bytes"], old["size_bytes"]))
     same_times, same_inode = _same_times(now, old), _same_or_unknown(now["inode"], old["inode"])
     other_inode = same_size & same_times & ~same_inode
-    if _are_numbered_anew(other_inode, same_size & same_times):
+    if _are_renumbered(other_inode, same_size & same_times):
         same_inode |= other_inode
     same_etag = _numpy(pc.equal(now["etag"], old["etag"]))
     comparable = _numpy(pc.and_(pc.not_equal(now["etag"], ""), pc.not_equal(old["etag"], "")))
@@ -188,7 +188,7 @@ def _same_or_unknown(now: pa.ChunkedArray, old: pa.ChunkedArray) -> NDArray[np.b
     return _numpy(pc.fill_null(pc.or_(pc.equal(now, old), pc.equal(old, 0)), False))
 
 
-def _are_numbered_anew(other_inode: NDArray[np.bool_], comparable: NDArray[np.bool_]) -> bool:
+def _are_renumbered(other_inode: NDArray[np.bool_], comparable: NDArray[np.bool_]) -> bool:
     """Return whether the file system has renumbered its files: too many ``comparable`` files have ``other_inode``."""
     others = np.count_nonzero(other_inode)
     return bool(others > FEW_INODES and 2 * others > np.count_nonzero(comparable))

@@ -357,7 +357,7 @@ class Matcher:
 
 
 class OwnIgnoreFiles:
-    """The ignore files of ours in a tree of which git tracks every file, so that those of git exclude nothing.
+    """The ``.driftlineignore`` files of a tree of tracked files, in which git's ignore files have no effect.
 
     ``files`` are ``(path, content)`` of each.
     """
@@ -368,7 +368,7 @@ class OwnIgnoreFiles:
         self._lists = [PatternList(read_ignore_file(data), base, mark=BY_US) for base, data in bases]
 
     def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
-        """``(n,) bool``: files that a pattern excludes, or a folder above them, which is then not entered."""
+        """Return ``(n,) bool``: the files that a pattern excludes, by themselves or by a folder above them."""
         excluded = np.zeros(len(files), dtype=bool)
         if not self._lists or not len(files):
             return excluded
@@ -385,7 +385,7 @@ class OwnIgnoreFiles:
         return excluded
 
     def admitted(self, secret: NDArray[np.bool_], files: pa.Array) -> NDArray[np.bool_]:
-        """``secret`` without the files that a negated pattern names."""
+        """Return ``secret`` without the files that a negated pattern names."""
         still = secret.copy()
         for patterns in self._lists:
             patterns.apply(files, still)

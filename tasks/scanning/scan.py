@@ -208,7 +208,7 @@ class RepositoryAtCommit:
 
     @classmethod
     def look(cls, source: RepositorySource, rules: object) -> Self:
-        """The commit of ``source``; the ``repr`` of ``rules`` identifies them."""
+        """Return the commit of ``source``; the ``repr`` of ``rules`` identifies them."""
         return cls(source, content_hash(repr((rules, _release())).encode()))
 
     @property
@@ -221,7 +221,7 @@ class RepositoryAtCommit:
         return last is not None and (last.id, last.scanned_with, last.token) == expected
 
     def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
-        """As ``WorkTreeAtCommit.changes_since``; fetches the commit."""
+        """Fetch the commit, and return the same as ``WorkTreeAtCommit.changes_since``."""
         if (why := _why_void(last, self.scanned_with, token)) or last is None:
             return ChangedPaths(None, why)
         paths = self.source.tree.changed_since(last.id)
@@ -234,13 +234,13 @@ class RepositoryAtCommit:
         return ChangedPaths(tuple(sorted(paths)))
 
     def reached(self, token: int) -> IndexedCommit | None:
-        """The commit to record at the end of the run."""
+        """Return the commit to record at the end of the run."""
         committed = self.source.tree.committed()
         return IndexedCommit(id=self.commit_id, committed=committed, token=token, scanned_with=self.scanned_with)
 
 
 def _why_void(last: IndexedCommit | None, scanned_with: str, token: int | None) -> str:
-    """Why the index may not be exactly at ``last``; "" if it is. ``token`` is None for a dry run."""
+    """Return why the index may differ from ``last``, or "" if it does not. ``token`` is None for a dry run."""
     if last is None:
         return "no indexed commit is recorded"
     if token is not None and last.token != token - 1:
@@ -250,7 +250,7 @@ def _why_void(last: IndexedCommit | None, scanned_with: str, token: int | None) 
 
 @cache
 def _release() -> str:
-    """Return the version of Driftline, for which Python reads and parses a file of its packages."""
+    """Return the version of Driftline, cached because Python parses a metadata file for it."""
     return version("driftline")
 
 
@@ -535,7 +535,7 @@ def largest_document(max_file_bytes: int, max_document_bytes: int) -> int:
 
 
 def _too_large(spec: ScanSpec, table: pa.Table) -> pa.Table:
-    """The files of ``table`` that exceed the limit for files of their names."""
+    """Return the files of ``table`` that exceed the limit for their names."""
     files = table.filter(pc.greater(table["size_bytes"], min(spec.max_file_bytes, MAX_TEXT_BYTES)))
     paths, sizes = files["path"].to_pylist(), files["size_bytes"].to_pylist()
     large = [size > _limit(spec, path) for path, size in zip(paths, sizes, strict=True)]
@@ -605,7 +605,7 @@ def _list_remote(spec: ScanSpec) -> Listing:
 
 
 def _list_commit(spec: ScanSpec, source: RepositorySource, paths: Sequence[str] | None = None) -> Listing:
-    """The files of a commit, or those of ``paths``, as a scan of its clean work tree would list them."""
+    """Return the files of a commit, or those of ``paths``, as a scan of its clean work tree would list them."""
     listing = Listing()
     above = {"", *(name for name in above_and_self(paths or ()) if name.endswith("/"))}
     rules = [f"{folder}{OUR_IGNORE_FILE}" for folder in above]

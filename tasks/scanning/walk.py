@@ -276,7 +276,7 @@ class Walk:
             elif only is not None and path not in only:
                 continue
             elif entry.is_symlink():
-                if self._leads_astray(path, folder):
+                if self._escapes(path, folder):
                     self.listing.skip(SkipReason.OUTSIDE, _printable(path))
             else:
                 self.listing.skip(SkipReason.UNREADABLE, _printable(path))  # a pipe, a socket, a device
@@ -387,7 +387,7 @@ class Walk:
             paths = [path if fine else "" for path, fine in zip(paths, good, strict=True)]
         return pa.array([self._above + path for path in paths] if self._above else paths, pa.string())
 
-    def _leads_astray(self, link: str, folder: str) -> bool:
+    def _escapes(self, link: str, folder: str) -> bool:
         """Return whether a link leads outside the source or in a circle.
 
         The target of any other link is indexed itself.

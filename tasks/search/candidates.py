@@ -218,10 +218,10 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
     )
 
 
-def _positions(wanted: Sequence[Document], documents: Sequence[Document]) -> NDArray[np.int64]:
-    """Return ``(n,)``: the position of each of the ``wanted`` documents among ``documents``."""
+def _positions(subset: Sequence[Document], documents: Sequence[Document]) -> NDArray[np.int64]:
+    """Return ``(n,)``: the position of each of the ``subset`` documents among ``documents``."""
     position = {document: at for at, document in enumerate(documents)}
-    return np.fromiter((position[document] for document in wanted), np.int64, len(wanted))
+    return np.fromiter((position[document] for document in subset), np.int64, len(subset))
 
 
 def _row_keys(document: NDArray[np.int64], number: NDArray[np.int64], column: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -256,7 +256,7 @@ def rank(
     blocks: pa.Table,
     embedder: Embedder,
     *,
-    wanted: int,
+    n_windows: int,
     meaning: bool = True,
     only: LineKinds = ALL_LINES,
     weights: Weights = WEIGHTS,
@@ -275,7 +275,7 @@ def rank(
     attainable += (min(attainable, BEYOND_WORDS) if meaning else 0.0) or 1.0
     allowed = _allowed(candidates, only)
     best = np.flatnonzero((of_words > 0) & allowed)
-    best = best[np.argsort(-of_words[best], kind="stable")][: JUDGED_LINES * max(wanted, MIN_RESULTS)]
+    best = best[np.argsort(-of_words[best], kind="stable")][: JUDGED_LINES * max(n_windows, MIN_RESULTS)]
     named = _named(candidates) * allowed
     is_chosen = (named > 0) | (candidates.near & allowed if meaning else False)
     is_chosen[best] = True
@@ -348,7 +348,7 @@ def _named(candidates: Candidates) -> NDArray[np.float32]:
 
 
 def _begins_known(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return ``(n,)``: the ``chosen`` rows that begin the definition around them, if it is known."""
+    """Return ``(n,)``: whether each of the ``chosen`` rows begins its definition, if that is known."""
     first = np.fromiter((*(each.line for each in candidates.definitions), -1), np.int64)  # the last is of no definition
     return np.asarray(first[candidates.definition[chosen].clip(-1)] == candidates.lines.number[chosen], np.bool_)
 
@@ -386,9 +386,9 @@ def _meaning(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return ``(n,)`` each, for the ``chosen`` rows of candidates: their cosines, and their ``meaning_scores``."""
     farthest = max(near.lines for near in meaning)
-    is_around = np.zeros(len(candidates), np.bool_)
-    is_around[(chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1)] = True
-    around = np.flatnonzero(is_around)
+    is_near = np.zeros(len(candidates), np.bool_)
+    is_near[(chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1)] = True
+    around = np.flatnonzero(is_near)
     vectors = embedder.embed([candidates.texts[number] for number in around.tolist()])
     at = np.searchsorted(around, chosen)  # the positions of the chosen rows among those around them
     lines = CandidateLines(candidates.lines.document[around], candidates.lines.number[around])

@@ -32,7 +32,6 @@ from driftline.tasks.search.facets import Match, counted
 from driftline.tasks.search.filters import LineKinds, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
     Hit,
-    SourceRecords,
     Window,
     add_definitions,
     anchored,
@@ -47,6 +46,7 @@ from driftline.tasks.search.hits import (
     read_documents,
     symbol_of,
 )
+from driftline.tasks.search.links import SourceRecords
 from driftline.tasks.search.query import ExactCounts, SearchReport, answer, nothing_indexed, tables_of
 from driftline.tasks.search.request import Explanation, SearchRequest, is_auxiliary, is_prose, is_test
 from driftline.tasks.text import rows_of_line
@@ -123,7 +123,7 @@ def importance(path: str) -> int:
 
 Matches = tuple[IndexedDocument, NDArray[np.int64], NDArray[np.bool_]]
 """A document, the numbers of its matching lines, ``(n,)``, and which patterns match each of them, ``(p, n)``."""
-_Wanted = tuple[IndexedDocument, int, int]
+_PackRow = tuple[IndexedDocument, int, int]
 """A document, the row id of a pack of it, and the number of the first line in that."""
 
 
@@ -159,20 +159,20 @@ class ExactFinder:
 
     def _parts(self) -> Iterator[Matches]:
         """Yield the matches of each pack, in the order of the results."""
-        wanted = self._wanted()
+        packs = self._candidate_packs()
         at, size = 0, _FIRST_PACKS
-        while at < len(wanted):
+        while at < len(packs):
             if self.late() or (self.max_packs is not None and self.read >= self.max_packs):
                 self.cut = True
                 return
-            batch = wanted[at : at + size]
+            batch = packs[at : at + size]
             at, size = at + size, min(2 * size, _MOST_PACKS)
             self.read += len(batch)
             yield from self._matching(batch)
 
     def _in_whole_documents(self) -> Iterator[Matches]:
         """Like ``lines``, with all packs of a document together."""
-        for document, packs in groupby(self._wanted(), key=lambda pack: pack[0]):
+        for document, packs in groupby(self._candidate_packs(), key=lambda pack: pack[0]):
             if self.late() or (self.max_packs is not None and self.read >= self.max_packs):
                 self.cut = True
                 return
@@ -191,9 +191,9 @@ class ExactFinder:
             if matched.any(axis=1).all():
                 yield document, np.asarray(whole[0][2] + numbers, np.int64), np.asarray(matched[:, numbers])
 
-    def _wanted(self) -> list[_Wanted]:
+    def _candidate_packs(self) -> list[_PackRow]:
         """Return the packs that may match, in the order of the results."""
-        found: list[_Wanted] = []
+        found: list[_PackRow] = []
         for table, query in enumerate(self.tables):
             packs = packs_of(query)
             rows = packs.rows.take(pa.array(np.flatnonzero(self._may_match(query, packs))))
@@ -223,7 +223,7 @@ class ExactFinder:
             left &= (np.bincount(packs.documents, possible) > 0)[packs.documents]
         return left
 
-    def _matching(self, batch: Sequence[_Wanted]) -> Iterator[Matches]:
+    def _matching(self, batch: Sequence[_PackRow]) -> Iterator[Matches]:
         read = self._texts(batch)
         may = np.zeros(len(read), np.bool_)
         for pattern in self.patterns:
@@ -242,7 +242,7 @@ class ExactFinder:
                 document, _, first = batch[row]
                 yield document, np.asarray(first + numbers, np.int64), np.asarray(inside[:, numbers])
 
-    def _texts(self, batch: Sequence[_Wanted]) -> pa.StringArray:
+    def _texts(self, batch: Sequence[_PackRow]) -> pa.StringArray:
         tables = sorted({document.table for document, _, _ in batch})
         rows = [(at, row) for table in tables for at, (document, row, _) in enumerate(batch) if document.table == table]
         parts = [
@@ -418,11 +418,11 @@ class ExactSearch:
                 lines += len(numbers)
                 continue
             taken = numbers[:1] if files else numbers
-            room = limit - len(kept)
-            lines += (len(numbers) if room else 0) if files else min(len(numbers), room)
-            kept += [(document, number) for number in taken[:room]]
-            if len(taken) > room:
-                reason, documents = "limit", documents - (not room)
+            remaining = limit - len(kept)
+            lines += (len(numbers) if remaining else 0) if files else min(len(numbers), remaining)
+            kept += [(document, number) for number in taken[:remaining]]
+            if len(taken) > remaining:
+                reason, documents = "limit", documents - (not remaining)
                 break
         return kept, ExactCounts(lines, documents, reason or ("time" if self.cut else None))
 

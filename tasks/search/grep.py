@@ -328,7 +328,7 @@ class _Held:
         for uri in self.uris:
             where = where_named(self.workspace, [uri])
             if not where.any_of:
-                raise SourceNotFound("Nothing of this URI is indexed", uri, "Index it first.")
+                raise SourceNotFound("Nothing from this URI is indexed", uri, "Index it first.")
             self.filters.append(where)
 
     def find(self, files: Mapping[str, str]) -> list[str]:

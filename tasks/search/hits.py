@@ -45,7 +45,7 @@ from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.scanning.scan import holds_records
-from driftline.tasks.search.links import Links, find_links, is_archive_unchanged
+from driftline.tasks.search.links import Links, SourceRecords, find_links, is_archive_unchanged
 from driftline.tasks.search.ranking import WEIGHTS, Weights, stem_shares
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
@@ -471,25 +471,6 @@ def match_in(line: str, query: str) -> int:
     return best
 
 
-@dataclass(slots=True)
-class SourceRecords:
-    """The records of the sources of a search, each read once."""
-
-    workspace: Workspace
-    _read: dict[str, SourceRecord | None] = field(default_factory=dict)
-
-    def get(self, entity: str) -> SourceRecord | None:
-        """Return the record of a source; None if it was removed."""
-        if entity not in self._read:
-            self._read[entity] = self.workspace.readable_source(Entity.parse(entity, self.workspace.config.hierarchy))
-        return self._read[entity]
-
-    def redaction(self, entity: str) -> Redaction:
-        """Return how the text of a source is redacted."""
-        record = self.get(entity)
-        return record.redact if record is not None else DEFAULT_REDACTION
-
-
 def distinct_windows(find: Callable[[int], Sequence[Window]], limit: int, records: SourceRecords) -> list[Window]:
     """Return the first ``limit`` windows of ``find``, called with a number of windows, without files of two sources."""
     count = limit
@@ -707,8 +688,8 @@ def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> N
 
 def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[int, int]:
     """Return the first and last line of a window with its context, 0-based, within the limit of a window."""
-    room = max(MAX_WINDOW_LINES, 2 * n_lines + 1) - (window.last - window.first + 1)
-    n_lines = min(n_lines, max(0, room) // 2)
+    spare = max(MAX_WINDOW_LINES, 2 * n_lines + 1) - (window.last - window.first + 1)
+    n_lines = min(n_lines, max(0, spare) // 2)
     start, end = max(0, window.first - n_lines), window.last + n_lines
     definition = window.definition
     if within_definition and definition is not None and definition.is_code:

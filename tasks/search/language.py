@@ -102,16 +102,16 @@ def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
     The branch that a query names is left to the caller, who opens the workspace. Raises the errors of
     ``search_exactly`` and ``answer``.
     """
-    report = _asked(workspace, request)
+    report = _answered(workspace, request)
     if report.facets is None:
         return report
     facets = replace(report.facets, files=())
-    if chosen(request) and (wider := _asked(workspace, without_chosen(request)).facets):
+    if chosen(request) and (wider := _answered(workspace, without_chosen(request)).facets):
         facets = with_alternatives(facets, wider, request)
     return replace(report, facets=facets)
 
 
-def _asked(workspace: Workspace, request: SearchRequest) -> SearchReport:
+def _answered(workspace: Workspace, request: SearchRequest) -> SearchReport:
     question = asked_by(request)
     if not question.terms and (request.count or request.files):
         raise UsageError("Only exact matches can be counted", question.text, "Give an exact text or an expression.")

@@ -12,7 +12,8 @@ import hashlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
@@ -20,7 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 from cachetools import LRUCache, TTLCache
 
 from driftline.storage.credentials import split_mark
-from driftline.storage.defaults import INSIDE, container_of
+from driftline.storage.defaults import DEFAULT_REDACTION, INSIDE, Redaction, container_of
 from driftline.storage.deltas.manifest import token_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
@@ -69,6 +70,49 @@ _HOST = re.compile(r"(?:[a-z0-9_-]+\.)+[a-z0-9-]+|localhost|\[[0-9a-f:.]+\]")
 _SCP = re.compile(r"(?:[^@/:]+@)?(?P<host>[^@/:\[\]]+|\[[^]]+\]):(?P<path>[^:].*)")
 
 
+MAX_RECORDS_AHEAD = 4
+_NEEDED: LRUCache[str, tuple[str, ...]] = LRUCache(64)
+"""The sources whose records the last searches of each bucket needed."""
+
+
+@dataclass(slots=True)
+class SourceRecords:
+    """The records of the sources of a search, each read once."""
+
+    workspace: Workspace
+    _read: dict[str, SourceRecord | None] = field(default_factory=dict)
+    _coming: dict[str, Future[SourceRecord | None]] = field(default_factory=dict)
+
+    def get(self, entity: str) -> SourceRecord | None:
+        """Return the record of a source; None if it was removed."""
+        if entity not in self._read:
+            coming = self._coming.get(entity)
+            self._read[entity] = coming.result() if coming else self._record(entity)
+            _NEEDED[self._uri] = tuple(dict.fromkeys((entity, *_NEEDED.get(self._uri, ()))))[:MAX_RECORDS_AHEAD]
+        return self._read[entity]
+
+    def read_ahead(self, threads: Executor, entities: Iterable[str] | None = None) -> None:
+        """Begin to read the records of a few ``entities`` in a bucket, by default the ones that were needed last."""
+        if self.workspace.objects.is_local:
+            return
+        wanted = _NEEDED.get(self._uri, ()) if entities is None else entities
+        for entity in list(wanted)[:MAX_RECORDS_AHEAD]:
+            if entity not in self._coming and entity not in self._read:
+                self._coming[entity] = threads.submit(self._record, entity)
+
+    def _record(self, entity: str) -> SourceRecord | None:
+        return self.workspace.readable_source(Entity.parse(entity, self.workspace.config.hierarchy))
+
+    @property
+    def _uri(self) -> str:
+        return self.workspace.objects.uri
+
+    def redaction(self, entity: str) -> Redaction:
+        """Return how the text of a source is redacted."""
+        record = self.get(entity)
+        return record.redact if record is not None else DEFAULT_REDACTION
+
+
 # -- addresses ---------------------------------------------------------------------------------
 
 
@@ -96,7 +140,7 @@ class Address:
         return next((kind for part, kind in _HOSTS.items() if part in self.host), None)
 
     def root(self, kind: str) -> str:
-        """The URL of the repository's pages on a host of this kind."""
+        """Return the URL of the repository's pages on a host of this kind."""
         site = f"{self.scheme}://{self.host}" + (f":{self.port}" if self.port is not None else "")
         if kind != "bitbucket-server":
             return f"{site}/{quote(self.path)}"
@@ -247,11 +291,13 @@ def find_links(
         template = LinkTemplate.of(record) if record is not None else None
         if record is None or template is None:
             continue
-        wanted = {path: digest for (of, path), digest in documents.items() if of == entity}
-        read = {path: contents.get((entity, path)) for path in wanted}
+        requested = {path: digest for (of, path), digest in documents.items() if of == entity}
+        read = {path: contents.get((entity, path)) for path in requested}
         try:
-            revisions = _recorded(workspace, entity, record, wanted)
-            revisions |= _in_work_tree(workspace, record, {p: h for p, h in wanted.items() if p not in revisions}, read)
+            revisions = _recorded(workspace, entity, record, requested)
+            revisions |= _in_work_tree(
+                workspace, record, {p: h for p, h in requested.items() if p not in revisions}, read
+            )
         except DriftlineError as error:
             log.warning("The links of %s are left out: %s", entity, error)
             continue
@@ -271,7 +317,7 @@ def _known(keys: Mapping[str, _Fact]) -> dict[str, _Revision | None]:
 
 
 def _recorded(
-    workspace: Workspace, entity: str, record: SourceRecord, wanted: Mapping[str, str]
+    workspace: Workspace, entity: str, record: SourceRecord, requested: Mapping[str, str]
 ) -> dict[str, _Revision]:
     """Return the locations of documents at the commit that the index has reached.
 
@@ -281,9 +327,9 @@ def _recorded(
     at = record.reached or record.commit
     if at is None:
         return {}
-    keys: dict[str, _Fact] = {p: (workspace.objects.uri, entity, at.id, p, digest) for p, digest in wanted.items()}
+    keys: dict[str, _Fact] = {p: (workspace.objects.uri, entity, at.id, p, digest) for p, digest in requested.items()}
     revisions = {path: revision for path, revision in _known(keys).items() if revision is not None}
-    missing = [path for path in wanted if path not in revisions]
+    missing = [path for path in requested if path not in revisions]
     if not missing:
         return revisions
     manifest = workspace.manifest(Entity.parse(entity, workspace.config.hierarchy))
@@ -293,7 +339,7 @@ def _recorded(
     new: dict[str, _Revision] = {}
     for row in rows.to_pylist():
         path = row["path"]
-        if row["reason"] is None and row["hash"] == wanted[path] and token_of(row["rev"]) <= at.token:
+        if row["reason"] is None and row["hash"] == requested[path] and token_of(row["rev"]) <= at.token:
             extracted = INSIDE in path or bool(split_mark(row["extractor"], "off")[0])
             new[path] = _Revision(at.id, f"{record.subpath}{container_of(path)}", extracted)
     with _KNOWN_LOCK:
@@ -306,18 +352,18 @@ _PUSHED_LOCK = threading.Lock()
 
 
 def _in_work_tree(
-    workspace: Workspace, record: SourceRecord, wanted: Mapping[str, str], read: Mapping[str, object]
+    workspace: Workspace, record: SourceRecord, requested: Mapping[str, str], read: Mapping[str, object]
 ) -> dict[str, _Revision]:
     """Return the locations of documents at the newest pushed commit of their work tree, whose files were ``read``."""
     is_readable = "://" not in record.uri and "::" not in record.uri and workspace.access.allows(record.uri)
-    pushed = _pushed(record.uri) if wanted and is_readable else None
+    pushed = _pushed(record.uri) if requested and is_readable else None
     if pushed is None:
         return {}
-    keys: dict[str, _Fact] = {p: (record.uri, "", pushed.id, p, digest) for p, digest in wanted.items()}
+    keys: dict[str, _Fact] = {p: (record.uri, "", pushed.id, p, digest) for p, digest in requested.items()}
     found = _known(keys)
     as_indexed = {
         path: data
-        for path, digest in wanted.items()
+        for path, digest in requested.items()
         if path not in found and isinstance(data := read.get(path), bytes) and content_hash(data) == digest
     }
     if as_indexed:

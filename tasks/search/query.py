@@ -50,13 +50,13 @@ from driftline.tasks.search.hits import (
     HIT_TYPES,
     JUDGED_WINDOWS,
     Hit,
-    SourceRecords,
     Window,
     arranged,
     distinct_windows,
     hits,
     merge_windows,
 )
+from driftline.tasks.search.links import SourceRecords
 from driftline.tasks.search.ranking import WEIGHTS, WEIGHTS_OF_FORMS
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest, without_empty
@@ -210,19 +210,23 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
     nothing = replace(nothing, facets=Facets() if request.facets else None)
     if top_k == 0 or not query.strip() or model is None:
         return replace(nothing, notes=_trivially(workspace, request))
+    records = SourceRecords(workspace)
+    records.read_ahead(_threads())
     with explanation.timed("open"):
         queries, embedder = _open(workspace, model, mode, where, (request.strategy, request.fallback_threshold))
-    counting = [_threads().submit(lambda each: each.lines, table) for table in queries] if request.explain else []
+    counting = [_threads().submit(_count_ahead, table, records) for table in queries] if request.explain else []
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
         return replace(nothing, notes=(UNKNOWN_WORDS if queries else nothing_indexed(workspace),))
     limit = (calibration := Calibration.of(embedder)).limit(request)
-    finder = _Finder(query, vector, embedder, queries, limit, explanation, only, [] if request.facets else None)
-    records, wanted = SourceRecords(workspace), max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
+    finder = _Finder(
+        query, vector, embedder, queries, limit, explanation, records, only, [] if request.facets else None
+    )
+    n_windows = max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
     deep_search = joining and DeepSearch.of(workspace, joining, where, only, limit)
     with ThreadPoolExecutor(1) as pool:
         definitions = pool.submit(deep_search.find, query) if deep_search else None
-        windows = distinct_windows(lambda wanted: finder.find(wanted, n_lines, mode), wanted, records)
+        windows = distinct_windows(lambda n_windows: finder.find(n_windows, n_lines, mode), n_windows, records)
     if deep_search and definitions:
         with explanation.timed("deep"):
             windows = joined(windows, definitions.result(), vector, deep_search, queries, embedder)
@@ -291,7 +295,7 @@ def _trivially(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
 
 
 def _why_nothing(
-    workspace: Workspace, queries: Sequence[LineQuery], wanted: SearchFilter
+    workspace: Workspace, queries: Sequence[LineQuery], filters: SearchFilter
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the globs that match no document, and messages about filters that allow nothing.
 
@@ -301,7 +305,7 @@ def _why_nothing(
         return (), ()
     if not any(query.lines for query in queries):
         return (), (nothing_indexed(workspace),)
-    empty = [each for each in conditions(wanted) if not _matches(workspace, line_filter(each[2], workspace))]
+    empty = [each for each in conditions(filters) if not _matches(workspace, line_filter(each[2], workspace))]
     notes = tuple(why for _, why, _ in empty) or ("No indexed document matches all filters together.",)
     return tuple(name for name, _, _ in empty if name.startswith("glob ")), notes
 
@@ -433,6 +437,12 @@ def tables_of(
         yield entity, where if only_it else LineFilter(entities=(entity,), all_of=(where,) if where else None)
 
 
+def _count_ahead(table: LineQuery, records: SourceRecords) -> None:
+    """Count the lines of a table for ``_count``, and read the records of its sources, which are then known."""
+    if table.lines:
+        records.read_ahead(_threads(), table.sources)
+
+
 def _count(explanation: Explanation, queries: Sequence[LineQuery]) -> None:
     """Fill in how many lines the filter allowed, and how many were compared."""
     explanation.lines = sum(query.lines for query in queries)
@@ -452,6 +462,7 @@ class _Finder:
     tables: Sequence[LineQuery]
     max_distance: float | None
     explanation: Explanation
+    records: SourceRecords
     only: LineKinds = ALL_LINES
     ranked: list[dict[str, Any]] | None = None
     """The lines that the last attempt has ranked, best first, if facets need them."""
@@ -472,25 +483,27 @@ class _Finder:
         self.ranked[:] = rows
         return self.ranked
 
-    def find(self, wanted: int, n_lines: int, mode: Mode) -> list[Window]:
+    def find(self, n_windows: int, n_lines: int, mode: Mode) -> list[Window]:
         """Return the best windows, best first."""
         if mode == "vector":
-            return self.vector(wanted, n_lines)
-        return self.hybrid(wanted, n_lines, meaning=mode == "hybrid")
+            return self.vector(n_windows, n_lines)
+        return self.hybrid(n_windows, n_lines, meaning=mode == "hybrid")
 
-    def vector(self, wanted: int, n_lines: int) -> list[Window]:
+    def vector(self, n_windows: int, n_lines: int) -> list[Window]:
         """Return windows around the nearest lines."""
         max_gap = 2 * n_lines + 1 if n_lines else 0
-        fetch = wanted * FETCH_FACTOR
+        fetch = n_windows * FETCH_FACTOR
         while True:
             with self.explanation.timed("vector"):
                 found = self._nearest(fetch)
-            windows = merge_windows(self._kept(self._allowed(found.sort_by("distance").to_pylist())), max_gap, wanted)
-            if len(windows) == wanted or len(found) < fetch:
+            windows = merge_windows(
+                self._kept(self._allowed(found.sort_by("distance").to_pylist())), max_gap, n_windows
+            )
+            if len(windows) == n_windows or len(found) < fetch:
                 return windows
             fetch *= 2
 
-    def hybrid(self, wanted: int, n_lines: int, *, meaning: bool) -> list[Window]:
+    def hybrid(self, n_windows: int, n_lines: int, *, meaning: bool) -> list[Window]:
         """Return windows around the best-ranked lines of the blocks that are best by words and by meaning.
 
         If a distance limits the search, the nearest lines replace the blocks by meaning.
@@ -502,22 +515,23 @@ class _Finder:
         n_near = CANDIDATE_LINES if by_distance else n_near
         while True:
             blocks, found_near, lines = self._candidates(n_blocks, n_near)
+            self.records.read_ahead(_threads(), {entity for entity, _, _ in lines.documents})
             with self.explanation.timed("rank"):
-                options: dict[str, Any] = {"wanted": wanted, "meaning": meaning, "only": self.only}
+                options: dict[str, Any] = {"n_windows": n_windows, "meaning": meaning, "only": self.only}
                 options["weights"] = WEIGHTS_OF_FORMS.get(form, WEIGHTS)
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 farthest = np.inf if self.max_distance is None else self.max_distance
                 near = self._kept(row for row in rows if row["distance"] <= farthest)
                 across = GROWTH if form == "sentence" else GROWTH_ACROSS
-                merged = merge_windows(near, max_gap, max(wanted, JUDGED_WINDOWS), across)
-                windows = arranged(merged, lines.words, form)[:wanted]
+                merged = merge_windows(near, max_gap, max(n_windows, JUDGED_WINDOWS), across)
+                windows = arranged(merged, lines.words, form)[:n_windows]
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
             all_near = not meaning or found_near < n_near
             # All lines within a distance are known once the nearest are.
             all_blocks = by_distance or len(blocks) < n_blocks or n_blocks >= MAX_BLOCKS
-            if len(windows) == wanted or (all_near and all_blocks):
+            if len(windows) == n_windows or (all_near and all_blocks):
                 return windows
             n_blocks, n_near = 4 * n_blocks, 4 * n_near
 

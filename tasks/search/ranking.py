@@ -185,7 +185,7 @@ def stem_shares(paths: Iterable[str], words: Sequence[str], chosen: Weights = WE
 
 def _stem(path: str) -> str:
     folder, name = posixpath.split(path)
-    stem = posixpath.splitext(name)[0]
+    stem = name.partition(".")[0] or name  # of hub.plugin.bash and user.service.ts, the rest is the kind
     return posixpath.basename(folder) or stem if stem in STEMS_OF_FOLDERS else stem
 
 
@@ -229,7 +229,8 @@ def _parts_with(text: str, words: Sequence[str]) -> tuple[NDArray[np.int64], lis
     # A word of a part begins with it, or after a digit, or with a capital.
     inside = (characters[at_places] >= ord("a")) & (characters[at_places - 1] >= ord("a"))
     blanks = np.flatnonzero(characters == ord(" "))
-    after = np.unique(np.searchsorted(blanks, at_places[~inside]))
+    after = np.sort(np.searchsorted(blanks, at_places[~inside]))
+    after = after[np.diff(after, prepend=-1) > 0]  # np.unique imports numpy.ma, which is slow
     starts, ends = blanks[after - 1] + 1, blanks[after]
     cut = encoded.decode()
     return starts - 1, [cut[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]

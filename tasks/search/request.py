@@ -56,7 +56,7 @@ _GLOB = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
 """Some of the globs that ``check_glob`` accepts."""
 _HERE = INTERFACES - {"http"}
 """Options of searches that are too expensive for every client of a server."""
-_TOLD = frozenset({"action", "command"})
+_ACTION_AND_COMMAND = frozenset({"action", "command"})
 
 PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
 _TEST = re.compile(
@@ -193,7 +193,7 @@ class SearchFilter:
         "Only in this view of driftline.toml, [workspaces.NAME].",
         flag="--in",
         metavar="NAME",
-        only_in=_TOLD | {"mcp"},
+        only_in=_ACTION_AND_COMMAND | {"mcp"},
     )
     branch: str | None = option(
         None,
@@ -327,7 +327,7 @@ class SearchRequest(SearchFilter):
         "Count the files that match by source, language, kind, directory and tests.",
         only_in=INTERFACES - {"mcp"},
     )
-    explain: bool = option(False, "Show the steps of the search and their times.", only_in=_TOLD)
+    explain: bool = option(False, "Show the steps of the search and their times.", only_in=_ACTION_AND_COMMAND)
 
     def __post_init__(self) -> None:
         if not is_unicode(self.query):

@@ -103,14 +103,14 @@ def run(name: str, arguments: Sequence[str]) -> dict[str, Any]:
             print(line, end="", flush=True)
             lines.append(line.rstrip())
         exit_code = process.wait()
-        told = records.read_text("utf-8").splitlines() if records.exists() else []
+        reported = records.read_text("utf-8").splitlines() if records.exists() else []
     return {
         "command": " ".join(["python", f"tests/benchmarks/{name}.py", *arguments]),
         "exit_code": exit_code,
         "seconds": round(time.perf_counter() - started),
         "date": time.strftime("%Y-%m-%d"),
         "output": lines,
-        "records": [json.loads(line) for line in told],
+        "records": [json.loads(line) for line in reported],
     }
 
 

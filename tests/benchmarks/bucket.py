@@ -82,8 +82,8 @@ def main() -> int:
         verdict.at_most("first run into a bucket without delay, of one on the local disk", near / local, 1.25)
 
         uri, env = f"s3://{server.bucket}/workspace", _environment(server, proxy.endpoint)
-        told = f"{'s':>8} {'requests':>8} {'rounds':>6} {'MB read':>9} {'MB written':>10}"
-        print(f"  {DELAY_SECONDS * 1e3:.0f} ms away{'':11} {told}")
+        outcome = f"{'s':>8} {'requests':>8} {'rounds':>6} {'MB read':>9} {'MB written':>10}"
+        print(f"  {DELAY_SECONDS * 1e3:.0f} ms away{'':11} {outcome}")
         costs = {"first run": _cost(proxy, "first run", lambda: _index(source, uri, env))}
         costs["unchanged run"] = _cost(proxy, "unchanged run", lambda: _index(source, uri, env))
         _change(source, 1)
@@ -93,6 +93,8 @@ def main() -> int:
         _search(uri, QUERIES[0], env)
         again = [_cost(proxy, "a new process", partial(_search, uri, QUERIES[0], env)) for _ in range(3)]
         costs |= {"new process": sorted(again, key=lambda cost: cost.seconds)[1], "warm search": _warm(proxy, uri, env)}
+        _cost(proxy, "first cleanup", lambda: _clean(uri, env))
+        cleanup = _cost(proxy, "without garbage", lambda: _clean(uri, env))
         copy = folder / "copy"
         costs["first pull"] = _cost(proxy, "first pull", lambda: _pull(uri, copy, env))
         _change(source, CHANGED_FILES)
@@ -115,6 +117,7 @@ def main() -> int:
     verdict.at_most("search in a new process, of blocks on the disk", costs["new process"].seconds, 0.6, "s")
     verdict.at_most("search in a new process, requests", costs["new process"].requests, 6, "")
     verdict.at_most("warm search, p50", costs["warm search"].seconds * 1e3, 200, "ms")
+    verdict.at_most("cleanup without garbage, requests", cleanup.requests, 20, "")
     verdict.at_most("cold search of a pulled copy", of_copy, 0.7, "s")
     verdict.at_most("pull of 20 changed files, requests", pulled.requests, 40, "")
     verdict.at_most("pull of 20 changed files, of the bytes written", pulled.read_bytes / change.written_bytes, 1.2)
@@ -130,9 +133,9 @@ def _cost(proxy: DelayingProxy, name: str, work: Callable[[], object]) -> Cost:
     proxy.take()
     started = time.perf_counter()
     work()
-    seconds, asked = time.perf_counter() - started, proxy.take()
-    read, written = sum(each.received_bytes for each in asked), sum(each.sent_bytes for each in asked)
-    cost = Cost(seconds, len(asked), rounds(asked), read, written)
+    seconds, requested = time.perf_counter() - started, proxy.take()
+    read, written = sum(each.received_bytes for each in requested), sum(each.sent_bytes for each in requested)
+    cost = Cost(seconds, len(requested), rounds(requested), read, written)
     print(f"  {name:20} {cost}", flush=True)
     return cost
 
@@ -143,6 +146,10 @@ def _index(source: Path, workspace: str, env: Mapping[str, str] | None = None) -
 
 def _pull(uri: str, copy: Path, env: Mapping[str, str]) -> measure.Measured:
     return measure.run([*measure.DRIFTLINE, "pull", uri, str(copy), "--json"], env)
+
+
+def _clean(uri: str, env: Mapping[str, str]) -> measure.Measured:
+    return measure.run([*measure.DRIFTLINE, "cleanup", "--delete", "--workspace", uri, "--json"], env)
 
 
 def _search(workspace: str, query: str, env: Mapping[str, str]) -> measure.Measured:

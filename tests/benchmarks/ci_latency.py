@@ -166,16 +166,16 @@ def _flow(clone: Path, folder: Path, environment: Mapping[str, str], rounds: int
     added, added_first, updates = list[float](), list[float](), list[float]()
     for _ in range(rounds):
         done = subprocess.run(command, cwd=folder, env=dict(environment), capture_output=True, text=True, check=True)
-        told = json.loads(done.stdout.rpartition("TOLD")[2])
-        plain, flow = statistics.median(told["plain"]), statistics.median(told["flow"])
+        outcome = json.loads(done.stdout.rpartition("TOLD")[2])
+        plain, flow = statistics.median(outcome["plain"]), statistics.median(outcome["flow"])
         print(
-            f"  unchanged: {plain:.2f} s, as a flow {flow:.2f} s, the first of a process {told['first_flow']:.2f} s "
-            f"after imports of {told['import']:.2f} s; "
-            f"all again: {told['full_plain']:.2f} s, as a flow {told['full_flow']:.2f} s"
+            f"  unchanged: {plain:.2f} s, as a flow {flow:.2f} s, the first of a process {outcome['first_flow']:.2f} s "
+            f"after imports of {outcome['import']:.2f} s; "
+            f"all again: {outcome['full_plain']:.2f} s, as a flow {outcome['full_flow']:.2f} s"
         )
         added.append(flow - plain)
-        added_first.append(told["import"] + told["first_flow"] - plain)
-        updates.append(sum(told["updates"]) / told["full_flow"])
+        added_first.append(outcome["import"] + outcome["first_flow"] - plain)
+        updates.append(sum(outcome["updates"]) / outcome["full_flow"])
     verdict.at_most("what a flow adds to a run", min(added), 3.0, "s")
     verdict.at_most("what the first flow of a process adds, imports included", min(added_first), 3.0, "s", OBSTACLE)
     verdict.at_most("updates of progress, of the time of a run", statistics.median(updates), 0.01)

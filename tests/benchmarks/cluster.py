@@ -170,8 +170,8 @@ def _show(workers: int, run: Run) -> None:
         ("scheduler", run.scheduler, {}),
         ("workers", run.workers, run.worker_phases),
     ):
-        told = ", ".join(f"{phase} {spent:.2f}" for phase, spent in phases.items() if spent >= 0.005)
-        print(f"    {name:12} {seconds:7.2f} CPU s {seconds / run.whole:6.1%}  {told}", flush=True)
+        outcome = ", ".join(f"{phase} {spent:.2f}" for phase, spent in phases.items() if spent >= 0.005)
+        print(f"    {name:12} {seconds:7.2f} CPU s {seconds / run.whole:6.1%}  {outcome}", flush=True)
 
 
 def _compute(run: Run, fixed: float) -> None:

@@ -68,8 +68,8 @@ def main() -> int:
         command = [*measure.DRIFTLINE, "index", str(tree.path), "--workspace", str(folder / "run"), "--json"]
         result = measure.run([*command, "--executor", "local", "--workers", "2", "--indexes", "none"])
         run = json.loads(result.output)
-        told = f"coordinator {result.own_peak / 1e6:,.0f} MB, largest process {result.largest_peak / 1e6:,.0f} MB"
-        print(f"  {tree}, two workers: {run['seconds']:.1f} s; {told}", flush=True)
+        outcome = f"coordinator {result.own_peak / 1e6:,.0f} MB, largest process {result.largest_peak / 1e6:,.0f} MB"
+        print(f"  {tree}, two workers: {run['seconds']:.1f} s; {outcome}", flush=True)
         taken = sum(run["worker_phases"].values()) / -(-tree.bytes // BATCH_BYTES)
         verdict.at_most(f"a batch in the scheduler, of the {taken:.1f} s that it takes", each / taken, MAX_SHARE)
         verdict.at_most("memory of the largest process", result.largest_peak / 1e6, MAX_WORKER_BYTES / 1e6, "MB")

@@ -191,8 +191,8 @@ def _asked(
         yield sum(recalls) / len(recalls), 1000 * measure.median(times)
 
 
-def _row(name: str, seconds: float, size: int, asked: Iterator[tuple[float, float]]) -> None:
-    cells = "".join(f"{recall:7.3f}{milliseconds:7.1f}" for recall, milliseconds in asked)
+def _row(name: str, seconds: float, size: int, requested: Iterator[tuple[float, float]]) -> None:
+    cells = "".join(f"{recall:7.3f}{milliseconds:7.1f}" for recall, milliseconds in requested)
     print(f"{name:38} {seconds:6.1f} {size / 1e6:5.0f}{cells}", flush=True)
 
 

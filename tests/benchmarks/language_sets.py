@@ -124,18 +124,18 @@ def language_set(language: str, count: int = 700) -> QuerySet:
 
 def question_sets() -> tuple[QuerySet, ...]:
     """The questions about each tree, halved by their hashes."""
-    asked: dict[str, list[tuple[str, str, str]]] = {}
+    requested: dict[str, list[tuple[str, str, str]]] = {}
     for line in QUESTIONS.read_text("utf-8").splitlines():
         tree, path, name, question = line.split("\t")
-        asked.setdefault(tree, []).append((path, name, question))
-    return tuple(_questions(tree, found) for tree, found in asked.items())
+        requested.setdefault(tree, []).append((path, name, question))
+    return tuple(_questions(tree, found) for tree, found in requested.items())
 
 
-def _questions(tree: str, asked: list[tuple[str, str, str]]) -> QuerySet:
+def _questions(tree: str, requested: list[tuple[str, str, str]]) -> QuerySet:
     queries = code_set() if tree == "python" else prose_set() if tree == "prose" else language_set(tree)
     files = {path.relative_to(queries.tree.path).as_posix(): path for path in queries.tree.path.rglob("*.*")}
     found = []
-    for ending, name, question in asked:
+    for ending, name, question in requested:
         path = next(path for path in sorted(files) if f"/{path}".endswith(f"/{ending}"))
         known = definitions(path, files[path].read_text("utf-8"))
         location = next(each for each in known if each.name == name or each.name.endswith(f" > {name}"))

@@ -141,8 +141,8 @@ class Verdict:
         outcome = "small run" if self.small else "ok" if fine else "MISSED"
         why = obstacle if outcome == "MISSED" else ""
         print(f"  {outcome:9} {what}: {value:.3g} {unit} ({relation} {target:.3g}){why and f': {why}'}", flush=True)
-        told = {"what": what, "value": value, "unit": unit, "relation": relation, "target": target, "fine": fine}
-        record("figure", **told, obstacle=why)
+        reported = {"what": what, "value": value, "unit": unit, "relation": relation, "target": target, "fine": fine}
+        record("figure", **reported, obstacle=why)
         if not fine and not self.small:
             self.missed.append(what)
 
@@ -156,11 +156,11 @@ def bars(title: str, unit: str, values: Mapping[str, float]) -> None:
     record("bars", title=title, unit=unit, values=dict(values))
 
 
-def record(kind: str, **told: object) -> None:
+def record(kind: str, **reported: object) -> None:
     """Append a JSON line to the file that RECORDS names, if it is set."""
     if target := os.environ.get(RECORDS):
         with Path(target).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, **told}) + "\n")
+            file.write(json.dumps({"kind": kind, **reported}) + "\n")
 
 
 def begin(description: str | None, **defaults: int | str) -> argparse.Namespace:

@@ -171,8 +171,8 @@ def _repositories(trees: Path, annotations: Path, half: str) -> Iterator[Reposit
         name, tree = spec["name"], trees / spec["name"] / (spec.get("benchmark_root") or "")
         if half not in ("all", "tuning" if name < FIRST_OF_REPORTING else "reporting"):
             continue
-        asked = json.loads((annotations / "annotations" / f"{name}.json").read_text("utf-8"))
-        questions = tuple(_question(each) for each in asked)
+        requested = json.loads((annotations / "annotations" / f"{name}.json").read_text("utf-8"))
+        questions = tuple(_question(each) for each in requested)
         paths = [path.relative_to(trees / name).as_posix() for path in tree.rglob("*")] if tree.is_dir() else []
         absent = [
             t.path for q in questions for t in q.targets if not any(t.met_by(path, 1, sys.maxsize) for path in paths)
@@ -184,11 +184,11 @@ def _repositories(trees: Path, annotations: Path, half: str) -> Iterator[Reposit
     print(f"\nMissing: {', '.join(missing) or 'none'}", flush=True)
 
 
-def _question(asked: dict[str, Any]) -> Question:
-    text = asked["query"]
+def _question(requested: dict[str, Any]) -> Question:
+    text = requested["query"]
     guessed = "symbol" if " " not in text.strip() else "architecture" if text.lower().startswith("how ") else "semantic"
-    targets = [_target(each) for each in (*asked.get("relevant", ()), *asked.get("secondary", ()))]
-    return Question(text, asked.get("category") or guessed, tuple(targets))
+    targets = [_target(each) for each in (*requested.get("relevant", ()), *requested.get("secondary", ()))]
+    return Question(text, requested.get("category") or guessed, tuple(targets))
 
 
 def _target(raw: str | dict[str, Any]) -> Target:
@@ -243,8 +243,8 @@ def _print(scores: dict[str, Scores]) -> None:
         "CPU ms": lambda each: f"{1000 * statistics.mean(each.cpu):.1f}",
         "index CPU s": lambda each: f"{each.index_cpu:.1f}",
     }
-    for name, told in rows.items():
-        print(f"{name:12}" + "".join(f"{told(each):>11}" for each in scores.values()))
+    for name, outcome in rows.items():
+        print(f"{name:12}" + "".join(f"{outcome(each):>11}" for each in scores.values()))
 
 
 if __name__ == "__main__":

@@ -95,11 +95,11 @@ def _compare(name: str, half: Half, options: Any, folder: Path, verdict: measure
     """Ask every contender the queries of a set, and print and judge its scores."""
     found: dict[str, list[Answer]] = {}
     for queries in _set(name, small=options.small):
-        asked = queries.half(half, options.queries)
-        print(f"\n{name}: {len(asked)} queries ({half} half) over {queries.tree}")
+        requested = queries.half(half, options.queries)
+        print(f"\n{name}: {len(requested)} queries ({half} half) over {queries.tree}")
         for contender, answer in _contenders(queries, folder, rerank=bool(options.rerank), deep=bool(options.deep)):
-            answer(asked[0].text)
-            found.setdefault(contender, []).extend(_answers(answer, asked))
+            answer(requested[0].text)
+            found.setdefault(contender, []).extend(_answers(answer, requested))
     print(f"{'':22} {'MRR@10':>7} {'recall@10':>10} {'strict':>7} {'NDCG@10':>8} {'p50 ms':>7} {'lines':>6}")
     scores = {contender: _score(contender, answers) for contender, answers in found.items()}
     measure.bars(f"MRR@10 on {name}", "", {contender: score.mrr for contender, score in scores.items()})

@@ -202,11 +202,11 @@ def write_set(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, "utf-8")
         lines, size = lines + text.count("\n"), size + len(text.encode())
-    asked = Counter(query.lower() for query, *_ in found)
+    requested = Counter(query.lower() for query, *_ in found)
     dice, per_file = random.Random(_SEED), Counter[str]()
     chosen: list[Query] = []
     for text, path, first, last in dice.sample(list(found), len(found)):
-        if asked[text.lower()] == 1 and per_file[path] < MAX_PER_FILE[kind] and len(chosen) < count:
+        if requested[text.lower()] == 1 and per_file[path] < MAX_PER_FILE[kind] and len(chosen) < count:
             per_file[path] += 1
             chosen.append(Query(text, path, first, last, dice.choice(("tuning", "reporting"))))
     (root.parent / "queries.json").write_text(json.dumps([asdict(query) for query in chosen]))

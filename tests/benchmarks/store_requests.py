@@ -44,14 +44,14 @@ def main() -> int:
         asyncio.run(_upload(server, objects))
         print(f"{objects:,} objects, uploaded in {time.perf_counter() - started:.0f} s", flush=True)
         _, first = _index(server, server.endpoint)
-        _told("new objects", first)
+        _described("new objects", first)
         proxy = Proxy(server)
         threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True).start()
         seconds, unchanged = _index(server, proxy.endpoint)
         proxy.shutdown()
         if unchanged["sources"][0]["unchanged"] != objects:
             raise SystemExit(f"The second run found changes: {unchanged}"[:500])
-        _told("unchanged", unchanged)
+        _described("unchanged", unchanged)
         by_sender = Counter(_sender(agent) for agent in proxy.agents)
         print(f"  seen by the proxy in {seconds:.1f} s: {dict(by_sender)}")
         pages = -(-objects // PAGE)
@@ -95,10 +95,10 @@ def _index(server: S3Server, endpoint: str) -> tuple[float, dict[str, Any]]:
     return result.seconds, json.loads(result.output)
 
 
-def _told(what: str, run: dict[str, Any]) -> None:
+def _described(what: str, run: dict[str, Any]) -> None:
     requests = run["requests"]
-    told = ", ".join(f"{count:,} {kind.upper()}" for kind, count in requests.items())
-    print(f"  {what}: {told}; about ${price(requests, PRICES) or 0:.4f}; {run['seconds']:.1f} s", flush=True)
+    outcome = ", ".join(f"{count:,} {kind.upper()}" for kind, count in requests.items())
+    print(f"  {what}: {outcome}; about ${price(requests, PRICES) or 0:.4f}; {run['seconds']:.1f} s", flush=True)
     for phase, kinds in run["requests_by_phase"].items():
         print(f"    {phase:8} {', '.join(f'{count:,} {kind.upper()}' for kind, count in kinds.items())}")
 

@@ -40,7 +40,7 @@ def main() -> int:
 def _plain_tree(tree: corpus.Corpus, workspace: Path, rounds: int, verdict: measure.Verdict) -> None:
     first, report = index(tree.path, workspace)
     expect(report, "new", tree.files)
-    print(f"  first run: {_told([first])}", flush=True)
+    print(f"  first run: {_described([first])}", flush=True)
     edited = next(path for path in sorted(tree.path.rglob("*.py")))
     before = edited.read_text()
     find, unchanged, one_changed = list[measure.Measured](), list[measure.Measured](), list[measure.Measured]()
@@ -60,7 +60,10 @@ def _plain_tree(tree: corpus.Corpus, workspace: Path, rounds: int, verdict: meas
             index(tree.path, workspace)
     finally:
         edited.write_text(before)
-    print(f"  find {_told(find)}, unchanged {_told(unchanged)}, one file changed {_told(one_changed)}", flush=True)
+    print(
+        f"  find {_described(find)}, unchanged {_described(unchanged)}, one file changed {_described(one_changed)}",
+        flush=True,
+    )
     listed, same, changed = _best(find), _best(unchanged), _best(one_changed)
     verdict.at_most("a run over the unchanged tree", same, 1.5 + 5 * listed, "s")
     verdict.at_most("a run after one change, of the unchanged run", changed / same, 1.5)
@@ -83,9 +86,9 @@ def _git_tree(tree: corpus.Corpus, folder: Path, rounds: int, verdict: measure.V
         run, report = index(clone, workspace)
         cloned.append(run)
         embedded = max(embedded, report["lines_embedded"])
-    print(f"  git tree: unchanged {_told(unchanged)}, fresh clone {_told(cloned)}", flush=True)
+    print(f"  git tree: unchanged {_described(unchanged)}, fresh clone {_described(cloned)}", flush=True)
     committed = _commit(corpus.fresh_clone(tree, clones), workspace, rounds)
-    print(f"  a commit of {COMMITTED_FILES} files: {_told(committed)}", flush=True)
+    print(f"  a commit of {COMMITTED_FILES} files: {_described(committed)}", flush=True)
     verdict.at_most(f"index a commit of {COMMITTED_FILES} files", _best(committed), 3.0, "s", OBSTACLE)
     verdict.at_most("lines embedded of a fresh clone", embedded, 0, "lines")
     verdict.at_most("a run over a fresh clone, of the unchanged run", _best(cloned) / _best(unchanged), 3.0)
@@ -111,7 +114,7 @@ def _best(runs: list[measure.Measured]) -> float:
     return min(run.seconds for run in runs)
 
 
-def _told(runs: list[measure.Measured]) -> str:
+def _described(runs: list[measure.Measured]) -> str:
     return f"{_best(runs):.2f} s ({min(run.cpu_seconds for run in runs):.2f} CPU s)"
 
 

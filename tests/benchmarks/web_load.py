@@ -177,7 +177,7 @@ def one_client(server: Server, target: str, rounds: int, verdict: measure.Verdic
     """What HTTP adds to the same searches of the library, in turn."""
     workspace = Workspace.open(target)
     connection = http.client.HTTPConnection(server.address, timeout=60)
-    own, asked = list[float](), list[float]()
+    own, requested = list[float](), list[float]()
     for number in range(rounds + 1):
         for query in QUERIES:
             started = time.perf_counter()
@@ -187,12 +187,10 @@ def one_client(server: Server, target: str, rounds: int, verdict: measure.Verdic
             connection.getresponse().read()
             if number:  # the first round warms both
                 own.append(middle - started)
-                asked.append(time.perf_counter() - middle)
-    p50 = np.median(np.array(asked) - own) * 1e3  # each beside its twin: the speed of a shared machine changes
-    p95 = (np.percentile(asked, 95) - np.percentile(own, 95)) * 1e3
-    print(
-        f"  one client: p50 {np.percentile(asked, 50) * 1e3:.1f} ms, of the library {np.percentile(own, 50) * 1e3:.1f}"
-    )
+                requested.append(time.perf_counter() - middle)
+    p50 = np.median(np.array(requested) - own) * 1e3  # each beside its twin: the speed of a shared machine changes
+    p95 = (np.percentile(requested, 95) - np.percentile(own, 95)) * 1e3
+    print(f"  one client: p50 {np.percentile(requested, 50) * 1e3:.1f} ms, library {np.percentile(own, 50) * 1e3:.1f}")
     verdict.at_most("search over HTTP beyond the library's, p50", float(p50), 2, "ms")
     verdict.at_most("the same, p95", float(p95), 5, "ms")
 

@@ -63,7 +63,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SearchCase:
     """A query, its vector, and what was found for it."""
 
     query: Query
@@ -74,21 +74,21 @@ class Asked:
 
 def main() -> int:
     options = measure.begin(__doc__, queries=60)
-    asked: dict[str, list[Asked]] = {}
+    requested: dict[str, list[SearchCase]] = {}
     with measure.scratch() as folder:
         for name, queries in _sets(small=options.small):
             count = None if name == "questions" else options.queries
             embedder, found = _look_up(queries, queries.half("tuning", count), folder)
-            asked.setdefault(name, []).extend(found)
-    print(f"\n{'':42}" + "".join(f"{name[:10]:>11}" for name in asked) + f"{'mean':>8}")
+            requested.setdefault(name, []).extend(found)
+    print(f"\n{'':42}" + "".join(f"{name[:10]:>11}" for name in requested) + f"{'mean':>8}")
     for variant in VARIANTS[:2] if options.small else VARIANTS:
-        scores = {name: _mrr(found, embedder, replace(WEIGHTS, **variant)) for name, found in asked.items()}
+        scores = {name: _mrr(found, embedder, replace(WEIGHTS, **variant)) for name, found in requested.items()}
         mean = np.mean([score for name, score in scores.items() if name != "questions"])
-        told = (
+        outcome = (
             ", ".join(f"{name} {value}" for name, value in variant.items()).replace("Neighbourhood", "")
             or "as they are"
         )
-        print(f"{told:42.42}" + "".join(f"{score:11.3f}" for score in scores.values()) + f"{mean:8.4f}", flush=True)
+        print(f"{outcome:42.42}" + "".join(f"{score:11.3f}" for score in scores.values()) + f"{mean:8.4f}", flush=True)
     return 0
 
 
@@ -104,7 +104,7 @@ def _sets(*, small: bool) -> Iterator[tuple[str, QuerySet]]:
         yield "questions", queries
 
 
-def _look_up(queries: QuerySet, asked: Sequence[Query], folder: Path) -> tuple[Embedder, list[Asked]]:
+def _look_up(queries: QuerySet, requested: Sequence[Query], folder: Path) -> tuple[Embedder, list[SearchCase]]:
     """The candidates of each query, as a search finds them."""
     target = folder / f"{queries.tree.path.parent.name}.driftline"
     if not target.exists():
@@ -118,24 +118,24 @@ def _look_up(queries: QuerySet, asked: Sequence[Query], folder: Path) -> tuple[E
     embedder = load_embedder(ModelRef(config.model, config.fingerprint, config.dim))
     table = LineQuery(workspace.lines(workspace.tenants()[0]))
     found = []
-    for query in asked:
+    for query in requested:
         vector = embedder.embed_query(query.text)
         blocks = table.blocks(query_for_index(keywords(query.text)), CANDIDATE_BLOCKS)
         nearest = table.nearest(vector, CANDIDATE_LINES)
-        found.append(Asked(query, vector, blocks, gather(lines_of(blocks, query.text), nearest)))
+        found.append(SearchCase(query, vector, blocks, gather(lines_of(blocks, query.text), nearest)))
     return embedder, found
 
 
-def _mrr(asked: Sequence[Asked], embedder: Embedder, weights: Weights) -> float:
+def _mrr(requested: Sequence[SearchCase], embedder: Embedder, weights: Weights) -> float:
     total = 0.0
-    for each in asked:
-        rows = rank(each.vector, each.candidates, each.blocks, embedder, wanted=TOP_K, weights=weights)
+    for each in requested:
+        rows = rank(each.vector, each.candidates, each.blocks, embedder, n_windows=TOP_K, weights=weights)
         for location, window in enumerate(merge_windows(rows, REACH, TOP_K), start=1):
             first, last = window.first + 1 - DEFAULT_N_LINES, window.last + 1 + DEFAULT_N_LINES
             if each.query.met_by(window.path, first, last):
                 total += 1 / location
                 break
-    return total / len(asked)
+    return total / len(requested)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import runpy
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,9 +95,10 @@ def files_of(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def pages() -> dict[str, str]:
-    """The pages that users read, by their paths."""
+    """The pages that users read, with their generated parts, by their paths."""
+    fill = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["fill"]
     found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "flows").glob("*.md")]
-    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in found if path.exists()}
+    return {path.relative_to(ROOT).as_posix(): fill(path.read_text()) for path in found if path.exists()}
 
 
 def action_pages() -> str:

@@ -457,7 +457,7 @@ def test_no_public_call_leaves_its_boundary(kind: str, within: str, walls: Walls
         # What one call has changed stays for the next: nothing could be repeated to make it shorter.
         @settings(max_examples=60, deadline=None, phases=[Phase.generate], database=None)
         @given(st.data())
-        def asked(data: st.DataObject) -> None:
+        def requested(data: st.DataObject) -> None:
             name = data.draw(st.sampled_from(sorted(calls)))
             drawn = {key: data.draw(each) for key, each in STRATEGIES.items() if key in calls[name].parameters}
             if kind == "store" and "items" in drawn:
@@ -470,7 +470,7 @@ def test_no_public_call_leaves_its_boundary(kind: str, within: str, walls: Walls
                 answer = str(error)
             assert not any(secret in answer for secret in SECRETS[within]), (name, drawn)
 
-        asked()
+        requested()
     assert bounded.outside(within) == before
 
 
@@ -758,9 +758,9 @@ def test_memory_asks_for_its_compaction(folder: Path, monkeypatch: pytest.Monkey
         for n in range(3):
             ok(backend.store(f"key {n}", n, S123))
             backend.core.flush()
-    asked = [event for event in sent if event.event == "driftline.deltas.threshold"]
-    assert asked
-    assert str(folder) in {event.payload["workspace"] for event in asked}
+    requested = [event for event in sent if event.event == "driftline.deltas.threshold"]
+    assert requested
+    assert str(folder) in {event.payload["workspace"] for event in requested}
 
 
 # -- 8: compaction ---------------------------------------------------------------------------
@@ -936,8 +936,8 @@ def test_indexes_are_queried(
         backend.core.flush()
         ok(backend.compact_indexes(None, 0))
         ok(backend.delete("key 3"))
-        asked: Any = backend
-        query: Run = asked.query_index
+        requested: Any = backend
+        query: Run = requested.query_index
         rows = ok(query(range=("key 1", "key 3")))["rows"]
         assert [row["key"] for row in rows] == ["key 1", "key 2"]
         totals = ok(query(group_by="project"))["rows"]
@@ -952,8 +952,8 @@ def test_indexes_are_queried_as_of_a_revision(acme: HierarchicalLTMBackend) -> N
     assert first is not None
     ok(acme.store("late", 2, S123))
     acme.core.flush()
-    asked: Any = acme
-    query: Run = asked.query_index
+    requested: Any = acme
+    query: Run = requested.query_index
     assert [row["key"] for row in ok(query())["rows"]] == ["early", "late"]
     assert [row["key"] for row in ok(query(rev=first.rev))["rows"]] == ["early"]
 

@@ -460,9 +460,9 @@ def test_the_configuration_sets_what_a_command_leaves_out(
     found = search()
     assert (len(found["results"]), {len(hit["context"]) for hit in found["results"]}) == (2, {1})
     assert (found["explanation"]["mode"], found["explanation"]["strategy"]) == ("vector", "postfilter")
-    told = search("--top-k", 3, "-n", 1, "--mode", "text", "--strategy", "prefilter")
-    assert (len(told["results"]), told["explanation"]["mode"]) == (3, "text")
-    assert told["explanation"]["strategy"] == "prefilter"
+    reported = search("--top-k", 3, "-n", 1, "--mode", "text", "--strategy", "prefilter")
+    assert (len(reported["results"]), reported["explanation"]["mode"]) == (3, "text")
+    assert reported["explanation"]["strategy"] == "prefilter"
     for wrong in ('strategy = "sometimes"', "top_k = -1", "fallback_threshold = 2", "topk = 3"):
         plant(tmp_path, {"driftline.toml": f'workspace = "{searched}/ws"\n[search]\n{wrong}\n'})
         refused = driftline("search", "parser", "--json")

@@ -282,13 +282,13 @@ def test_a_delta_is_fetched_once_from_a_bucket_and_the_base_each_time(s3_bucket:
     index.compact(now=NOON)
     change(index, 2, {"a": 2})
     change(index, 3, {"b": 3})
-    asked = []
+    requested = []
     for _ in range(3):
         with tally() as requests:
             index.check()
             assert rows(index.read()) == {"a": 2, "b": 3}
-        asked.append(by_kind(requests.counts)["get"])
-    assert asked == [4, 2, 2]
+        requested.append(by_kind(requests.counts)["get"])
+    assert requested == [4, 2, 2]
     with tally() as requests:  # for example by another process
         assert rows(DeltaIndex(ObjectStore.open(s3_bucket), "org:a/source:b", "test", FIELDS).read())
     assert by_kind(requests.counts)["get"] == 3

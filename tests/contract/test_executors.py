@@ -384,7 +384,7 @@ def test_a_task_that_kills_every_worker_ends_in_one_clear_error(context: TaskCon
 
 
 def test_tasks_do_not_wait_forever_for_workers(context: TaskContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("driftline.flows.runs.executors.NO_WORKERS_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr("driftline.flows.runs.executors.LOCAL_NO_WORKERS_TIMEOUT_SECONDS", 1)
     with DaskExecutor(None, 1) as executor:
         executor.start(context, [])
         executor._client.retire_workers()

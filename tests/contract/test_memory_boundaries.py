@@ -117,12 +117,12 @@ def test_what_is_outside_is_refused_alike_whether_it_exists_or_not(opened: Opene
         lambda name: alpha.list_entities(after=name),
     ]
     for call in calls:
-        told = set()
+        outcome = set()
         for name in (f"{BETA}/user:bob", f"{BETA}/user:eve"):
             with pytest.raises(BadEntity) as refusal:
                 call(name)
-            told.add(str(refusal.value).replace(name, "it"))
-        assert len(told) == 1
+            outcome.add(str(refusal.value).replace(name, "it"))
+        assert len(outcome) == 1
     assert alpha.ancestors("user:new") == []
     with pytest.raises(AccessDenied):
         alpha.search("", None, None, allowed_ancestors=[BETA])

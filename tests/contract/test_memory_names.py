@@ -137,7 +137,7 @@ def test_nothing_is_written_outside_of_the_root(root: str, opened: Opened) -> No
         lambda: store.delete_entity("org:globex", cascade=True),
     ]
     for write in writes:
-        with pytest.raises(BadEntity, match="outside of the root"):
+        with pytest.raises(BadEntity, match="outside the root"):
             write()
     assert store.retrieve_batch(["mine", "one", "two"]) == {}
     assert opened().retrieve("theirs") is not None

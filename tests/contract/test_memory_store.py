@@ -273,12 +273,12 @@ def test_allowed_ancestors_limit_and_an_empty_list_allows_nothing(filled: Memory
     assert count([ACME]) == 15
     denied: list[list[str]] = [[], ["org:other"], ["org:acme/project:none"]]
     for allowed in denied:
-        told = set()
+        outcome = set()
         for name in ("alice", "bob", "nobody"):
             with pytest.raises(AccessDenied) as refusal:
                 filled.retrieve_by_entity("user", name, within=ACME, allowed_ancestors=allowed)
-            told.add(str(refusal.value).replace(name, "it"))
-        assert len(told) == 1, allowed  # whether it exists does not show
+            outcome.add(str(refusal.value).replace(name, "it"))
+        assert len(outcome) == 1, allowed  # whether it exists does not show
     for allowed in denied[:2]:
         with pytest.raises(AccessDenied):
             filled.search("alice", None, ACME, allowed_ancestors=allowed)

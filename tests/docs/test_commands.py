@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import PATIENCE_SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 FENCE = re.compile(r"^```(?P<language>sh|python)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -86,7 +88,7 @@ def environment(origin: Path, s3_server: Any) -> dict[str, str]:
         "AWS_REGION": "us-east-1",
         "PATH": f"{bin_directory}{os.pathsep}{variables['PATH']}",
         "PREFECT_HOME": str(origin.parent / "prefect"),
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",  # 20 by default, too few on a busy machine
+        "PREFECT_SERVER_EPHEMERAL_ENABLED": "true",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
         **{f"GIT_{who}_{what}": "reader" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
@@ -104,7 +106,9 @@ def served(origin: Path, environment: Mapping[str, str]) -> Iterator[None]:
         try:
             assert server.stderr is not None
             assert any("serving" in line for line in server.stderr), "the web server did not start"
-            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{SERVED}/readyz", timeout=60).close()
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+                f"{SERVED}/readyz", timeout=PATIENCE_SECONDS
+            ).close()
             yield
         finally:
             server.kill()

@@ -129,8 +129,11 @@ def test_a_figure_that_no_benchmark_recorded_is_found() -> None:
 
 def test_a_page_that_explains_a_key_that_the_code_lacks_is_refused() -> None:
     module = hooks()
-    part = "<!-- generated: keys driftline.flows.config.schema:SourceTable\nuri: A folder.\nurl: A folder.\n-->"
-    with pytest.raises(module.StalePage, match=r"'entity'.*'url'"):
+    part = "<!-- generated: keys driftline.flows.config.schema:SourceTable\nurl: A folder.\n-->"
+    with pytest.raises(module.StalePage, match=r"'url'"):
+        module.fill(part)
+    part = "<!-- generated: enumeration driftline.storage.model:SkipReason\nBINARY: Not text.\nBINARIES: Not text.\n-->"
+    with pytest.raises(module.StalePage, match=r"'TOO_LARGE'.*'BINARIES'"):
         module.fill(part)
 
 

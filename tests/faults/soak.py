@@ -114,29 +114,29 @@ def model(done: Sequence[int]) -> dict[str, int]:
 
 def contradictions(seen: dict[str, int], done: Sequence[int], started: Sequence[int]) -> list[str]:
     """Problems of a read that began after the changes ``done`` and ended before those beyond ``started``."""
-    told = []
+    outcome = []
     for writer, (known, begun) in enumerate(zip(done, started, strict=True)):
         own = {key: value for key, value in seen.items() if key.startswith(f"own/{writer}/")}
         must = {own_key(writer, number) for number in range(max(1, begun - LIFE + 1), known + 1)}
         may = {own_key(writer, number): number for number in range(max(1, known - LIFE + 1), begun + 1)}
-        told += [f"lost {key}" for key in must - own.keys()]
-        told += [f"resurrected {key}" for key in own.keys() - may.keys()]
-        told += [f"{key} has value {value}" for key, value in own.items() if may.get(key, value) != value]
-    return told
+        outcome += [f"lost {key}" for key in must - own.keys()]
+        outcome += [f"resurrected {key}" for key in own.keys() - may.keys()]
+        outcome += [f"{key} has value {value}" for key, value in own.items() if may.get(key, value) != value]
+    return outcome
 
 
 def chain_problems(publications: Sequence[Publication]) -> list[str]:
     """Check that each base replaced its predecessor and that no two compactors worked at once."""
-    told = []
+    outcome = []
     order = sorted(publications, key=lambda publication: publication.since)
     for before, after in pairwise(order):
         if after.replaced != before.version:
-            told.append(f"a base under token {after.token} did not replace the one of token {before.token}")
+            outcome.append(f"a base under token {after.token} did not replace the one of token {before.token}")
         if after.token < before.token:
-            told.append(f"token {after.token} published after token {before.token}")
+            outcome.append(f"token {after.token} published after token {before.token}")
         if after.token != before.token and after.since < before.until:
-            told.append(f"tokens {before.token} and {after.token} were at work at the same time")
-    return told
+            outcome.append(f"tokens {before.token} and {after.token} were at work at the same time")
+    return outcome
 
 
 # -- the processes ---------------------------------------------------------------------------
@@ -259,11 +259,11 @@ def soak(uri: str, seconds: float) -> dict[str, Any]:
     processes = [_fork.Process(target=_run, args=(results, *role), daemon=True) for role in roles]
     for process in processes:
         process.start()
-    told = [results.get() for _ in processes]
+    outcome = [results.get() for _ in processes]
     for process in processes:
         process.join()
-    problems = [problem for answer in told for problem in answer.get("problems", [])]
-    published = [[Publication(**item) for item in answer["published"]] for answer in told if "published" in answer]
+    problems = [problem for answer in outcome for problem in answer.get("problems", [])]
+    published = [[Publication(**item) for item in answer["published"]] for answer in outcome if "published" in answer]
     problems += chain_problems([publication for each in published for publication in each])
     if not problems:
         index = open_index(uri)
@@ -273,9 +273,9 @@ def soak(uri: str, seconds: float) -> dict[str, Any]:
                 problems.append(f"the index does not hold what the model holds{moment}")
             index.compact()
     return {
-        "changes": [answer["changes"] for answer in told if "changes" in answer],
+        "changes": [answer["changes"] for answer in outcome if "changes" in answer],
         "publications": [len(each) for each in published],
-        "reads": [answer["reads"] for answer in told if "reads" in answer],
+        "reads": [answer["reads"] for answer in outcome if "reads" in answer],
         "problems": problems,
     }
 

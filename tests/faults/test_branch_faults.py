@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,13 +35,18 @@ MAIN_SINCE = {**LATER, "on main.txt": "word30\nword31\n"}
 ON_BRANCH = {**MAIN_SINCE, "on branch.txt": "word40\nword41\n"}
 
 
-def everywhere(prepare: Callable[[], Workspace], work: Callable[[], None], check: Callable[[str], None]) -> None:
+def everywhere(
+    prepare: Callable[[], Workspace],
+    work: Callable[[], object],
+    check: Callable[[str], None],
+    modes: Sequence[Mode] = (Mode.CRASH_AFTER, Mode.LOST_ACKNOWLEDGEMENT, Mode.FAIL),
+) -> None:
     """Fail each operation of ``work`` in turn, in each way, and ``check`` what it leaves."""
     prepare()
     with injected(Faults()) as undisturbed:
         work()
     assert any("create_branch" in name or "delete" in name for name in undisturbed.log)
-    for mode in (Mode.CRASH_AFTER, Mode.LOST_ACKNOWLEDGEMENT, Mode.FAIL):
+    for mode in modes:
         for at, operation in enumerate(undisturbed.log):
             prepare()
             with injected(Faults(mode, at)), suppress(Crash, DriftlineError, OSError):
@@ -117,6 +122,35 @@ def test_a_deletion_that_is_interrupted_anywhere_leaves_a_branch_or_none(tmp_pat
         assert_in_step(opened, ENTITY, main_files)
 
     everywhere(prepare, lambda: drop(workspace), check)
+
+
+def test_a_cleanup_that_dies_anywhere_leaves_versions_of_a_deleted_branch_to_the_next(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    tree, template, place = (tmp_path / name for name in ("tree", "template", "workspace"))
+    workspace, request = str(place), CleanupRequest(str(place), 0.0, dry_run=False)
+    write_tree(tree, FIRST, OLD_NS)
+    index(tree, str(template), tiny_model)
+    index(tree, str(template), tiny_model, branch=BRANCH)
+    clean_workspace(CleanupRequest(str(template), 0.0, dry_run=False))
+    write_tree(tree, LATER, OLD_NS + 10**9)
+    index(tree, str(template), tiny_model)
+    drop(str(template))
+
+    def prepare() -> Workspace:
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(template, place)
+        return Workspace.open(workspace)
+
+    def check(operation: str) -> None:
+        opened = Workspace.open(workspace)
+        assert not clean_workspace(request).full
+        assert len(opened.lines(ENTITY.tenant).open().versions()) == 1
+        assert_only_what_branches_need(opened)
+        assert_in_step(opened, ENTITY, files_below(tree))
+
+    assert len(prepare().lines(ENTITY.tenant).open().versions()) > 1
+    everywhere(prepare, lambda: clean_workspace(request), check, [Mode.CRASH_AFTER])
 
 
 @pytest.mark.usefixtures("small_batches")

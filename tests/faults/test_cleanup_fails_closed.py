@@ -40,7 +40,7 @@ def corner(tmp_path: Path, original: Corner) -> Corner:
 
 
 def clean(corner: Corner) -> CleanupReport:
-    return clean_workspace(CleanupRequest(corner.uri, max_age_seconds=0.0, dry_run=False))
+    return clean_workspace(CleanupRequest(corner.uri, max_age_seconds=0.0, dry_run=False, full=True))
 
 
 def listed(root: str) -> set[str]:

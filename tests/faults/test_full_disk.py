@@ -110,7 +110,7 @@ def index(
     return run
 
 
-def assert_told(outcome: Any) -> None:
+def assert_reported(outcome: Any) -> None:
     assert (outcome.code, outcome.json["error"]) == (3, "storage_error"), outcome.out + outcome.err
     assert "No space left" in outcome.json["message"]
     assert "Free some space" in outcome.json["fix"]
@@ -128,7 +128,7 @@ def test_an_index_run_into_a_full_disk_is_reported_and_completed_by_the_next(
         with injected(Faults()):  # in its own process, whose end shows that an unreleased lease is abandoned
             outcome = index(workspace)
         if outcome.code != 0:
-            assert_told(outcome)
+            assert_reported(outcome)
             failures += 1
         ballast.away()
         assert index(workspace).code == 0
@@ -162,7 +162,7 @@ def test_a_compaction_on_a_full_disk_is_reported_and_completed_by_the_next(
         with injected(Faults()):
             outcome = driftline(*command)
         if outcome.code != 0:
-            assert_told(outcome)
+            assert_reported(outcome)
             failures += 1
         ballast.away()
         assert_in_step(Workspace.open(str(workspace)), ENTITY, files_below(tree))
@@ -187,7 +187,7 @@ def test_segments_of_indexes_on_a_full_disk_are_reported_and_built_by_the_next_r
         with injected(Faults()):
             outcome = index(workspace)
         if outcome.code != 0:
-            assert_told(outcome)
+            assert_reported(outcome)
             failures += 1
         ballast.away()
         assert index(workspace).code == 0
@@ -212,7 +212,7 @@ def test_a_pull_onto_a_full_disk_is_reported_and_completed_by_the_next(
         ballast.leave(pages * PAGE_BYTES)
         outcome = driftline(*pull)
         if outcome.code != 0:
-            assert_told(outcome)
+            assert_reported(outcome)
             failures += 1
             assert_in_step(Workspace.open(folder.as_uri()), ENTITY, before)  # the copy is as it was
         ballast.away()

@@ -174,7 +174,7 @@ def interrupt_everywhere(
     for at, operation in enumerate(undisturbed.log):
         if not re.search(only, operation):
             continue
-        told = f"{mode} operation {at}, {operation}"
+        outcome = f"{mode} operation {at}, {operation}"
         try:
             uri = attempt(Faults(mode, at))
             then[at % len(then)](tree)
@@ -182,4 +182,4 @@ def interrupt_everywhere(
             assert_in_step(Workspace.open(uri), ENTITY, files_below(tree))
             assert_nothing_staged(Workspace.open(uri))
         except Exception as error:
-            raise AssertionError(f"after {told}") from error
+            raise AssertionError(f"after {outcome}") from error

@@ -159,12 +159,12 @@ def test_a_segment_that_fails_is_reported_and_built_at_the_end(
             raise StorageError("Could not build an index", table.uri)
         return build_segment(table, spec)
 
-    class Told(NullProgress):
+    class ProgressLog(NullProgress):
         def message(self, text: str) -> None:
             messages.append(text)
 
     monkeypatch.setattr("driftline.tasks.indexing.commit.build_segment", build)
-    index_sources(IndexRequest((str(tree),), uri, "source:tree", model=str(model), workers=1), Told())
+    index_sources(IndexRequest((str(tree),), uri, "source:tree", model=str(model), workers=1), ProgressLog())
     assert [text for text in messages if "is built again" in text]
     assert_covered(uri)
     assert_sound(uri, tree)

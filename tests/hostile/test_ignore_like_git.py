@@ -77,9 +77,9 @@ def write_tree(root: Path, generator: random.Random) -> list[str]:
 
 def ignored_by_git(root: Path, paths: list[str]) -> set[str]:
     command = ["git", "check-ignore", "--no-index", "-z", "--stdin"]
-    asked = "\0".join(paths).encode()
+    requested = "\0".join(paths).encode()
     run = subprocess.run(
-        command, cwd=root, input=asked, capture_output=True, check=False, env=os.environ | NO_CONFIGURATION
+        command, cwd=root, input=requested, capture_output=True, check=False, env=os.environ | NO_CONFIGURATION
     )
     assert run.returncode in (0, 1), run.stderr
     return set(run.stdout.decode().split("\0")[:-1])
@@ -218,9 +218,9 @@ def test_random_repositories_are_listed_as_git_lists_them(tmp_path: Path, home: 
             assert listed(made.root / folder) == below
     parts = plan_partitions(open_source(made.root), 3, Rules(skip_secrets=False))
     assert set[str]().union(*(listed(made.root, *part) for part in parts)) == expected
-    asked = sorted(expected)[:5]
-    walk = Walk(str(made.root), Rules(skip_secrets=False), find_work_tree(str(made.root)), above_and_self(asked))
-    assert sorted(walk.run([Subtree()]).paths) == asked
+    requested = sorted(expected)[:5]
+    walk = Walk(str(made.root), Rules(skip_secrets=False), find_work_tree(str(made.root)), above_and_self(requested))
+    assert sorted(walk.run([Subtree()]).paths) == requested
 
 
 def test_our_own_ignore_file_excludes_what_git_tracks(tmp_path: Path, home: Path) -> None:

@@ -80,10 +80,10 @@ def run(
 
 
 def check_end(name: str, ended: subprocess.CompletedProcess[bytes], codes: Sequence[int]) -> None:
-    told = ended.stderr.decode("utf-8", "replace")
-    assert b"Traceback" not in ended.stdout + ended.stderr, (name, told)
-    assert not any(sign in told for sign in ("unexpected", "Exception ignored")), (name, told)
-    assert ended.returncode in codes, (name, ended.returncode, told)
+    outcome = ended.stderr.decode("utf-8", "replace")
+    assert b"Traceback" not in ended.stdout + ended.stderr, (name, outcome)
+    assert not any(sign in outcome for sign in ("unexpected", "Exception ignored")), (name, outcome)
+    assert ended.returncode in codes, (name, ended.returncode, outcome)
 
 
 EACH = """
@@ -117,10 +117,10 @@ def run_each(
     """As ``run``, for the lines of several commands."""
     results.mkdir()
     streams = [2] if output else [1, 2]
-    told = {"folder": str(results), "program": PROGRAM, "streams": [] if "2>" in output else streams}
+    outcome = {"folder": str(results), "program": PROGRAM, "streams": [] if "2>" in output else streams}
     lines = {name: LINES[name] for name in names}
     script = f'{before}\nexec "$@" {output}'
-    command = ["sh", "-c", script, "sh", sys.executable, "-c", EACH, json.dumps([told, PRELOADED, lines])]
+    command = ["sh", "-c", script, "sh", sys.executable, "-c", EACH, json.dumps([outcome, PRELOADED, lines])]
     whole = subprocess.run(
         command, cwd=cwd, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True,
         timeout=PATIENCE_SECONDS, check=False,

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import driftline as dl
 from driftline.storage.sources import isolation
 from driftline.storage.sources.isolation import find_repository, run
+from tests.servers.git_server import GitServer
+from tests.support.waiting import until
 
 Driftline = Callable[..., Any]
 
@@ -78,3 +83,38 @@ def test_git_that_waits_for_a_pipe_is_ended_and_git_that_works_is_not(
     assert run(repository, str(root), "status", "--porcelain", "--untracked-files=all") is None
     os.unlink(root / "beside/.gitignore")
     assert run(repository, str(root), "status", "--porcelain", "--untracked-files=all") is not None
+
+
+def test_git_that_waits_for_a_slow_host_is_not_ended(
+    root: Path, git_server: GitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation, "_ASLEEP_SECONDS", 0.1)
+    git_server.create("slow.git")
+    top = root / "above"
+    subprocess.run(["git", "remote", "add", "origin", f"http://{git_server.host}/slow.git"], cwd=top, check=True)
+    subprocess.run(["git", "push", "-q", git_server.root / "slow.git", "main"], cwd=top, check=True)
+    held = threading.Event()
+
+    def hold(path: str, headers: object) -> None:
+        held.wait(2.5)  # longer than two looks at git, which sleeps
+        held.set()
+
+    git_server.api = hold
+    answer = isolation.ask_remote(str(top), "ls-remote", "--heads")
+    assert answer is not None
+    assert answer.endswith(b"refs/heads/main\n")
+    assert held.is_set()
+
+
+@pytest.mark.parametrize(("work", "is_asleep"), [("while :; do :; done", False), ("exec sleep 10000", True)])
+def test_git_is_not_asleep_while_a_process_that_it_has_started_works(work: str, is_asleep: bool) -> None:
+    with subprocess.Popen(["sh", "-c", f"sh -c '{work}'; true"], start_new_session=True) as process:
+        parent = psutil.Process(process.pid)
+        try:
+            until(lambda: parent.children() and parent.status() == psutil.STATUS_SLEEPING, "the child")
+            if is_asleep:
+                until(lambda: isolation._effort_of_sleeper(process.pid) is not None, "its sleep")
+            else:
+                assert isolation._effort_of_sleeper(process.pid) is None
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)

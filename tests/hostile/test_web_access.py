@@ -130,8 +130,8 @@ def test_nobody_gets_in_without_a_valid_token(site: Site) -> None:
 @pytest.mark.parametrize("query", ["lease", '"lease"'])
 def test_facets_count_nothing_beyond_the_boundary(site: Site, bound: str, query: str) -> None:
     """Not even if the source is asked for: a facet counts without its own values."""
-    asked = urlencode({"q": query, "facets": "true", "source": f"{FOREIGN['secretx']}/source:secretx"})
-    files = json.loads(site.ask(f"/api/v1/search?{asked}", token=bound).body)["facets"]["files"]
+    requested = urlencode({"q": query, "facets": "true", "source": f"{FOREIGN['secretx']}/source:secretx"})
+    files = json.loads(site.ask(f"/api/v1/search?{requested}", token=bound).body)["facets"]["files"]
     assert files["source"] == {f"{OWN}/source:own": 2}
     page = site.ask(f"/?{urlencode({'q': query})}", token=bound).body
     assert "source:own" in page
@@ -189,8 +189,11 @@ def test_a_bound_token_sees_its_project(site: Site, bound: str) -> None:
     assert [document["path"] for document in documents] == ["own.py", "shared.md"]
     memory = json.loads(site.ask("/api/v1/memory/search?q=parser", token=bound).body)["results"]
     assert [hit["record"]["key"] for hit in memory] == ["own"]
-    for asked in (call("search_lines", query="lease", mode="text"), call("grep_lines", pattern="lease", literal=True)):
-        outcome = json.loads(ask_mcp(site, bound, asked).body)["result"]
+    for requested in (
+        call("search_lines", query="lease", mode="text"),
+        call("grep_lines", pattern="lease", literal=True),
+    ):
+        outcome = json.loads(ask_mcp(site, bound, requested).body)["result"]
         assert {hit["source"] for hit in outcome["structuredContent"]["results"]} == {f"{OWN}/source:own"}
 
 
@@ -288,6 +291,10 @@ def test_no_list_names_what_lies_beyond_the_boundary(site: Site, bound: str) -> 
     for target in ("/?q=lease", "/d/source:x/y", "/index", "/readyz", "/api/v1/openapi.json"):
         assert "secret" not in site.ask(target, token=bound).body, target
     assert "secret" not in ask_mcp(site, bound, call("index_status")).body
+    read = {"jsonrpc": "2.0", "id": 1, "method": "resources/read", "params": {"uri": "driftline://sources"}}
+    sources = ask_mcp(site, bound, json.dumps(read)).body
+    assert "source:own" in sources
+    assert "secret" not in sources
     assert "secret" not in ask_mcp(site, bound, call("search_lines", query="lease", branch="none")).body
 
 
@@ -329,9 +336,9 @@ def test_scripts_of_a_named_origin_read_the_api_with_a_token_and_nothing_else(si
     preflight = {"method": "OPTIONS", "Access_Control_Request_Method": "GET", "Access_Control_Request_Headers": "x"}
     allowed = "access-control-allow-origin"
     with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as address:
-        asked = ask(address, "/api/v1/status", Origin=named, **preflight)
-        assert (asked.status, asked.headers[allowed], asked.body) == (204, named, "")
-        assert "Authorization" in asked.headers["access-control-allow-headers"]
+        requested = ask(address, "/api/v1/status", Origin=named, **preflight)
+        assert (requested.status, requested.headers[allowed], requested.body) == (204, named, "")
+        assert "Authorization" in requested.headers["access-control-allow-headers"]
         answer = ask(address, "/api/v1/status", token=bound, Origin=named)
         assert (answer.status, answer.headers[allowed]) == (200, named)
         assert "Origin" in answer.headers["vary"]

@@ -195,16 +195,16 @@ def test_connections_whose_request_is_being_answered_are_kept(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)
-    go_on, asked = threading.Event(), threading.Semaphore(0)
+    go_on, requested = threading.Event(), threading.Semaphore(0)
 
     def slow() -> Workspace:
-        asked.release()
+        requested.release()
         go_on.wait(PATIENCE_SECONDS)
         return workspace.reread()
 
     with serving(web_server(Reader(slow), "127.0.0.1", 0)) as address, ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(ask, address, "/api/v1/status") for _ in range(2)]
-        assert all(asked.acquire(timeout=PATIENCE_SECONDS) for _ in answers)
+        assert all(requested.acquire(timeout=PATIENCE_SECONDS) for _ in answers)
         with connected(address) as connection:
             assert is_closed(connection)
         go_on.set()

@@ -6,6 +6,7 @@ import gc
 import inspect
 import json
 import re
+import runpy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -146,7 +147,8 @@ def test_a_registry_may_be_an_object_and_an_engine_may_be_anything() -> None:
 
 
 def test_the_arguments_are_those_of_the_reference() -> None:
-    text = REFERENCE.read_text().partition("\n## Memory\n")[0]
+    hooks = runpy.run_path(str(REFERENCE.parents[1] / "hooks.py"))
+    text = hooks["fill"](REFERENCE.read_text()).partition("\n## Memory\n")[0]
     parts = re.split(r"^## (?:search|semtools)\.\w+$", text, flags=re.MULTILINE)[1:]
     sections = dict(zip(NAMES, parts, strict=True))
     for name, function in ACTIONS.items():
@@ -245,11 +247,11 @@ def test_names_that_look_like_patterns_are_taken_literally(notes: Registry, tree
     ]
     for name in names:
         (tree / name).write_text("parser\n")
-    asked = {"workspace": "notes", "paths": [str(tree / name) for name in names]}
-    assert notes["search.workspace_index"]({}, **asked)["indexed"] == len(names)
+    requested = {"workspace": "notes", "paths": [str(tree / name) for name in names]}
+    assert notes["search.workspace_index"]({}, **requested)["indexed"] == len(names)
     for name in names:
-        asked = {"workspace": "notes", "query": "parser", "paths": str(tree / name)}
-        assert [hit["path"] for hit in notes["search.workspace_search"]({}, **asked)["results"]] == [name]
+        requested = {"workspace": "notes", "query": "parser", "paths": str(tree / name)}
+        assert [hit["path"] for hit in notes["search.workspace_search"]({}, **requested)["results"]] == [name]
 
 
 def test_a_bucket_is_a_workspace_and_a_source(tree: Path, registry: Registry, s3_bucket: str) -> None:
@@ -312,20 +314,25 @@ def test_positions_of_arguments_stay(registry: Registry, tree: Path) -> None:
 
 
 def test_semantic_search_needs_no_workspace_and_uses_one_that_is_named(registry: Registry, tree: Path) -> None:
-    asked = {"query": "the holder of a lease has died", "files": ["docs/**/*.md", "README"], "top_k": 1, "n_lines": 0}
-    found = registry["search.semantic"]({}, **asked)
+    requested = {
+        "query": "the holder of a lease has died",
+        "files": ["docs/**/*.md", "README"],
+        "top_k": 1,
+        "n_lines": 0,
+    }
+    found = registry["search.semantic"]({}, **requested)
     assert [(hit["path"], hit["line"]) for hit in found["results"]] == [("docs/leases.md", 2)]
-    assert registry["search.semantic"]({}, **asked, workspace="notes")["error_type"] == "workspace_not_found"
+    assert registry["search.semantic"]({}, **requested, workspace="notes")["error_type"] == "workspace_not_found"
     registry["search.workspace_create"]({}, workspace="notes")
-    found = registry["search.semantic"]({}, **asked, workspace="notes")
+    found = registry["search.semantic"]({}, **requested, workspace="notes")
     assert [(hit["path"], hit["line"]) for hit in found["results"]] == [("docs/leases.md", 2)]
     assert registry["search.workspace_stats"]({}, workspace="notes")["total_documents"] == 0
     registry["search.workspace_index"]({}, workspace="notes", paths="docs")
-    again = registry["search.semantic"]({}, **asked, workspace="notes")
+    again = registry["search.semantic"]({}, **requested, workspace="notes")
     assert [(hit["path"], hit["line"]) for hit in again["results"]] == [("docs/leases.md", 2)]
     assert again["results"][0]["source"].endswith("source:docs")
     (tree / "docs/leases.md").write_text("\n" + FILES["docs/leases.md"])
-    found = registry["search.semantic"]({}, **asked, workspace="notes")
+    found = registry["search.semantic"]({}, **requested, workspace="notes")
     assert [hit["line"] for hit in found["results"]] == [3]
 
 

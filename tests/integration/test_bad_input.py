@@ -79,12 +79,12 @@ def listing(root: Path) -> dict[str, bytes | None]:
 def assert_refused(driftline: Cli, kind: str, watched: Path, *arguments: object, says: str = "", code: int = 2) -> None:
     """Assert that the command fails with ``kind`` in one line containing ``says``, and does not change ``watched``."""
     before = listing(watched)
-    told = driftline(*arguments)
-    assert told.code == code, told
-    assert told.out == ""
-    assert told.err.startswith("driftline: ")
-    assert told.err.count("\n") == 1, told.err
-    assert says in told.err
+    outcome = driftline(*arguments)
+    assert outcome.code == code, outcome
+    assert outcome.out == ""
+    assert outcome.err.startswith("driftline: ")
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert says in outcome.err
     assert listing(watched) == before
     as_json = driftline(*arguments, "--json")
     assert as_json.code == code
@@ -169,12 +169,12 @@ def test_unreadable_sources_and_workspaces_are_refused(
     tree.chmod(0o700)
     before = listing(workspace)
     with as_nobody(tmp_path, tiny_model, workspace):
-        told = [driftline(*index), driftline(*own), driftline("index", tmp_path, "--model", tree / "model")]
+        outcome = [driftline(*index), driftline(*own), driftline("index", tmp_path, "--model", tree / "model")]
         workspace.chmod(0)
-        told += [driftline(*index), driftline("search", "word1", "--workspace", workspace)]
+        outcome += [driftline(*index), driftline("search", "word1", "--workspace", workspace)]
         workspace.chmod(0o700)
-    assert [(answer.code, answer.err.count("\n")) for answer in told] == [(2, 1)] * 5, told
-    for location, answer in zip((tree, tree, tree, workspace, workspace), told, strict=True):
+    assert [(answer.code, answer.err.count("\n")) for answer in outcome] == [(2, 1)] * 5, outcome
+    for location, answer in zip((tree, tree, tree, workspace, workspace), outcome, strict=True):
         assert str(location) in answer.err
         assert location == tree or "permission" in answer.err
     assert listing(workspace) == before
@@ -294,12 +294,12 @@ def test_a_name_that_is_not_utf8_is_in_the_run_history(
     Path(os.fsdecode(bytes(tree) + b"/bad\xff.txt")).write_text("word5\n")
     workspace = tmp_path / "workspace"
     for _ in range(2):
-        told = driftline("index", tree, "--workspace", workspace, "--model", tiny_model, "--json").json
-        (entry,) = told["sources"][0]["skipped"]
+        outcome = driftline("index", tree, "--workspace", workspace, "--model", tiny_model, "--json").json
+        (entry,) = outcome["sources"][0]["skipped"]
         assert entry["reason"] == "undecodable name"
         assert "bad" in entry["path"]
-    told = driftline("index", tree, "--workspace", workspace)
-    assert told.code == 0
+    outcome = driftline("index", tree, "--workspace", workspace)
+    assert outcome.code == 0
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else: run the tests as root")
@@ -313,9 +313,9 @@ def test_files_without_permission_are_in_the_run_history_and_stay_indexed(
     for name, mode in {"locked.txt": 0, "locked-new.txt": 0, "closed": 0}.items():
         (tree / name).chmod(mode)
     with as_nobody(tmp_path, tiny_model, workspace):
-        told = driftline(*command)
-    assert told.code == 0, told
-    (source,) = told.json["sources"]
+        outcome = driftline(*command)
+    assert outcome.code == 0, outcome
+    (source,) = outcome.json["sources"]
     reasons = {entry["path"]: entry["reason"] for entry in source["skipped"]}
     assert reasons == dict.fromkeys(["closed/", "locked-new.txt", "locked.txt"], "unreadable")
     assert source["deleted"] == 0
@@ -352,9 +352,9 @@ def test_a_file_that_vanishes_during_the_read_is_in_the_run_history(
     reading["gone.txt"] = Path.unlink
     reading["a.txt"] = Path.unlink
     command = ["index", tree, "--workspace", workspace, "--json"]
-    told = driftline(*command)
-    assert told.code == 0
-    (source,) = told.json["sources"]
+    outcome = driftline(*command)
+    assert outcome.code == 0
+    (source,) = outcome.json["sources"]
     assert [entry["path"] for entry in source["skipped"]] == ["a.txt", "gone.txt"]
     reading.clear()
     (source,) = driftline(*command).json["sources"]
@@ -399,9 +399,9 @@ def test_a_mass_deletion_is_refused_until_it_is_confirmed(tmp_path: Path, tiny_m
     shutil.rmtree(tree / "old")
     write(tree, {"new.txt": "word201\n"})
     for _ in range(2):
-        told = driftline(*command)
-        assert (told.code, told.json["error"]) == (3, "deletion_refused")
-        assert "--max-delete-fraction 1" in told.json["fix"]
+        outcome = driftline(*command)
+        assert (outcome.code, outcome.json["error"]) == (3, "deletion_refused")
+        assert "--max-delete-fraction 1" in outcome.json["fix"]
         status = driftline("status", "--workspace", workspace, "--json").json
         assert (status["total_documents"], status["total_lines"]) == (152, 152)
         assert (
@@ -417,7 +417,7 @@ def test_renames_do_not_count_as_deletions(tmp_path: Path, tiny_model: Path, dri
     command = ["index", tree, "--workspace", workspace, "--model", tiny_model, "--json"]
     assert driftline(*command).code == 0
     (tree / "old").rename(tree / "renamed")
-    told = driftline(*command)
-    assert told.code == 0, told
-    (source,) = told.json["sources"]
+    outcome = driftline(*command)
+    assert outcome.code == 0, outcome
+    (source,) = outcome.json["sources"]
     assert (source["new"], source["deleted"], source["lines_total"]) == (150, 150, 150)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -11,9 +12,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count, pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -23,9 +26,12 @@ from driftline.storage.objects import block_cache
 from driftline.storage.objects.block_cache import Block, BlockCache, ReadServer, cached_reads
 from driftline.storage.objects.bucket import Bucket
 from driftline.tasks.search.query import search_workspace
+from tests.faults.damage import WAYS, fuzzed
+from tests.faults.faults import Crash
 from tests.servers.delaying import DelayingProxy, Exchange, delaying
 from tests.servers.s3_server import S3Server
 from tests.support.oracle import WORDS, save_tiny_model
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 QUERY = " ".join(WORDS[3:6])
 
@@ -68,9 +74,9 @@ def searched(proxy: DelayingProxy, workspace: str, query: str = QUERY) -> tuple[
     return results, proxy.take()
 
 
-def of_files(asked: list[Exchange]) -> list[str]:
+def of_files(requested: list[Exchange]) -> list[str]:
     """The immutable files of the table that were read."""
-    return [each.path for each in asked if block_cache._IMMUTABLE.search(each.path)]
+    return [each.path for each in requested if block_cache._IMMUTABLE.search(each.path)]
 
 
 def test_a_new_process_reads_sound_blocks_of_another_from_the_disk(
@@ -84,14 +90,16 @@ def test_a_new_process_reads_sound_blocks_of_another_from_the_disk(
         (path.parent / f".tmp-1-{number}").write_bytes(data[:3])
     damaged, repaired = searched(proxy, s3_bucket)
     monkeypatch.setenv("DRIFTLINE_BLOCK_CACHE", "off")
-    direct, asked = searched(proxy, s3_bucket)
+    direct, requested = searched(proxy, s3_bucket)
 
     assert expected == again == damaged == direct
     assert of_files(cold)
     assert not of_files(warm)
-    assert any(each.path.endswith(".manifest") for each in warm)  # whether there is a newer version
+    assert next(each.path for each in warm if "_versions" in each.path).startswith("/driftline-tests?")  # a newer one?
+    assert any(each.path.endswith(".manifest") for each in cold)
+    assert not any(each.path.endswith(".manifest") for each in warm)  # the listing has the etag of a known one
     assert sorted(of_files(repaired)) == sorted(of_files(cold))
-    assert len(of_files(asked)) > len(of_files(cold))  # ranges are merged, and small files are read whole
+    assert len(of_files(requested)) > len(of_files(cold))  # ranges are merged, and small files are read whole
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -133,7 +141,7 @@ def test_the_server_answers_only_its_process_and_only_reads(
     url = f"{options['aws_endpoint']}/{s3_environment.bucket}/{prefix}/t.lance/data/x.lance"
     secret = options["aws_access_key_id"]
 
-    def asked(method: str, known: str, **headers: str) -> tuple[int, bytes]:
+    def requested(method: str, known: str, **headers: str) -> tuple[int, bytes]:
         credential = {"Authorization": f"AWS4-HMAC-SHA256 Credential={known}/20260101/us-east-1/s3/aws4_request"}
         data = b"x" if method == "PUT" else None
         request = urllib.request.Request(url, data, {**credential, **headers}, method=method)
@@ -143,14 +151,54 @@ def test_the_server_answers_only_its_process_and_only_reads(
         except urllib.error.HTTPError as error:
             return error.code, error.read()
 
-    assert asked("GET", "0" * 32)[0] == 403
-    assert asked("PUT", secret)[0] == asked("DELETE", secret)[0] == 405
-    assert asked("GET", secret, Range="bytes=2-4") == (206, b"234")
-    assert asked("GET", secret) == (200, b"0123456789")
+    assert requested("GET", "0" * 32)[0] == 403
+    assert requested("PUT", secret)[0] == requested("DELETE", secret)[0] == 405
+    assert requested("GET", secret, Range="bytes=2-4") == (206, b"234")
+    assert requested("GET", secret) == (200, b"0123456789")
     assert cached_reads(Bucket("s3", s3_environment.bucket, "elsewhere", {})) == options
     others = cached_reads(Bucket("s3", s3_environment.bucket, prefix, {"aws_access_key_id": "another"}))
     assert others is not None
     assert others["aws_access_key_id"] != secret
+
+
+def test_a_version_of_a_table_is_kept_only_under_the_etag_that_was_just_listed(tmp_path: Path) -> None:
+    class Changing:
+        identity, credentials = "changing", ()
+        content, reads = b"one", 0
+
+        @property
+        def etag(self) -> str:
+            return f'"{self.content.decode()}"'
+
+        def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
+            self.reads += 1
+            return self.content[start:end], len(self.content), self.etag
+
+        def page(self, prefix: str, after: str) -> tuple[list[tuple[str, int, str, str]], bool]:
+            return [("t.lance/_versions/1.manifest", len(self.content), self.etag, "2026-01-01")], False
+
+    bucket = Changing()
+
+    def read(server: ReadServer, *, lists: bool = True) -> tuple[bytes, int]:
+        options, before = server.options(bucket), bucket.reads
+        credential = f"AWS4-HMAC-SHA256 Credential={options['aws_access_key_id']}/20260101/us-east-1/s3/aws4_request"
+        for path in (*(["?list-type=2&prefix=t.lance/_versions/"] if lists else []), "/t.lance/_versions/1.manifest"):
+            url = f"{options['aws_endpoint']}/bucket{path}"
+            request = urllib.request.Request(url, headers={"Authorization": credential})
+            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
+                data = answer.read()
+        return data, bucket.reads - before
+
+    server = ReadServer(tmp_path, 10**6)
+    assert read(server) == (b"one", 1)
+    until(lambda: blocks_in(tmp_path), "the version is on the disk")
+    assert read(server) == read(ReadServer(tmp_path, 10**6)) == (b"one", 0)
+    assert read(server, lists=False) == (b"one", 1)
+    bucket.content = b"two"  # another table at the same place
+    assert read(server, lists=False) == (b"two", 1)
+    assert read(server) == (b"two", 1)
+    bucket.content = b"one"
+    assert read(server) == (b"one", 0)
 
 
 def test_a_read_that_fails_unforeseen_ends_for_those_who_wait_for_it(tmp_path: Path) -> None:
@@ -166,9 +214,9 @@ def test_a_read_that_fails_unforeseen_ends_for_those_who_wait_for_it(tmp_path: P
     options = ReadServer(tmp_path, 1_000).options(Broken())
     credential = f"AWS4-HMAC-SHA256 Credential={options['aws_access_key_id']}/20260101/us-east-1/s3/aws4_request"
     headers = {"Authorization": credential, "Range": "bytes=0-3"}
-    asked = urllib.request.Request(f"{options['aws_endpoint']}/bucket/t.lance/data/x.lance", headers=headers)
+    requested = urllib.request.Request(f"{options['aws_endpoint']}/bucket/t.lance/data/x.lance", headers=headers)
     with pytest.raises(http.client.RemoteDisconnected):
-        urllib.request.urlopen(asked, timeout=300)
+        urllib.request.urlopen(requested, timeout=300)
 
 
 def test_a_fork_waits_for_the_lock_and_leaves_it_free() -> None:
@@ -215,7 +263,7 @@ def test_the_least_recently_used_blocks_are_evicted_first_and_leftovers_of_the_d
     cache, blocks = BlockCache(tmp_path, 3_500), [Block.of(at, bytes(1_000), 9_000) for at in (0, 2_000, 4_000, 6_000)]
     for age, block in enumerate(blocks[:3]):
         cache.write("file", block, bytes(1_000))
-        os.utime(tmp_path / "file" / block.name, (1_000_000 + age, 1_000_000 + age))
+        os.utime(tmp_path / "file" / block.name_in("file"), (1_000_000 + age, 1_000_000 + age))
     leftover = tmp_path / "file" / ".tmp-1-0"
     leftover.touch()
     os.utime(leftover, (1, 1))
@@ -224,3 +272,150 @@ def test_the_least_recently_used_blocks_are_evicted_first_and_leftovers_of_the_d
 
     assert sorted(cache.blocks("file")) == [blocks[0], blocks[2], blocks[3]]
     assert not leftover.exists()
+
+
+# -- damage and death ----------------------------------------------------------------------------
+
+
+class Objects:
+    """A bucket of immutable files, which counts the reads."""
+
+    identity, credentials = "objects", ()
+
+    def __init__(self) -> None:
+        random = Random(1)
+        self.files = {
+            f"t.lance/{place}/{n}": random.randbytes(40_000) for place in ("data", "_indices/u") for n in "ab"
+        }
+        self.reads = 0
+
+    def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
+        self.reads += 1
+        return self.files[key][start:end], len(self.files[key]), "etag"
+
+    def page(self, prefix: str, after: str) -> tuple[list[tuple[str, int, str, str]], bool]:
+        raise NotImplementedError
+
+
+def read_all(objects: Objects, server: ReadServer) -> None:
+    """Read parts of each file through ``server``, and assert that they are right."""
+    options = server.options(objects)
+    credential = f"AWS4-HMAC-SHA256 Credential={options['aws_access_key_id']}/20260101/us-east-1/s3/aws4_request"
+    for key, data in objects.files.items():
+        for start, end in ((0, 100), (20_000, 30_000), (30_000, 30_100), (0, len(data))):
+            headers = {"Authorization": credential, "Range": f"bytes={start}-{end - 1}"}
+            request = urllib.request.Request(f"{options['aws_endpoint']}/bucket/{key}", headers=headers)
+            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
+                assert answer.headers["content-range"] == f"bytes {start}-{end - 1}/{len(data)}"
+                assert answer.read() == data[start:end], (key, start, end)
+
+
+def blocks_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*-*") if path.is_file() and not path.name.startswith(".tmp"))
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Exchange two files or folders."""
+    spare = one.with_name("spare")
+    one.rename(spare)
+    other.rename(one)
+    spare.rename(other)
+
+
+def changed(way: Callable[[bytes], bytes | None]) -> Callable[[list[Path], Random], None]:
+    def change(blocks: list[Path], random: Random) -> None:
+        for block in blocks:
+            data = way(block.read_bytes())
+            block.unlink() if data is None else block.write_bytes(data)
+
+    return change
+
+
+def fuzz(blocks: list[Path], random: Random) -> None:
+    for block in blocks:
+        block.write_bytes(fuzzed(block.read_bytes(), random))
+
+
+def swap_contents(blocks: list[Path], random: Random) -> None:
+    for one, other in pairwise(blocks):
+        exchange(one, other)
+
+
+def swap_files(blocks: list[Path], random: Random) -> None:
+    folders = sorted({block.parent for block in blocks})
+    for one, other in pairwise(folders):
+        exchange(one, other)
+
+
+def rename(blocks: list[Path], random: Random) -> None:
+    """Give each block the name of another range or size, with the checksum of its bytes."""
+    for block in blocks:
+        start, length, size, *rest = block.name.split("-")
+        moved = (f"{int(start) + 1}", length, size) if random.random() < 0.5 else (start, length, f"{int(size) + 9}")
+        block.rename(block.with_name("-".join((*moved, *rest))))
+
+
+def plant_folders(blocks: list[Path], random: Random) -> None:
+    for block in blocks:
+        block.unlink()
+        (block / "inner").mkdir(parents=True)
+
+
+DAMAGES: dict[str, Callable[[list[Path], Random], None]] = {
+    **{name: changed(way) for name, way in WAYS.items() if name != "newer format"},
+    **{"fuzzed": fuzz, "swapped contents": swap_contents, "swapped files": swap_files, "renamed": rename},
+    "folders in their place": plant_folders,
+}
+
+
+@pytest.mark.parametrize("way", DAMAGES)
+def test_no_damage_of_blocks_changes_an_answer(tmp_path: Path, way: str) -> None:
+    objects = Objects()
+    read_all(objects, ReadServer(tmp_path, 10**6))
+    reads = objects.reads
+    until(lambda: len(blocks_in(tmp_path)) == reads, "all blocks are on the disk")
+    read_all(objects, ReadServer(tmp_path, 10**6))
+    assert objects.reads == reads
+    for seed in range(3):
+        DAMAGES[way](blocks_in(tmp_path), Random(seed))
+        read_all(objects, ReadServer(tmp_path, 10**6))
+    assert objects.reads > reads
+
+
+def test_a_process_that_dies_at_any_step_of_a_write_leaves_whole_blocks_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = [bytes([number]) * 1_000 for number in range(6)]
+    blocks = [Block.of(1_000 * number, each, 6_000) for number, each in enumerate(data)]
+    steps: list[str] = []
+    dies_at = -1
+
+    def step(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(path: Path, *arguments: Any, **options: Any) -> Any:
+            steps.append(name)
+            if len(steps) - 1 == dies_at:
+                if name == "write_bytes":
+                    work(path, arguments[0][:500])
+                raise Crash(name)
+            return work(path, *arguments, **options)
+
+        return run
+
+    for at in count():
+        folder, steps[:], dies_at = tmp_path / str(at), [], at
+        with monkeypatch.context() as patch, contextlib.suppress(Crash):
+            for name in ("mkdir", "write_bytes", "replace", "unlink", "rmdir"):
+                patch.setattr(Path, name, step(name, getattr(Path, name)))
+            cache = BlockCache(folder, 3_500)  # the last blocks evict the first ones
+            for block, each in zip(blocks, data, strict=True):
+                cache.write("file", block, each)
+        survivor = BlockCache(folder, 3_500)
+        for block in survivor.blocks("file"):
+            assert survivor.read("file", block) == data[block.start // 1_000], (at, steps[-1])
+        for block, each in zip(blocks, data, strict=True):
+            survivor.write("file", block, each)
+        assert survivor.read("file", blocks[-1]) == data[-1]
+        if len(steps) <= at:
+            break
+    assert {*steps} == {"mkdir", "write_bytes", "replace", "unlink", "rmdir"}
+    assert at > 4 * len(blocks)

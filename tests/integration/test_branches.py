@@ -434,9 +434,9 @@ def test_only_a_remote_that_was_asked_proves_that_a_branch_is_gone(
         git(clone, "config", "core.sshCommand", f"touch {trap}")
     said: list[str] = []
     pruned = prune_branches(Workspace.open(workspace), skip=said.append)
-    is_asked = kind in ("single branch", "shallow")
-    assert [(each.name, each.why) for each in pruned] == ([("gone", "gone from the remote")] if is_asked else [])
-    assert len(said) == (not is_asked)
+    is_contacted = kind in ("single branch", "shallow")
+    assert [(each.name, each.why) for each in pruned] == ([("gone", "gone from the remote")] if is_contacted else [])
+    assert len(said) == (not is_contacted)
     assert not trap.exists()
 
 

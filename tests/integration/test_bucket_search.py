@@ -50,7 +50,7 @@ def proxy(s3_environment: S3Server, workspace: str, monkeypatch: pytest.MonkeyPa
         yield proxy
 
 
-def asked(proxy: DelayingProxy, workspace: Workspace, query: str) -> tuple[SearchReport, list[Exchange]]:
+def requested(proxy: DelayingProxy, workspace: Workspace, query: str) -> tuple[SearchReport, list[Exchange]]:
     proxy.take()
     return search(workspace, query, n_lines=2), proxy.take()
 
@@ -60,13 +60,13 @@ def test_a_warm_search_takes_few_rounds_even_if_the_documents_are_gone(
 ) -> None:
     opened = Workspace.open(workspace)
     query = " ".join(WORDS[10:13])
-    first, cold = asked(proxy, opened, query)
+    first, cold = requested(proxy, opened, query)
     for proxy.delay_seconds in DELAYS_SECONDS:
-        again, warm = asked(proxy, opened, query)
+        again, warm = requested(proxy, opened, query)
         if rounds(warm) <= MAX_ROUNDS:
             break
     shutil.rmtree(tree)
-    gone, alone = asked(proxy, opened, query)
+    gone, alone = requested(proxy, opened, query)
 
     assert first.results == again.results
     assert [hit.context for hit in gone.results] == [hit.context for hit in again.results]

@@ -92,7 +92,7 @@ def test_a_copy_answers_as_the_bucket_and_follows_it(
     assert follow(origin, {"client_max_retries": "0"}, max_bytes=PLENTY, warn=warned) == location
     assert ("new.txt", 1, f"{WORDS[0]} anew") in answers(location)
     assert len(warned) == 1
-    assert "The search is of the copy of" in warned[0]
+    assert "Searching the copy of" in warned[0]
 
 
 def test_a_deleted_file_of_a_copy_is_fetched_again(index: Callable[[str], str], s3_bucket: str) -> None:
@@ -227,8 +227,8 @@ def test_the_web_server_uses_a_copy_that_a_search_has_kept(
     monkeypatch.chdir(tmp_path)
     workspace = Workspace.open(index(s3_bucket))
 
-    def is_copied(asked: bool | None) -> bool:
-        with web._newest(workspace, asked, []) as newest:
+    def is_copied(requested: bool | None) -> bool:
+        with web._newest(workspace, requested, []) as newest:
             return newest().objects.is_local
 
     assert not is_copied(None)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.errors import CleanupAborted, LeaseLost, StorageError
 from driftline.storage.garbage.orphans import Reason
-from driftline.storage.layout import CONFIG, lease_path
-from driftline.storage.leases.lease import acquire
+from driftline.storage.layout import CLEANUP, CONFIG, lease_path
+from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.leases.liveness import ProcessIdentity
 from driftline.storage.model import new_ulid
 from driftline.storage.objects.local_disk import LocalDisk
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import RunHistory
 from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.servers.delaying import delaying
+from tests.servers.s3_server import S3Server
 from tests.support.leftovers import ENTITY, SUPERSEDED, Corner, make_corner, make_old
 from tests.support.oracle import assert_nothing_staged, save_tiny_model
 from tests.support.waiting import PATIENCE_SECONDS
@@ -124,6 +127,90 @@ def test_run_records_are_deleted_after_their_retention(local: Corner) -> None:
     for path in records:
         make_old(f"{local.uri}/{path}", (RETENTION_DAYS + 1) * 86_400)
     assert found(clean(local.uri)) == {records[0]: Reason.EXPIRED}
+
+
+# -- traces --------------------------------------------------------------------------------------
+
+
+def test_a_cleanup_without_garbage_asks_a_larger_bucket_no_more(
+    tmp_path: Path, s3_environment: S3Server, s3_bucket: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corner = make_corner(tmp_path, s3_bucket, tiny_model)
+    with delaying(s3_environment.endpoint, 0) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+
+        def asked(full: bool = False) -> tuple[int, int]:
+            proxy.take()
+            report = clean_workspace(CleanupRequest(corner.uri, 0.0, dry_run=False, full=full))
+            assert (report.orphans, report.full) == ((), full)
+            return len(proxy.take()), report.scanned
+
+        asked(full=True)
+        at_rest = asked()
+        corner.index()  # a run without failure is no reason to list anything
+        after_a_run = asked()
+        for _ in range(30):
+            corner.workspace.objects.create(f"org:default/{'0' * 32}-{'1' * 32}-{new_ulid()}.json", b"{}")
+        corner.index()
+        again = asked()
+        assert again[0] <= after_a_run[0]
+        assert again[1] == after_a_run[1]
+        assert at_rest[0] < after_a_run[0] <= 20
+        assert asked(full=True)[1] >= after_a_run[1] + 30
+
+
+def test_a_run_that_fails_or_dies_leaves_a_trace_of_its_garbage(
+    corner: Corner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert clean(corner.uri).full
+    silent = corner.write_and_crash()  # as a worker does that outlives its run
+    assert (report := clean(corner.uri)).orphans == ()
+    assert not report.full
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        acquire(corner.workspace.objects, lease_path(ENTITY), "fails"),
+    ):
+        failed = corner.write_and_crash()
+        raise ZeroDivisionError
+    assert found(clean(corner.uri)) == dict.fromkeys([silent, failed], Reason.UNCOMMITTED)
+    clean(corner.uri)  # the cleanup has taken the leases itself
+    lease_of_the_dead(corner, monkeypatch)
+    died = corner.write_and_crash()
+    with acquire(corner.workspace.objects, lease_path(ENTITY), "next"):
+        pass
+    report = clean(corner.uri)
+    assert (found(report), report.full) == ({died: Reason.UNCOMMITTED}, False)
+    corner.assert_alive()
+
+
+def test_garbage_that_is_too_young_or_in_use_keeps_its_trace(corner: Corner) -> None:
+    planted = corner.plant()
+    assert clean(corner.uri, 3_600).orphans == ()
+    with acquire(corner.workspace.objects, lease_path(ENTITY), "a-long-run"):
+        clean(corner.uri)
+    report = clean(corner.uri)
+    assert not report.full
+    assert Reason.UNCOMMITTED in found(report).values()
+    assert not set(planted) & corner.paths()
+
+
+@pytest.mark.parametrize("record", ["of another workspace", "damaged", "missing", "a week old"])
+def test_without_a_record_that_is_valid_everything_is_listed(local: Corner, record: str) -> None:
+    clean(local.uri)
+    path = Path(local.uri, CLEANUP)
+    known = json.loads(path.read_text())
+    match record:
+        case "of another workspace":
+            path.write_text(json.dumps(known | {"workspace_id": "another"}))
+        case "damaged":
+            path.write_text("{")
+        case "missing":
+            path.unlink()
+        case _:
+            path.write_text(json.dumps(known | {"listed": (datetime.now(UTC) - timedelta(days=7)).isoformat()}))
+    planted = local.write_and_crash()
+    report = clean(local.uri)
+    assert (found(report), report.full) == ({planted: Reason.UNCOMMITTED}, True)
 
 
 # -- spelling ------------------------------------------------------------------------------------
@@ -250,15 +337,20 @@ def test_the_fragments_of_a_slow_writer_in_another_process_are_never_deleted(cor
     assert corner.table.count("path = 'extra.txt'") == 3
 
 
-def test_a_holder_that_was_taken_over_cannot_commit_fragments_that_are_gone(
-    corner: Corner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def lease_of_the_dead(corner: Corner, monkeypatch: pytest.MonkeyPatch) -> Lease:
     with monkeypatch.context() as patch:
         here = ProcessIdentity.current()
         dead = ProcessIdentity(here.host, here.boot_id, (1 << 23) + 77, "0")
         patch.setattr(ProcessIdentity, "current", lambda: dead)
         lease = acquire(corner.workspace.objects, lease_path(ENTITY), "paused")
         lease.abandon()
+    return lease
+
+
+def test_a_holder_that_was_taken_over_cannot_commit_fragments_that_are_gone(
+    corner: Corner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = lease_of_the_dead(corner, monkeypatch)
     fragments = corner.table.write_fragments(corner.rows())
     assert [orphan.reason for orphan in clean(corner.uri).deleted] == [Reason.UNCOMMITTED]
     with pytest.raises(LeaseLost):

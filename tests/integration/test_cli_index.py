@@ -72,10 +72,10 @@ class Followed(NullProgress):
     """Keeps each advance."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, int]] = []
+        self.reported: list[tuple[int, int]] = []
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:
-        self.told.append((documents, lines))
+        self.reported.append((documents, lines))
 
 
 # Output.
@@ -92,7 +92,7 @@ def test_the_progress_moves_while_the_only_batch_is_read_and_embedded(
     followed = Followed()
     request = IndexRequest((str(tree),), str(tmp_path / "w"), model=str(tiny_model), executor=executor, workers=1)
     index_sources(request, followed)
-    assert followed.told == [(1, 0)] * 20 + [(0, 40)]
+    assert followed.reported == [(1, 0)] * 20 + [(0, 40)]
 
 
 def test_index_prints_one_object_of_the_documented_shape(tree: Path, driftline: Driftline) -> None:
@@ -485,9 +485,9 @@ def test_document_states_are_reported_without_indexing(tree: Path, tmp_path: Pat
     write(tree, {"src/parser.py": "import sys\n", "new.py": "a = 1\n"})
     os.utime(tree / "docs" / "usage.md", (1, 1))
     (tree / "src" / "deep" / "actions.py").unlink()
-    asked = ["new.py", "src/parser.py", "docs/usage.md", "same.txt", "src/deep/actions.py", "never/was.py"]
+    requested = ["new.py", "src/parser.py", "docs/usage.md", "same.txt", "src/deep/actions.py", "never/was.py"]
     before = files_below(tmp_path / "workspace")
-    assert dl.analyze_document_states(workspace, "source:web", asked) == [
+    assert dl.analyze_document_states(workspace, "source:web", requested) == [
         ("new.py", dl.DocumentState.NEW),
         ("src/parser.py", dl.DocumentState.CHANGED),
         ("docs/usage.md", dl.DocumentState.TOUCHED),
@@ -496,7 +496,7 @@ def test_document_states_are_reported_without_indexing(tree: Path, tmp_path: Pat
     ]
     assert files_below(tmp_path / "workspace") == before
     with pytest.raises(BadEntity):
-        dl.analyze_document_states(workspace, "source:none", asked)
+        dl.analyze_document_states(workspace, "source:none", requested)
 
 
 def test_a_program_stores_its_own_lines(tree: Path, tmp_path: Path, tiny_model: Path) -> None:

@@ -68,7 +68,7 @@ def index_often(tree: Path, workspace: str, model: Path, turns: int = 4) -> None
         index(tree, workspace, model)
 
 
-class Told:
+class ProgressLog:
     """Records the messages of a run."""
 
     def __init__(self) -> None:
@@ -209,10 +209,10 @@ def test_fragments_that_writers_change_all_the_time_are_left_with_a_message(
         return plan
 
     monkeypatch.setattr(compaction, "plan_compaction", overtaken)
-    told = Told()
-    report = compact_workspace(CompactRequest(workspace, retention_seconds=0), told)
-    assert ["left to the next compaction" in message for message in told.messages] == [True]
-    assert report.tenants[0].skipped == told.messages
+    reported = ProgressLog()
+    report = compact_workspace(CompactRequest(workspace, retention_seconds=0), reported)
+    assert ["left to the next compaction" in message for message in reported.messages] == [True]
+    assert report.tenants[0].skipped == reported.messages
     assert_in_step(Workspace.open(workspace), ENTITY, files_below(tree))
 
 
@@ -320,12 +320,12 @@ def test_indexing_says_when_it_is_time_to_compact(
     tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("driftline.flows.runs.source_run.DEFAULT_MAX_DELTAS", 1)
-    told = Told()
+    reported = ProgressLog()
     for turn in range(2):
         write(tree, 0, 20 + turn)
         request = IndexRequest((str(tree),), str(tmp_path / "w"), "source:tree", model=str(model), workers=1)
-        index_sources(request, told)
-    (message,) = told.messages
+        index_sources(request, reported)
+    (message,) = reported.messages
     assert "2 deltas" in message
     assert "driftline compact" in message
 

@@ -55,10 +55,10 @@ def registered(site: Site) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def deployed(site: Site) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The output of ``driftline deploy``, and what is registered after the first and the second call."""
-    told = site.driftline("deploy")
+    outcome = site.driftline("deploy")
     once = registered(site)
     site.driftline("deploy")
-    return told, once, registered(site)
+    return outcome, once, registered(site)
 
 
 class Pager(BaseHTTPRequestHandler):
@@ -133,16 +133,16 @@ def worker(site: Site, deployed: object) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_deploying_twice_registers_everything_once(deployed: tuple[Any, Any, Any]) -> None:
-    told, once, twice = deployed
+    outcome, once, twice = deployed
     names = [f"driftline-index/{source}" for source in ("web", "docs", "ticking")]
-    assert told["deployments"] == [
+    assert outcome["deployments"] == [
         *names,
         "driftline-compact/compact",
         "driftline-cleanup/cleanup",
         "driftline-prune/prune",
         "driftline-verify/verify",
     ]
-    assert len(once["deployments"]) == len(told["deployments"])
+    assert len(once["deployments"]) == len(outcome["deployments"])
     assert set(once["schedules"]) == {1}
     assert len(once["automations"]) == 2  # the trigger of compactions, and the automation for runs without heartbeats
     assert "driftline" in once["pools"]

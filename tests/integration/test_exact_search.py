@@ -232,9 +232,9 @@ def test_what_does_not_apply_is_refused_and_what_does_is_explained(workspace: Wo
             find(workspace, '"csrf_token" assert', **limit)
     before = len(searches_table(workspace))
     for query in ('"csrf_token"', '"csrf_token" assert'):
-        told = served(workspace, SearchRequest(query, exts=("py",), explain=True)).explanation
-        assert told is not None
-        assert (told.mode, 0 < told.matches < told.lines, "exact" in told.seconds) == ("exact", True, True)
+        outcome = served(workspace, SearchRequest(query, exts=("py",), explain=True)).explanation
+        assert outcome is not None
+        assert (outcome.mode, 0 < outcome.matches < outcome.lines, "exact" in outcome.seconds) == ("exact", True, True)
     assert len(searches_table(workspace)) == before + 2
 
 
@@ -267,7 +267,7 @@ def test_a_pattern_may_match_over_several_lines(workspace: Workspace) -> None:
     assert not find(workspace, regex=[r"---\n---"], multiline=True).results
     wrong: dict[str, Any]
     for wrong in ({"whole_words": True, "multiline": True}, {"multiline": False}):
-        with pytest.raises(UsageError, match=r"several lines|line break"):
+        with pytest.raises(UsageError, match=r"multiline pattern|line break"):
             find(workspace, "", fixed=["first(\n"], **wrong)
 
 
@@ -368,7 +368,7 @@ def test_nothing_beyond_a_boundary_is_shown_or_counted(tmp_path: Path) -> None:
         entity = f"org:acme/project:{project}/source:s"
         driftline.index(str(tmp_path / project), workspace=at, entity=entity, indexes="none")
     opened, own = driftline.open(at), Entity.parse("org:acme/project:own")
-    asked: tuple[dict[str, Any], ...] = (
+    requested: tuple[dict[str, Any], ...] = (
         {"fixed": ("csrf_token",)},
         {"fixed": ("csrf_token",), "count": True},
         {"fixed": ("csrf_token",), "files": True},
@@ -376,7 +376,7 @@ def test_nothing_beyond_a_boundary_is_shown_or_counted(tmp_path: Path) -> None:
         {"query": "def:csrf_token"},
         {"query": "uses:csrf_token"},
     )
-    for options in asked:
+    for options in requested:
         everything, bound = (
             driftline.search(opened, **{"query": "", "n_lines": 0, **options}, within=within) for within in (None, own)
         )

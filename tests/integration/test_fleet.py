@@ -54,11 +54,11 @@ def test_a_list_is_indexed_in_one_run_and_then_costs_no_run(
     first = fleet.sync()
     assert (states(first), fleet.runs()) == (dict.fromkeys(("team/a", "team/b", "team/c"), "indexed"), 1)
     assert fleet.documents() == {"a": {"a.md"}, "b": {"b.md"}, "c": {"c.md"}}
-    git_server.asked.clear()
+    git_server.requested.clear()
     second = fleet.sync()
     assert (second["run_id"], second["to_index"], fleet.runs()) == (None, [], 1)
-    asked = [each.path.partition("?")[0].rpartition("/")[2] for each in git_server.asked]
-    assert sorted(asked) == sorted(["refs", "git-upload-pack"] * 3)
+    requested = [each.path.partition("?")[0].rpartition("/")[2] for each in git_server.requested]
+    assert sorted(requested) == sorted(["refs", "git-upload-pack"] * 3)
     projects["b"].write("more.md", "another file\n")
     commit = projects["b"].push()
     third = fleet.sync()
@@ -90,10 +90,10 @@ def test_a_failing_repository_stops_no_other_and_is_tried_again_with_backoff(
     assert states(first) == {"team/a": "indexed", "team/gone": "failing", "team/c": "indexed"}
     assert "no such repository" in rows(first)["team/gone"]["reason"]
     assert has_failed(first)
-    git_server.asked.clear()
+    git_server.requested.clear()
     fleet.now += timedelta(minutes=4)
     fleet.sync()
-    assert not [each for each in git_server.asked if "gone" in each.path]
+    assert not [each for each in git_server.requested if "gone" in each.path]
     fleet.now += timedelta(minutes=2)
     again = rows(fleet.sync())["team/gone"]
     assert again["failures"] == 2

@@ -146,9 +146,9 @@ def hosted(git_server: GitServer, tmp_path: Path, tiny_model: Path) -> tuple[Fle
 
 
 def git_requests(server: GitServer) -> list[str]:
-    asked = [each.path for each in server.asked if ".git/" in each.path]
-    server.asked.clear()
-    return asked
+    requested = [each.path for each in server.requested if ".git/" in each.path]
+    server.requested.clear()
+    return requested
 
 
 def test_a_repository_whose_line_is_unchanged_costs_no_request_of_git(
@@ -287,7 +287,7 @@ def test_the_token_reaches_the_api_and_git_and_no_file(
     api.token = "s3cret-token"
     outcome = driftline("fleet", "sync", "--config", config, "--json")
     assert outcome.code == 0, outcome.err
-    assert all(each.authorization for each in git_server.asked)
+    assert all(each.authorization for each in git_server.requested)
     written = [path for path in (fleet.folder / "index").rglob("*") if path.is_file()]
     assert written
     assert not [path for path in written if b"s3cret" in path.read_bytes()]

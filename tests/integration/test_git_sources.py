@@ -56,9 +56,9 @@ def counts(report: Any) -> tuple[int, int, int, int]:
 
 
 def requests(server: GitServer) -> list[str]:
-    asked = [each.path.partition("?")[0].rpartition("/")[2] for each in server.asked]
-    server.asked.clear()
-    return asked
+    requested = [each.path.partition("?")[0].rpartition("/")[2] for each in server.requested]
+    server.requested.clear()
+    return requested
 
 
 def test_a_repository_is_indexed_by_its_url(git_server: GitServer, project: Checkout, run: Driftline) -> None:
@@ -80,7 +80,7 @@ def test_an_unchanged_repository_costs_one_look_at_its_refs(
     git_server: GitServer, project: Checkout, run: Driftline, tmp_path: Path
 ) -> None:
     run(git_server.url("team/app.git"))
-    git_server.asked.clear()
+    git_server.requested.clear()
     entity = tmp_path / "index"
     before = {path: path.stat().st_mtime_ns for path in entity.rglob("*") if "_runs" not in path.parts}
     assert counts(run(git_server.url("team/app.git"))) == (0, 0, 0, 2)
@@ -387,7 +387,7 @@ def test_tokens_of_a_file_count_once_it_is_trusted(
         head + '[[sources]]\nuri = "git@host:team/lib.git"\nentity = "source:of"\n'
     )
     assert "denies access" in driftline("index", "--all", "--json").out
-    assert not any("s3cret" in each.authorization or "Basic" in each.authorization for each in git_server.asked)
+    assert not any("s3cret" in each.authorization or "Basic" in each.authorization for each in git_server.requested)
     assert driftline("trust").code == 0
     indexed = driftline("index", "--all", "--json").json
     assert [(source["entity"], source["new"]) for source in indexed["sources"]] == [
@@ -405,7 +405,7 @@ def test_a_redirect_is_not_followed_so_that_no_token_is(
     assert remote is not None
     with pytest.raises(StorageError, match="redirects"):
         resolve(remote)
-    assert {each.path.partition("?")[0] for each in git_server.asked} == {"/moved.git/info/refs"}
+    assert {each.path.partition("?")[0] for each in git_server.requested} == {"/moved.git/info/refs"}
 
 
 def test_a_dumb_server_serves_whole_histories(git_server: GitServer, project: Checkout) -> None:
@@ -430,10 +430,10 @@ def test_hits_are_read_from_the_mirror_without_a_request(
     git_server: GitServer, project: Checkout, run: Driftline
 ) -> None:
     run(git_server.url("team/app.git"))
-    git_server.asked.clear()
+    git_server.requested.clear()
     found = known_source(git_server.url("team/app.git"))
     assert found.read("docs/b.md") == b"beta\n"
-    assert git_server.asked == []
+    assert git_server.requested == []
     other = known_source("git+http://127.0.0.1:9/never.git")
     with pytest.raises(StorageError, match="no mirror"):
         other.read("a")

@@ -207,14 +207,14 @@ def test_a_run_that_the_host_has_failed_is_tried_again(tmp_path: Path) -> None:
 def test_prefect_runs_the_deployment_once_for_each_commit(
     git_server: GitServer, project: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    requested: list[dict[str, Any]] = []
 
     class Client:
         def read_deployment_by_name(self, name: str) -> Any:
             return SimpleNamespace(id=name)
 
         def create_flow_run_from_deployment(self, deployment: str, **given: Any) -> Any:
-            asked.append({"deployment": deployment, **given})
+            requested.append({"deployment": deployment, **given})
             return SimpleNamespace(state=None)
 
     @contextmanager
@@ -231,7 +231,7 @@ def test_prefect_runs_the_deployment_once_for_each_commit(
     commit = git(project.folder, "rev-parse", "HEAD")
     runs(Work(source))
     runs(Work(source, "release/1", "refs/heads/main"))
-    main, branch = asked
+    main, branch = requested
     assert (main["deployment"], main["idempotency_key"]) == ("driftline-index/app", f"{commit}:driftline-index/app")
     assert main["parameters"] is None
     assert branch["idempotency_key"] == f"{commit}:driftline-index/app@release/1"

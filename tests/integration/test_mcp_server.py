@@ -81,6 +81,22 @@ def test_a_client_finds_a_line_over_stdio(location: Path) -> None:
     assert context.structured_content["lines"] == ["---", "namespace", "two"]
 
 
+def test_clients_show_the_sources_and_a_prompt(location: Path) -> None:
+    async def talk() -> tuple[Any, Any, Any]:
+        server = make_server(Workspace.open(str(location / "ws")))
+        async with Client(server, read_timeout_seconds=PATIENCE_SECONDS) as client:
+            (resource,) = (await client.list_resources()).resources
+            (prompt,) = (await client.list_prompts()).prompts
+            sources = await client.read_resource(resource.uri)
+            return prompt, sources, await client.get_prompt(prompt.name, {"question": "who parses?"})
+
+    prompt, sources, asked = asyncio.run(talk())
+    assert [each.name for each in prompt.arguments] == ["question"]
+    status = json.loads(sources.contents[0].text)
+    assert [source["entity"].rpartition(":")[2] for source in status["sources"]] == ["app", "web"]
+    assert "who parses?" in asked.messages[0].content.text
+
+
 def status_for_host(url: str, host: str) -> int:
     """The server's answer to a request with a foreign host name, as after DNS rebinding."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_SECONDS)
@@ -130,8 +146,8 @@ def test_tools_have_schemas_with_bounds(location: Path) -> None:
 
 def test_filters_and_modes_reach_the_search(location: Path) -> None:
     def paths(**options: Any) -> set[str]:
-        asked = {"query": "parser", "top_k": 50, "n_lines": 0, **options}
-        (outcome,) = ask(make_server(dl.open(str(location / "ws")).storage), ("search_lines", asked))
+        requested = {"query": "parser", "top_k": 50, "n_lines": 0, **options}
+        (outcome,) = ask(make_server(dl.open(str(location / "ws")).storage), ("search_lines", requested))
         assert not outcome.is_error, outcome
         return {hit["path"] for hit in outcome.structured_content["results"]}
 
@@ -149,8 +165,8 @@ def test_exact_text_definitions_and_uses_are_found(tmp_path: Path, tiny_model: P
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
     server = make_server(dl.open(str(tmp_path / "ws")).storage)
 
-    def found(tool: str, **asked: Any) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-        (outcome,) = ask(server, (tool, asked))
+    def found(tool: str, **requested: Any) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+        (outcome,) = ask(server, (tool, requested))
         assert not outcome.is_error, outcome
         hits = outcome.structured_content["results"]
         assert all(hit["context"] == [hit["text"]] for hit in hits)

@@ -89,7 +89,7 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def told(
+def outcome(
     prefect_server: PrefectServer, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
 ) -> dict[str, Any]:
     """The output of the program above, run once for all tests, on a workspace that only its storage options open."""
@@ -128,7 +128,7 @@ def told(
 
 
 @pytest.fixture(scope="module")
-def runs(prefect_server: PrefectServer, told: dict[str, Any]) -> list[dict[str, Any]]:
+def runs(prefect_server: PrefectServer, outcome: dict[str, Any]) -> list[dict[str, Any]]:
     """The flow runs that the server knows, oldest first."""
     mine = {"sort": "START_TIME_ASC", "flow_runs": {"tags": {"all_": ["program"]}}}
     found: list[dict[str, Any]] = prefect_server.post("flow_runs/filter", mine)
@@ -138,11 +138,11 @@ def runs(prefect_server: PrefectServer, told: dict[str, Any]) -> list[dict[str, 
 pytestmark = pytest.mark.xdist_group("prefect")
 
 
-def test_the_flow_returns_the_report_of_the_command_line(told: dict[str, Any]) -> None:
-    (source,) = told["report"]["sources"]
+def test_the_flow_returns_the_report_of_the_command_line(outcome: dict[str, Any]) -> None:
+    (source,) = outcome["report"]["sources"]
     assert (source["new"], source["lines_embedded"], source["lines_total"]) == (1, 2, 2)
     assert source["skipped"] == [{"path": ".env", "reason": "secret"}]
-    (again,) = told["again"]["sources"]
+    (again,) = outcome["again"]["sources"]
     assert (again["unchanged"], again["lines_embedded"]) == (1, 0)
 
 
@@ -186,20 +186,20 @@ def test_progress_ends_at_100_and_a_report_shows_counts_phases_and_growth(
 
 
 def test_a_run_that_changes_nothing_publishes_nothing(
-    prefect_server: PrefectServer, told: dict[str, Any], runs: list[dict[str, Any]]
+    prefect_server: PrefectServer, outcome: dict[str, Any], runs: list[dict[str, Any]]
 ) -> None:
-    assert told["again"]["sources"][0]["skipped"] == [{"path": ".env", "reason": "secret"}]
+    assert outcome["again"]["sources"][0]["skipped"] == [{"path": ".env", "reason": "secret"}]
     again = {"artifacts": {"flow_run_id": {"any_": [runs[1]["id"]]}}}
     assert prefect_server.post("artifacts/filter", again) == []
 
 
 def test_a_sync_of_fleets_is_one_run_that_shows_only_what_has_changed(
-    prefect_server: PrefectServer, told: dict[str, Any]
+    prefect_server: PrefectServer, outcome: dict[str, Any]
 ) -> None:
-    first, second = told["fleet"]
+    first, second = outcome["fleet"]
     assert (len(first["to_index"]), second["to_index"], second["run_id"]) == (1, [], None)
-    assert told["failing fleet"][0] == "StorageError"
-    assert "nowhere.git" in told["failing fleet"][1]
+    assert outcome["failing fleet"][0] == "StorageError"
+    assert "nowhere.git" in outcome["failing fleet"][1]
     mine = {"sort": "START_TIME_ASC", "flow_runs": {"tags": {"all_": ["fleet"]}}}
     found = prefect_server.post("flow_runs/filter", mine)
     assert [run["state_type"] for run in found] == ["COMPLETED", "COMPLETED", "FAILED"]
@@ -219,49 +219,49 @@ def test_the_log_of_a_run_shows_its_phases(prefect_server: PrefectServer, runs: 
     assert any("embedding: 1 documents" in message for message in messages)
 
 
-def test_the_parameters_make_a_form_with_descriptions_bounds_and_choices(told: dict[str, Any]) -> None:
-    properties = told["schema"]["properties"]
-    assert told["schema"]["required"] == ["sources", "workspace"]
+def test_the_parameters_make_a_form_with_descriptions_bounds_and_choices(outcome: dict[str, Any]) -> None:
+    properties = outcome["schema"]["properties"]
+    assert outcome["schema"]["required"] == ["sources", "workspace"]
     assert [name for name, shown in properties.items() if not shown.get("description")] == []
     assert (properties["max_delete_fraction"]["minimum"], properties["max_delete_fraction"]["maximum"]) == (0, 1)
     assert properties["max_file_bytes"]["minimum"] == 0
     assert properties["indexes"]["enum"] == ["all", "text", "none"]
 
 
-def test_bad_parameters_are_refused(told: dict[str, Any]) -> None:
+def test_bad_parameters_are_refused(outcome: dict[str, Any]) -> None:
     for name in ("bad", "unknown"):
-        ours, kind, message = told[name]
+        ours, kind, message = outcome[name]
         assert not ours
         assert "Parameter" in kind or "Validation" in kind, (kind, message)
-    assert "max_delete_fraction" in told["bad"][2]
+    assert "max_delete_fraction" in outcome["bad"][2]
 
 
-def test_a_failing_run_ends_as_failed_with_a_clear_message(told: dict[str, Any], runs: list[dict[str, Any]]) -> None:
-    ours, kind, message = told["missing"]
+def test_a_failing_run_ends_as_failed_with_a_clear_message(outcome: dict[str, Any], runs: list[dict[str, Any]]) -> None:
+    ours, kind, message = outcome["missing"]
     assert (ours, kind) == (True, "SourceNotFound")
     assert "nowhere" in message
     (failed,) = [run for run in runs if run["state_type"] == "FAILED" and "nowhere" in run["name"]]
     assert message in failed["state"]["message"]
 
 
-def test_only_storage_errors_are_retried(told: dict[str, Any]) -> None:
-    assert told["retried"]["sources"][0]["unchanged"] == 1
-    assert told["not_retried"] == "LeaseHeld"
+def test_only_storage_errors_are_retried(outcome: dict[str, Any]) -> None:
+    assert outcome["retried"]["sources"][0]["unchanged"] == 1
+    assert outcome["not_retried"] == "LeaseHeld"
 
 
 def test_all_flows_open_a_store_by_references_that_the_server_keeps_unread(
-    told: dict[str, Any], runs: list[dict[str, Any]], s3_server: S3Server
+    outcome: dict[str, Any], runs: list[dict[str, Any]], s3_server: S3Server
 ) -> None:
-    compacted, cleaned, verified = told["upkeep"]
+    compacted, cleaned, verified = outcome["upkeep"]
     assert compacted["tenants"][0]["after"]["files"] > 0
     assert (cleaned["dry_run"], cleaned["scanned_count"] > 0) == (True, True)
     assert (verified["lines"], verified["findings"]) == (2, [])
     assert all(run["parameters"]["storage_options"] == OPTIONS for run in runs)
-    assert s3_server.secret_key not in json.dumps([runs, told["report"]])
+    assert s3_server.secret_key not in json.dumps([runs, outcome["report"]])
 
 
-def test_a_name_is_the_workspace_of_commands_and_flows(told: dict[str, Any]) -> None:
-    *workspaces, scanned = told["plain"]
+def test_a_name_is_the_workspace_of_commands_and_flows(outcome: dict[str, Any]) -> None:
+    *workspaces, scanned = outcome["plain"]
     assert [Path(location).parts[-2:] for location in workspaces] == [("home", "notes")] * 3
     assert scanned > 0
 
@@ -269,8 +269,8 @@ def test_a_name_is_the_workspace_of_commands_and_flows(told: dict[str, Any]) -> 
 # Imports that flows and the command line must not load.
 
 
-def test_the_index_flow_loads_no_catalog_and_no_cluster(told: dict[str, Any]) -> None:
-    assert not {name.partition(".")[0] for name in told["loaded"]} & {"sqlalchemy", "distributed"}
+def test_the_index_flow_loads_no_catalog_and_no_cluster(outcome: dict[str, Any]) -> None:
+    assert not {name.partition(".")[0] for name in outcome["loaded"]} & {"sqlalchemy", "distributed"}
 
 
 def modules_after(code: str) -> set[str]:

@@ -159,13 +159,13 @@ def test_a_large_top_k_returns_every_line(tmp_path: Path, tiny_model: Path, mode
     assert lines == {("a.txt", 1), ("a.txt", 16), ("b.txt", 1)}
 
 
-def test_a_query_that_nothing_answers_says_so_in_every_door(corpus: Path, driftline: Driftline) -> None:
+def test_a_query_without_results_says_so_in_every_interface(corpus: Path, driftline: Driftline) -> None:
     nonsense, at = "quantum marmalade trousers", ("--workspace", corpus)
-    told = driftline("search", nonsense, *at, "--json")
-    assert {hit["label"] for hit in told.json["results"]} == {"weak"}
-    assert (told.code, told.json["notes"], told.err) == (0, [NO_GOOD_MATCH], "")
+    reported = driftline("search", nonsense, *at, "--json")
+    assert {hit["label"] for hit in reported.json["results"]} == {"weak"}
+    assert (reported.code, reported.json["notes"], reported.err) == (0, [NO_GOOD_MATCH], "")
     shown = driftline("search", nonsense, *at)
-    count = len(told.json["results"])
+    count = len(reported.json["results"])
     assert (shown.out.startswith(f"No good match. The nearest 3 of {count}, all weak"), shown.err) == (True, "")
     lines = shown.out.splitlines()
     assert (len([line for line in lines if " weak" in line]), len([line for line in lines if line[:2] == "  "])) == (
@@ -358,12 +358,14 @@ def test_the_explanation_counts_what_the_filter_matches(corpus: Path, driftline:
     total = dl.open(str(corpus)).stats().total_lines
     counts = {"--dir": ("food", 2), "--ext": ("md", 5), "--glob": ("**/s*", 4), "--entity": ("org:other", 1)}
     for option, (value, matches) in counts.items():
-        told = driftline("search", "bread", option, value, *at, "--json").json["explanation"]
-        assert (told["lines"], told["matches"], told["hit_rate"]) == (total, matches, matches / total), option
-        assert (told["mode"], told["strategy"], told["index"]) == ("hybrid", strategy, None)
-        assert told["examined"] in {"postfilter": (total,), "hybrid": (matches, total)}.get(strategy, (matches,))
-        assert 0 < told["candidates"] <= matches
-        assert all(seconds > 0 for seconds in told["seconds"].values())
+        reported = driftline("search", "bread", option, value, *at, "--json").json["explanation"]
+        assert (reported["lines"], reported["matches"], reported["hit_rate"]) == (total, matches, matches / total), (
+            option
+        )
+        assert (reported["mode"], reported["strategy"], reported["index"]) == ("hybrid", strategy, None)
+        assert reported["examined"] in {"postfilter": (total,), "hybrid": (matches, total)}.get(strategy, (matches,))
+        assert 0 < reported["candidates"] <= matches
+        assert all(seconds > 0 for seconds in reported["seconds"].values())
     shown = driftline("search", "bread", "--dir", "food", *at)
     assert f"2 of {total} lines match the filter" in shown.out
     assert "explanation" not in driftline("search", "bread", "--workspace", corpus, "--json").json
@@ -372,9 +374,9 @@ def test_the_explanation_counts_what_the_filter_matches(corpus: Path, driftline:
 def test_a_search_that_finds_nothing_explains_itself_too(corpus: Path, driftline: Driftline) -> None:
     at = ("--workspace", corpus, "--explain", "--json")
     total = dl.open(str(corpus)).stats().total_lines
-    told = driftline("search", "bread", "--dir", "nowhere", *at).json
-    assert (told["results"], told["explanation"]["matches"], told["explanation"]["lines"]) == ([], 0, total)
-    assert told["explanation"]["hit_rate"] == 0
+    reported = driftline("search", "bread", "--dir", "nowhere", *at).json
+    assert (reported["results"], reported["explanation"]["matches"], reported["explanation"]["lines"]) == ([], 0, total)
+    assert reported["explanation"]["hit_rate"] == 0
     assert driftline("search", "bread", "--top-k", 0, *at).json["explanation"]["seconds"] == {}
 
 
@@ -393,8 +395,8 @@ def test_results_show_the_freshness_of_their_lines(tmp_path: Path, tiny_model: P
     (tree / "binary.txt").write_bytes(b"parser\0\1")
     for n_lines in (0, 2):
         hits = found(workspace, "parser", mode=mode, n_lines=n_lines, top_k=20)
-        told = {hit.path: (hit.line, hit.text, hit.freshness, hit.line_now) for hit in hits if hit.text == "parser"}
-        assert told == {
+        reported = {hit.path: (hit.line, hit.text, hit.freshness, hit.line_now) for hit in hits if hit.text == "parser"}
+        assert reported == {
             "same.txt": (2, "parser", "fresh", 2),
             "moved.txt": (2, "parser", "moved", 4),
             "stale.txt": (2, "parser", "stale", None),

@@ -51,11 +51,11 @@ def two(workspace: Workspace) -> Iterator[SearchProcesses]:
     """Two processes, both of which have started."""
     with closing(SearchProcesses(2)) as processes:
         processes.start(workspace)
-        searched_beside_each_other(processes, workspace, 2)
+        searched_concurrently(processes, workspace, 2)
         yield processes
 
 
-def searched_beside_each_other(processes: SearchProcesses, workspace: Workspace, count: int) -> None:
+def searched_concurrently(processes: SearchProcesses, workspace: Workspace, count: int) -> None:
     """Search in several threads until so many processes are there."""
     with ThreadPoolExecutor(4) as pool:
 
@@ -111,7 +111,7 @@ def test_a_process_that_dies_takes_no_search_with_it(two: SearchProcesses, works
         reports = list(pool.map(lambda query: two.search(workspace, query, top_k=3), WORDS[:8]))
     for report, query in zip(reports, WORDS[:8], strict=True):
         check_answers(report, search(workspace, query, top_k=3))
-    searched_beside_each_other(two, workspace, 2)
+    searched_concurrently(two, workspace, 2)
     until(lambda: two._free.qsize() == 2)
 
 

@@ -62,20 +62,20 @@ aws_region = "us-east-1"
     )
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert "${TEAM_SECRET}" in driftline("trust").out
-    told = [driftline("--log-json", "index", "--all", "--json"), driftline("runs"), driftline("report", "--json")]
-    assert told[0].code == 3, told[0].err
-    assert [source["documents_total"] for source in told[0].json["sources"]] == [1, 1]
-    assert all(json.loads(line)["level"] for line in told[0].err.splitlines())
-    told += [driftline("compact"), driftline("cleanup", "--delete"), driftline("verify"), driftline("status")]
-    told += [driftline("remove", "source:more")]
-    assert [outcome.code for outcome in told[1:]] == [0] * 7
+    reported = [driftline("--log-json", "index", "--all", "--json"), driftline("runs"), driftline("report", "--json")]
+    assert reported[0].code == 3, reported[0].err
+    assert [source["documents_total"] for source in reported[0].json["sources"]] == [1, 1]
+    assert all(json.loads(line)["level"] for line in reported[0].err.splitlines())
+    reported += [driftline("compact"), driftline("cleanup", "--delete"), driftline("verify"), driftline("status")]
+    reported += [driftline("remove", "source:more")]
+    assert [outcome.code for outcome in reported[1:]] == [0] * 7
     monkeypatch.setenv("TEAM_SECRET", SECRET)
-    told += [driftline("--log-json", "index", "--all"), driftline("runs", "--json"), driftline("ci", "docs")]
-    assert all(outcome.code in (2, 3) for outcome in told[8:])
+    reported += [driftline("--log-json", "index", "--all"), driftline("runs", "--json"), driftline("ci", "docs")]
+    assert all(outcome.code in (2, 3) for outcome in reported[8:])
     written = files_of(s3_server, f"{prefix}/index")
     assert any("_runs/" in name for name in written)
     everything = [*written.values(), (tmp_path / "driftline-report.html").read_bytes()]
-    everything += [f"{outcome.out}{outcome.err}".encode() for outcome in told]
+    everything += [f"{outcome.out}{outcome.err}".encode() for outcome in reported]
     for secret in (SECRET, s3_server.secret_key):
         assert not [data for data in everything if secret.encode() in data]
 

@@ -166,18 +166,18 @@ def test_now_is_in_utc_whatever_the_zone_of_the_machine(
 def test_only_the_columns_and_rows_of_a_query_are_read(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     import lance
 
-    asked: list[tuple[list[str], str]] = []
+    requested: list[tuple[list[str], str]] = []
     scanner = lance.LanceDataset.scanner
 
     def noted(self: Any, columns: Any = None, filter: Any = None, **options: Any) -> Any:
-        asked.append((columns, str(filter)))
+        requested.append((columns, str(filter)))
         return scanner(self, columns=columns, filter=filter, **options)
 
     monkeypatch.setattr(lance.LanceDataset, "scanner", noted)
     rows(workspace, "SELECT count(*) FROM lines WHERE ext = 'go'")
-    assert asked, asked
-    assert {len(columns) for columns, _ in asked} == {1}
-    assert all('(ext == "go")' in where for _, where in asked)
+    assert requested, requested
+    assert {len(columns) for columns, _ in requested} == {1}
+    assert all('(ext == "go")' in where for _, where in requested)
 
 
 # -- what no query can do ----------------------------------------------------------------------

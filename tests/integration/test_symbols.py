@@ -67,8 +67,8 @@ def test_a_hit_says_which_definition_it_is_in(shop: Path, mode: Mode) -> None:
     for query in ("self.table.find(customer)", "TIMEOUT_SECONDS = 30", "A basket is loaded from the store."):
         for hit in dl.search(str(shop), query, mode=mode, top_k=50, n_lines=0).results:
             known = innermost(definitions(hit.path, FILES[hit.path]), hit.line - 1)
-            told = (hit.symbol, hit.kind, hit.symbol_start, hit.symbol_end)
-            assert told == ((known.name, known.kind, known.first + 1, known.last + 1) if known else (None,) * 4)
+            reported = (hit.symbol, hit.kind, hit.symbol_start, hit.symbol_end)
+            assert reported == ((known.name, known.kind, known.first + 1, known.last + 1) if known else (None,) * 4)
             found.add(hit.symbol)
     assert {None, "SessionStore.load_basket", "Baskets > Load a basket"} <= found
 

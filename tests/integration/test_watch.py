@@ -230,7 +230,7 @@ def test_a_process_indexes_what_is_saved_until_it_is_interrupted(command: str, t
             process.send_signal(signal.SIGINT)
             rest = "".join(said)
             assert process.wait(PATIENCE_SECONDS) in (0, -signal.SIGINT)
-            assert command == "web" or "go on with: driftline watch" in rest
+            assert command == "web" or "continue with: driftline watch" in rest
         finally:
             process.kill()
     hits = dl.search(str(tree / ".driftline"), "zebra", mode="text").results

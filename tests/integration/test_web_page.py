@@ -56,7 +56,7 @@ class Site:
     page: Page
     browser: Browser
     said: list[str] = field(default_factory=list)
-    asked: set[str] = field(default_factory=set)
+    requested: set[str] = field(default_factory=set)
 
 
 @contextmanager
@@ -99,11 +99,11 @@ def site(tmp_path: Path, tree: Path, driftline: Callable[..., Any]) -> Iterator[
         browser.page.on("console", lambda message: found.said.append(message.text))
         browser.page.on("pageerror", lambda error: found.said.append(str(error)))
         browser.page.on("dialog", lambda dialog: found.said.append(dialog.message))
-        browser.page.on("request", lambda request: found.asked.add(request.url))
+        browser.page.on("request", lambda request: found.requested.add(request.url))
         yield found
         # Violations of the policy are said on the console.
         assert found.said == []
-        assert all(each.startswith(url) for each in found.asked)
+        assert all(each.startswith(url) for each in found.requested)
 
 
 def results(page: Page) -> Any:

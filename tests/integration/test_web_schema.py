@@ -54,8 +54,8 @@ schema = schemathesis.pytest.from_fixture("document")
 )
 def test_the_api_keeps_what_its_document_promises(case: Any) -> None:
     # A query has a language, and some options need exact terms: no schema can tell which queries are refused.
-    asked = case.query or {}
-    exact = {"fixed", "regex", "count", "files"} & asked.keys()
-    is_language = case.path == "/api/v1/search" and (exact or re.search(r'["/:]', str(asked.get("q", ""))))
+    requested = case.query or {}
+    exact = {"fixed", "regex", "count", "files"} & requested.keys()
+    is_language = case.path == "/api/v1/search" and (exact or re.search(r'["/:]', str(requested.get("q", ""))))
     beyond_schema = [positive_data_acceptance] if is_language else []
     case.call_and_validate(excluded_checks=beyond_schema)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -144,6 +145,30 @@ class BranchMachine(RuleBasedStateMachine):
         opened = Workspace.open(self.workspace)
         needed = {record.cut for record in branch_records(opened, ENTITY)}
         assert set(cuts_of(opened.lines(ENTITY.tenant))) == needed
+
+    @rule(faults=faults)
+    @precondition(lambda self: not self.unsure)
+    def clean_and_be_interrupted(self, faults: Faults) -> None:
+        with injected(Faults(faults.mode, faults.at)), suppress(Crash, DriftlineError, OSError):
+            clean_workspace(CleanupRequest(self.workspace, 0.0, dry_run=False))
+
+    @rule()
+    def garbage_found_by_traces_is_garbage_and_the_rest_is_found_by_listing(self) -> None:
+        before, traced, listed = self.files(self.workspace), f"{self.workspace}.traced", f"{self.workspace}.listed"
+        for copy in (traced, listed):
+            shutil.copytree(self.workspace, copy)
+        some = clean_workspace(CleanupRequest(traced, 0.0, dry_run=False))
+        everything = clean_workspace(CleanupRequest(listed, 0.0, dry_run=False, full=True))
+        note(f"{some.full=} {len(some.deleted)=} {len(everything.deleted)=}")
+        assert {orphan.path for orphan in some.deleted} <= {orphan.path for orphan in everything.deleted}
+        clean_workspace(CleanupRequest(traced, 0.0, dry_run=False, full=True))
+        assert before & self.files(traced) == before & self.files(listed)
+        for copy in (traced, listed):
+            shutil.rmtree(copy)
+
+    @staticmethod
+    def files(workspace: str) -> set[str]:
+        return {str(path.relative_to(workspace)) for path in Path(workspace).rglob("*") if path.is_file()}
 
     @invariant()
     def each_branch_holds_exactly_its_documents(self) -> None:

@@ -80,7 +80,7 @@ class CommitMachine(RuleBasedStateMachine):
         source.rename(self.tree / to)
 
     @rule(text=texts)
-    def write_beside_the_source(self, text: str) -> None:
+    def write_next_to_the_source(self, text: str) -> None:
         (self.top / "beside.txt").write_text(text)
 
     @rule(ignores=st.sampled_from(["", "*.log\n"]), above=st.booleans())

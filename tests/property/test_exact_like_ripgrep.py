@@ -75,7 +75,7 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SearchCase:
     """A pattern, and how it is asked for."""
 
     text: str
@@ -169,18 +169,18 @@ def expression(chance: Random, lines: list[str], depth: int = 2) -> str:
             return expression(chance, lines, depth - 1) + expression(chance, lines, depth - 1)
 
 
-def asked(chance: Random, lines: list[str]) -> Asked:
+def requested(chance: Random, lines: list[str]) -> SearchCase:
     if chance.random() < 0.3:
         text = piece(chance, lines, longest=24)
         text = text.swapcase() if chance.random() < 0.2 else text
-        return Asked(text, literal=True, ignore_case=chance.random() < 0.4, words=chance.random() < 0.2)
+        return SearchCase(text, literal=True, ignore_case=chance.random() < 0.4, words=chance.random() < 0.2)
     text = expression(chance, lines)
-    return Asked(text, ignore_case=chance.random() < 0.3, words=chance.random() < 0.15)
+    return SearchCase(text, ignore_case=chance.random() < 0.3, words=chance.random() < 0.15)
 
 
-def sample(shard: int, lines: list[str]) -> Iterator[Asked]:
+def sample(shard: int, lines: list[str]) -> Iterator[SearchCase]:
     chance = Random(shard)
-    yield from (asked(chance, lines) for _ in range(examples(PATTERNS)))
+    yield from (requested(chance, lines) for _ in range(examples(PATTERNS)))
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -193,17 +193,17 @@ def test_the_lines_of_each_pattern_are_those_that_ripgrep_finds(corpus: Corpus, 
     assert matching > examples(PATTERNS) / 2
 
 
-def across(chance: Random, texts: list[str]) -> Asked:
+def across(chance: Random, texts: list[str]) -> SearchCase:
     """A pattern whose matches hold line breaks, made of the end of a line, some lines, and the begin of another."""
     lines = chance.choice(texts).split("\n")
     at = chance.randrange(len(lines) - 1)
     until = min(len(lines) - 1, at + chance.randint(1, 4))
     parts = [lines[at][-chance.randint(1, 12) :], *lines[at + 1 : until], lines[until][: chance.randint(0, 12)]]
     if chance.random() < 0.3:
-        return Asked("\n".join(parts), literal=True, multiline=True)
+        return SearchCase("\n".join(parts), literal=True, multiline=True)
     gaps = (r"\n", r"\n", "[ \\t\\n]+", r"[^#]*?\n", "(?s:.*?)\\n", r"\n(?:.*\n){0,2}")
     text = "".join(re.escape(part) + chance.choice(gaps) for part in parts[:-1]) + re.escape(parts[-1])
-    return Asked(text, ignore_case=chance.random() < 0.3, multiline=True)
+    return SearchCase(text, ignore_case=chance.random() < 0.3, multiline=True)
 
 
 def test_the_lines_of_patterns_over_several_lines_are_those_that_ripgrep_finds(corpus: Corpus) -> None:

@@ -176,7 +176,7 @@ class KeptIndexMachine(IndexMachine):
 
 
 @pytest.mark.timeout(examples(1800))
-def test_the_index_survives_its_keepers_and_its_late_writers(
+def test_the_index_survives_maintenance_and_late_writers(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()

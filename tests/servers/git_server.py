@@ -24,7 +24,7 @@ def git(folder: Path, *arguments: str, text: bytes | None = None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SearchCase:
     """A request: its path with the query, and its ``Authorization``."""
 
     path: str
@@ -50,7 +50,7 @@ class GitServer(ThreadingHTTPServer):
         self.authorization = ""
         self.redirects: dict[str, str] = {}
         self.dumb: tuple[str, ...] = ()
-        self.asked: list[Asked] = []
+        self.requested: list[SearchCase] = []
         self.clock: Callable[[], float] = time.time
         self.api: Callable[[str, Mapping[str, str]], Reply | None] | None = None
 
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.server.asked.append(Asked(self.path, self.headers.get("Authorization", "")))
+        self.server.requested.append(SearchCase(self.path, self.headers.get("Authorization", "")))
         answered = self.server.api(self.path, dict(self.headers.items())) if self.server.api else None
         if answered is not None:
             self._send(*answered)

@@ -38,6 +38,8 @@ PATIENT = dict.fromkeys(
 )
 """Prefect's limits of 5 s to 5 min, of server and clients."""
 os.environ |= PATIENT  # before Prefect is imported
+os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
+"""An event that a test causes without a server would start one, which all users of the home folder share."""
 UNPRIVILEGED = 65534  # nobody: PostgreSQL refuses to run as root
 
 

@@ -150,11 +150,11 @@ class GoogleProxy(Proxy):
         return 200, json.dumps(_resource(bucket, key, size, etag, modified)).encode(), "application/json"
 
     def _listing(self, bucket: str, query: dict[str, str]) -> dict[str, object]:
-        asked = {"list-type": "2", "prefix": query.get("prefix", ""), "delimiter": query.get("delimiter", "")}
-        asked = {name: value for name, value in asked.items() if value}
+        requested = {"list-type": "2", "prefix": query.get("prefix", ""), "delimiter": query.get("delimiter", "")}
+        requested = {name: value for name, value in requested.items() if value}
         if "pageToken" in query:
-            asked["continuation-token"] = query["pageToken"]
-        _, data = self.ask("GET", f"/{quote(bucket)}?{urlencode(asked, quote_via=quote, safe='')}", {}, b"")
+            requested["continuation-token"] = query["pageToken"]
+        _, data = self.ask("GET", f"/{quote(bucket)}?{urlencode(requested, quote_via=quote, safe='')}", {}, b"")
         root = ElementTree.fromstring(data)
         space = root.tag.partition("}")[0] + "}" if root.tag.startswith("{") else ""
 

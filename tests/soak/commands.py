@@ -23,17 +23,24 @@ COMMAND_SECONDS = PATIENCE_SECONDS
 """No command may take longer, whatever the store does."""
 KILLED, STOPPED = 0.2, 0.1
 """The shares of commands that are killed, and that are stopped for longer than a lease lasts."""
+CACHE_BYTES = 200_000
+"""Less than a few searches read, so that blocks are evicted."""
 EXPECTED = {"lease_held", "lease_lost", "commit_conflict", "interrupted"}
 """Errors that contention may cause; each leaves the work to the next command."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine: its clock differs from the true one by ``skew_seconds``."""
+    """A machine: its clock differs from the true one by ``skew_seconds``; its searches cache blocks, if it caches."""
 
     name: str
     skew_seconds: float
     folder: Path
+    caches: bool = True
+
+    @property
+    def blocks(self) -> Path:
+        return self.folder / "blocks"
 
 
 @dataclass(frozen=True)
@@ -90,13 +97,23 @@ class Commands:
 
     def _start(self, host: Host, words: list[str]) -> subprocess.Popen[str]:
         program = [sys.executable, str(Path(__file__).with_name("host.py"))]
+        cache = {
+            "DRIFTLINE_BLOCK_CACHE": str(host.blocks) if host.caches else "off",
+            "DRIFTLINE_BLOCK_CACHE_BYTES": str(CACHE_BYTES),
+        }
         return subprocess.Popen(
             [*program, host.name, str(host.skew_seconds), str(TTL_SECONDS), *words, "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, **self.environment, "TMPDIR": str(host.folder), "DRIFTLINE_WORKSPACE": self.workspace},
+            env={
+                **os.environ,
+                **self.environment,
+                **cache,
+                "TMPDIR": str(host.folder),
+                "DRIFTLINE_WORKSPACE": self.workspace,
+            },
         )
 
     def _judge(self, words: list[str], code: int, out: str, err: str) -> Done:

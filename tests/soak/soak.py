@@ -2,8 +2,8 @@
 
 ``soak.py FOLDER SECONDS SEED`` prints one JSON object: counts, and the list ``problems``, which must be empty.
 Commands that index (branches, too), compact, clean up, verify, search and remember run at once; some are killed, some
-stopped for longer than their leases last. At the end the workspace must be what a naive reading of the sources says,
-and memory what was acknowledged.
+stopped for longer than their leases last, and blocks of the hosts' caches are damaged. At the end the workspace must be
+what a naive reading of the sources says, and memory what was acknowledged.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.workspace.branches import on_branch
 from driftline.storage.workspace.workspace import Workspace
+from tests.faults.damage import fuzzed
 from tests.servers.flaky import FlakyProxy
 from tests.servers.s3_server import running_s3
 from tests.servers.serving import serving
@@ -39,6 +42,9 @@ BRANCHES = ("topic", "feature/ä")
 BRANCHED = 0.4
 """The share of index runs that are of a branch."""
 SETTLING_ATTEMPTS = 5
+DAMAGE_SECONDS = 0.2
+SEARCHED = 3
+"""Words that are searched at the end, with and without blocks."""
 WAIT = ("--wait", 2.5 * TTL_SECONDS)
 """Only a command that waits for longer than a lease lasts takes over from a host that it cannot judge."""
 
@@ -82,7 +88,7 @@ class Soak:
         self.deadline = time.monotonic() + seconds
         roles: list[Callable[[], None]] = [partial(self._index, host, n) for n, host in enumerate(self.hosts)]
         roles += [memory.step for memory in self.memories]
-        roles += [self._keep, self._search]
+        roles += [self._keep, self._search, self._damage_blocks]
         threads = [threading.Thread(target=self._repeat, args=(role,)) for role in roles]
         for thread in threads:
             thread.start()
@@ -129,6 +135,16 @@ class Soak:
             if (hit["source"], hit["path"], hit["text"]) not in written:
                 self.commands.problem(f"search found what never was: {hit}")
 
+    def _damage_blocks(self) -> None:
+        """Change or exchange blocks of a cache that searches are using."""
+        time.sleep(DAMAGE_SECONDS)
+        blocks = [path for path in self._chance.choice(self.hosts).blocks.rglob("*-*") if path.is_file()]
+        if len(blocks) > 1:
+            one, other = self._chance.sample(blocks, 2)
+            with suppress(FileNotFoundError):  # evicted
+                one.write_bytes(fuzzed(one.read_bytes(), self._chance))
+                other.replace(one.parent / other.name)
+
     # -- the end -----------------------------------------------------------------------------
 
     def settle(self, model: Path | None = None) -> None:
@@ -154,6 +170,11 @@ class Soak:
             if found.get("findings") or found.get("skipped"):
                 self.commands.problem(f"at the end, verify found {found['findings']}, and skipped {found['skipped']}")
             self.settle()
+        for word in WORDS[:SEARCHED]:
+            hosts = (*self.hosts, replace(self.hosts[0], caches=False))
+            answers = [self._until_done("search", word, "--top-k", 20, host=host)["results"] for host in hosts]
+            if any(answer != answers[-1] for answer in answers):
+                self.commands.problem(f"a search finds other lines through the cache of blocks: {answers}")
 
     def _until_done(self, *arguments: object, host: Host | None = None) -> dict[str, object]:
         """Leases of the killed may still have to expire; nothing else may fail."""

@@ -49,7 +49,7 @@ class Readers:
 
     def __init__(self, address: str) -> None:
         self.problems: list[str] = []
-        self.asked = Counter[str]()
+        self.requested = Counter[str]()
         self._address = address
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(SEED + n,)) for n in range(READERS)]
@@ -76,7 +76,7 @@ class Readers:
         while not self._stop.is_set():
             target = chance.choice(list(checks))
             answer = ask(self._address, target)
-            self.asked[target.partition("?")[0]] += 1
+            self.requested[target.partition("?")[0]] += 1
             wrong = f"status {answer.status}" if answer.status != 200 else checks[target](answer)
             if wrong:
                 self.problems.append(f"{target}: {wrong}: {answer.body[:300]}")
@@ -121,6 +121,6 @@ def test_no_answer_fails_or_mixes_versions_while_runs_commit_and_compact(tmp_pat
             late = resident.memory_info().rss
         finally:
             process.kill()
-    print(f"seed {SEED}: {version} runs, asked {dict(readers.asked)}, {early / 1e6:.0f} -> {late / 1e6:.0f} MB")
+    print(f"seed {SEED}: {version} runs, asked {dict(readers.requested)}, {early / 1e6:.0f} -> {late / 1e6:.0f} MB")
     assert readers.problems[:5] == [], f"seed {SEED}"
     assert late <= MAX_GROWTH * early

@@ -77,10 +77,10 @@ def request(
             "object_attributes": attributes,
             "project": project,
         }
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "id": number,
         "source": {"branch": {"name": branch}, "repository": {"full_name": "fork/app" if fork else "team/app"}},
         "destination": {"branch": {"name": "main"}, "repository": {"full_name": "team/app"}},
     }
     event = {"open": "pullrequest:created", "closed": "pullrequest:fulfilled"}[state]
-    return event, {"pullrequest": asked, "repository": {"links": {"html": {"href": url}}}}
+    return event, {"pullrequest": requested, "repository": {"links": {"html": {"href": url}}}}

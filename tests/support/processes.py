@@ -21,6 +21,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cache, partial
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 import psutil
@@ -77,6 +78,31 @@ PRELOADED = (
     *("rich.console", "rich.table"),
 )
 """What commands import, for most of a second."""
+
+
+LIMITS = (
+    ("driftline.flows.client", "TIMEOUT_SECONDS"),
+    ("driftline.flows.runs.executors", "CONNECT_TIMEOUT_SECONDS"),
+    ("driftline.flows.runs.executors", "LOCAL_CONNECT_TIMEOUT_SECONDS"),
+    ("driftline.flows.runs.executors", "NO_WORKERS_TIMEOUT_SECONDS"),
+    ("driftline.flows.runs.executors", "LOCAL_NO_WORKERS_TIMEOUT_SECONDS"),
+    ("driftline.flows.http_server", "REQUEST_SECONDS"),
+    ("driftline.flows.http_server", "WRITE_SECONDS"),
+    ("driftline.flows.web.search_processes", "SEARCH_SECONDS"),
+    ("driftline.flows.web.search_processes", "WAIT_SECONDS"),
+    ("driftline.flows.web.guard", "ANSWER_SECONDS"),
+    ("driftline.storage.objects.local_disk", "LOCK_TIMEOUT_SECONDS"),
+    ("driftline.storage.sources.mirror", "ASK_SECONDS"),
+    ("driftline.storage.sources.isolation", "_TIMEOUT_SECONDS"),
+)
+"""The product's limits of waiting, which a busy machine would reach; a test of one of them sets it itself."""
+
+
+def loaded_limits() -> Iterator[tuple[ModuleType, str]]:
+    """Yield the module and the name of each of LIMITS that is imported."""
+    for module, name in LIMITS:
+        if module in sys.modules:
+            yield sys.modules[module], name
 
 
 def without_fsync() -> None:
@@ -139,7 +165,9 @@ def _forking() -> Path:
     """Start the process that forks, which ends with this one, and return the path of its socket."""
     folder = Path(tempfile.mkdtemp(prefix="driftline-tests-"))
     path = folder / "socket"
-    command = [sys.executable, "-W", "ignore:lance is not fork-safe", __file__, str(path)]
+    from tests.support.waiting import PATIENCE_SECONDS  # which imports this module
+
+    command = [sys.executable, "-W", "ignore:lance is not fork-safe", __file__, str(path), str(PATIENCE_SECONDS)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -198,7 +226,7 @@ def _number(connection: socket.socket) -> int:
     return int(line)
 
 
-def _serve(path: str) -> Callable[[], object]:
+def _serve(path: str, patience_seconds: float) -> Callable[[], object]:
     """Fork a process for each request, and one that waits for it; returns, in the former, what it shall run."""
     for name in PRELOADED:
         importlib.import_module(name)
@@ -206,6 +234,8 @@ def _serve(path: str) -> Callable[[], object]:
     _load_default_model()
     with redirect_stdout(io.StringIO()):
         main(["--version"])  # prepares the arguments of all commands
+    for module, name in loaded_limits():
+        setattr(module, name, patience_seconds)
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -262,5 +292,5 @@ def _forked(connection: socket.socket) -> Callable[[], object]:
 
 
 if __name__ == "__main__":
-    run = _serve(sys.argv[1])
+    run = _serve(sys.argv[1], float(sys.argv[2]))
     run()

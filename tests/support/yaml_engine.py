@@ -66,7 +66,7 @@ class YamlEngine:
             assert len(self.visited) < _MAX_NODES, f"the agent runs in a circle: {self.visited}"
             self.visited.append(name)
             self._run_node(nodes[name], current)
-            name = next((edge["to"] for edge in edges if edge["from"] == name and self._leads_on(edge, current)), None)
+            name = next((edge["to"] for edge in edges if edge["from"] == name and self._is_taken(edge, current)), None)
         return current
 
     def _run_node(self, node: Mapping[str, Any], state: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ class YamlEngine:
             arguments = {**own, **self._rendered(node.get("with", {}), state)}
             state[node.get("output", node["name"])] = self.actions_registry[node["uses"]](state=state, **arguments)
 
-    def _leads_on(self, edge: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    def _is_taken(self, edge: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
         return "when" not in edge or bool(eval(edge["when"], {"state": state}))
 
     def _rendered(self, value: Any, state: Mapping[str, Any]) -> Any:

@@ -168,6 +168,6 @@ def test_positional_arguments_come_in_their_order() -> None:
 
 def test_what_engines_pass_is_dropped_and_a_misspelt_name_is_an_error() -> None:
     assert read(engine=object(), node="n", config={}, _private=1, tracer=object()) == {"query": "q"}
-    for misspelt, told in (("topk", "'top_k'"), ("entity_", "'entity'"), ("in", "top_k"), ("in", "entity")):
-        with pytest.raises(UsageError, match=told):
+    for misspelt, outcome in (("topk", "'top_k'"), ("entity_", "'entity'"), ("in", "top_k"), ("in", "entity")):
+        with pytest.raises(UsageError, match=outcome):
             read(**{misspelt: "x"})

@@ -392,11 +392,11 @@ def test_a_dry_run_for_all_agents_names_each_file_and_writes_none(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main(["agents", "install", "--all", "--dry-run", scope]) == 0
-    told = capsys.readouterr()
+    outcome = capsys.readouterr()
     kind: Any = scope.removeprefix("--")
     for name in agents_in(kind):
-        assert f"would create {tmp_path / AGENTS[name].files(kind)[0]}  ({name})" in told.out
-    assert ("windsurf has no configuration in a project" in told.err) == (scope == "--project")
+        assert f"would create {tmp_path / AGENTS[name].files(kind)[0]}  ({name})" in outcome.out
+    assert ("windsurf has no project configuration" in outcome.err) == (scope == "--project")
     assert tree(tmp_path) == {}
 
 
@@ -408,8 +408,8 @@ def test_a_configuration_that_cannot_be_read_does_not_hide_the_others(
     put(tmp_path / ".cursor/mcp.json", '{"mcpServers": 5}')
     apply(["codex"], tmp_path)
     assert main(["agents", "list", "--json"]) == 0
-    told = capsys.readouterr()
-    states = {each.pop("agent"): each for each in json.loads(told.out)["agents"]}
+    outcome = capsys.readouterr()
+    states = {each.pop("agent"): each for each in json.loads(outcome.out)["agents"]}
     assert states["cursor"] == {"project": None, "user": None}
     assert states["codex"] == {"project": True, "user": True}
-    assert "cursor: 'mcpServers' is not an object" in told.err
+    assert "cursor: 'mcpServers' is not an object" in outcome.err

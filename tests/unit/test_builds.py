@@ -65,11 +65,11 @@ def test_git_fills_in_what_ci_leaves_out(tmp_path: Path) -> None:
 
 
 def test_the_commit_time_of_the_ci_system_is_used() -> None:
-    told = {"GITLAB_CI": "1", "CI_COMMIT_SHA": COMMIT, "CI_COMMIT_TIMESTAMP": "2026-11-22T03:04:05+01:00"}
-    committed = Build.detect(told, "/").committed
+    outcome = {"GITLAB_CI": "1", "CI_COMMIT_SHA": COMMIT, "CI_COMMIT_TIMESTAMP": "2026-11-22T03:04:05+01:00"}
+    committed = Build.detect(outcome, "/").committed
     assert committed is not None
     assert committed.isoformat() == "2026-11-22T03:04:05+01:00"
-    assert Build.detect(told | {"CI_COMMIT_TIMESTAMP": "yesterday"}, "/").committed is None
+    assert Build.detect(outcome | {"CI_COMMIT_TIMESTAMP": "yesterday"}, "/").committed is None
 
 
 def test_a_build_without_a_known_commit_says_what_to_do(tmp_path: Path) -> None:

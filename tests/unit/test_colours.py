@@ -15,8 +15,8 @@ def test_the_language_of_every_name_is_that_of_pygments() -> None:
     names = {pattern.replace("*", star) for pattern in patterns for star in ("abc", "a.b", "")}
     names |= {f"folder.py/{name}" for name in ("README", "x.", ".bashrc", "page.html.j2", "x.tar.gz", "x.PY", "x.py")}
     for name in names:
-        told = find_lexer_class_for_filename(name)
-        assert told is None or _lexer_class(_significant_name(name)) is told, name
+        outcome = find_lexer_class_for_filename(name)
+        assert outcome is None or _lexer_class(_significant_name(name)) is outcome, name
 
 
 def test_each_line_is_complete_and_escaped_and_its_words_are_marked() -> None:

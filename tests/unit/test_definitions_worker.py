@@ -70,7 +70,7 @@ assert beside.definitions_in_worker([("a.py", "def f(): pass\\n" * 50_000)], all
 print(beside._helper()._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    other = int(told.stdout)
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    other = int(outcome.stdout)
     command_line = Path(f"/proc/{other}/cmdline")
     until(lambda: not command_line.exists() or not command_line.read_bytes(), "the end of the process")

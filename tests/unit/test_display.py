@@ -165,17 +165,17 @@ def test_a_phase_shows_no_more_documents_than_it_has_although_a_task_ran_twice()
 
 
 def test_a_running_task_reports_its_counts_at_intervals_and_knows_what_it_reported() -> None:
-    now, told = 0.0, list[tuple[int, int]]()
-    reporter = CountReporter(lambda documents, lines: told.append((documents, lines)), 1.0, lambda: now)
+    now, outcome = 0.0, list[tuple[int, int]]()
+    reporter = CountReporter(lambda documents, lines: outcome.append((documents, lines)), 1.0, lambda: now)
     for tenth in range(1, 26):
         now = tenth / 10
         reporter.add(documents=1)
     reporter.add(lines=50)
-    assert told == [(10, 0), (10, 0)]
+    assert outcome == [(10, 0), (10, 0)]
     assert (reporter.documents, reporter.lines) == (20, 0)
     now = 3.5
     reporter.add(lines=50)
-    assert told[-1] == (5, 100)
+    assert outcome[-1] == (5, 100)
 
 
 def test_on_a_terminal_the_best_line_stands_out_and_a_local_file_is_a_link(

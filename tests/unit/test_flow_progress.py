@@ -16,7 +16,7 @@ from tests.support.waiting import until
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
+def outcome(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
     """The updates that reach a server which takes 0.1 s for each."""
     updates: list[tuple[float, str]] = []
 
@@ -31,7 +31,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
     return updates
 
 
-def test_a_slow_server_gets_few_updates_and_does_not_delay_the_run(told: list[tuple[float, str]]) -> None:
+def test_a_slow_server_gets_few_updates_and_does_not_delay_the_run(outcome: list[tuple[float, str]]) -> None:
     with PrefectProgress(logging.getLogger("tests")) as progress:
         progress.phase("embedding", 100_000)
         busy = 0.0
@@ -41,15 +41,15 @@ def test_a_slow_server_gets_few_updates_and_does_not_delay_the_run(told: list[tu
                 progress.advance(10, 20)
             busy += time.thread_time() - started
             time.sleep(0.06)
-        until(lambda: told, "the first update")
-        assert len(told) == 1  # the next one may follow after 1,000 s: updates take 0.01 % of the time
+        until(lambda: outcome, "the first update")
+        assert len(outcome) == 1  # the next one may follow after 1,000 s: updates take 0.01 % of the time
         assert busy < 0.05
         progress.finish("done")
-    assert told[-1] == (100.0, "done")
-    assert "documents" in told[0][1]
+    assert outcome[-1] == (100.0, "done")
+    assert "documents" in outcome[0][1]
 
 
-def test_an_unreachable_server_does_not_fail_the_run(monkeypatch: pytest.MonkeyPatch, told: list[Any]) -> None:
+def test_an_unreachable_server_does_not_fail_the_run(monkeypatch: pytest.MonkeyPatch, outcome: list[Any]) -> None:
     calls: list[float] = []
 
     def fail(_: object, progress: float, description: str) -> None:
@@ -63,12 +63,12 @@ def test_an_unreachable_server_does_not_fail_the_run(monkeypatch: pytest.MonkeyP
         until(lambda: calls, "an update")
 
 
-def test_a_run_without_counts_shows_progress_only_if_it_has_changed_something(told: list[tuple[float, str]]) -> None:
+def test_a_run_without_counts_shows_progress_only_if_it_has_changed_something(outcome: list[tuple[float, str]]) -> None:
     for has_changed in (False, True):
         with PrefectProgress(logging.getLogger("tests")) as progress:
             progress.phase("scanning")
             progress.finish("done", has_changed=has_changed)
-        assert told == [(100.0, "done")] * has_changed
+        assert outcome == [(100.0, "done")] * has_changed
 
 
 def test_secrets_are_resolved_on_the_worker_and_refused_in_the_form(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,10 +61,11 @@ def test_json_lines_hold_events_of_driftline_and_none_of_libraries(capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("asked", "value", "wanted"), [(False, "", False), (True, "", True), (False, "json", True), (False, "text", False)]
+    ("requested", "value", "expected"),
+    [(False, "", False), (True, "", True), (False, "json", True), (False, "text", False)],
 )
-def test_json_is_written_if_the_option_or_the_variable_says_so(asked: bool, value: str, wanted: bool) -> None:
-    assert wants_json(asked, {"DRIFTLINE_LOG": value}) is wanted
+def test_json_is_written_if_the_option_or_the_variable_says_so(requested: bool, value: str, expected: bool) -> None:
+    assert wants_json(requested, {"DRIFTLINE_LOG": value}) is expected
 
 
 def test_an_unknown_value_of_the_variable_is_a_usage_error(

@@ -83,7 +83,7 @@ def test_a_root_given_by_id_alone_is_of_the_first_level() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "outcome"),
     [
         ("inline_threshold: 512", "inline_treshold: 512", "inline_treshold: no such key"),
         ("pool_size: 7", "poolsize: 7", "catalog.poolsize: no such key"),
@@ -96,10 +96,10 @@ def test_a_root_given_by_id_alone_is_of_the_first_level() -> None:
         ("[org, team, agent]", "[org, ", "not valid YAML"),
     ],
 )
-def test_an_error_names_the_key_and_shows_no_secret(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_an_error_names_the_key_and_shows_no_secret(tmp_path: Path, old: str, new: str, outcome: str) -> None:
     with pytest.raises(UsageError) as refusal:
         load(tmp_path, FULL.replace(old, new), {"PASSWORD": "secret", "THREADS": "8"})
-    assert told in str(refusal.value)
+    assert outcome in str(refusal.value)
     assert "secret" not in str(refusal.value)
 
 

@@ -35,7 +35,7 @@ def test_a_query_names_a_definition_by_one_word_or_by_words_that_are_spelt_as_na
 
 
 @pytest.mark.parametrize(
-    ("own", "asked", "named"),
+    ("own", "requested", "named"),
     [
         ("Session.get", "get", True),
         ("Session.get", "Session.get", True),
@@ -48,8 +48,10 @@ def test_a_query_names_a_definition_by_one_word_or_by_words_that_are_spelt_as_na
         ("Session", "", False),
     ],
 )
-def test_a_definition_has_a_name_if_its_last_names_are_those_asked_for(own: str, asked: str, *, named: bool) -> None:
-    assert Definition("method", own, 1, 1, 2).is_named(asked) is named
+def test_a_definition_has_a_name_if_its_last_names_are_those_asked_for(
+    own: str, requested: str, *, named: bool
+) -> None:
+    assert Definition("method", own, 1, 1, 2).is_named(requested) is named
 
 
 @given(

@@ -202,6 +202,8 @@ def test_a_file_that_is_called_what_the_query_asks_for_comes_first() -> None:
         ("net/lease_token.py", ["leas", "token", "write"], WEIGHTS.stem * 2 / 3 + WEIGHTS.whole_stem),
         ("net/LeaseTokens.java", ["leas", "token"], WEIGHTS.stem + WEIGHTS.whole_stem),
         ("net/lease_token_test.py", ["leas", "token"], WEIGHTS.stem),
+        ("net/lease.service.ts", ["leas", "token"], WEIGHTS.stem / 2 + WEIGHTS.whole_stem),
+        (".lease", ["leas"], WEIGHTS.stem + WEIGHTS.whole_stem),
         ("lease/mod.rs", ["leas", "token"], WEIGHTS.stem / 2 + WEIGHTS.whole_stem),
         ("lease/__init__.py", ["leas"], WEIGHTS.stem + WEIGHTS.whole_stem),
         ("lease/index.ts", ["index"], 0),

@@ -297,8 +297,8 @@ def test_scanning_single_paths_equals_a_whole_scan(tmp_path: Path) -> None:
     before = indexed(scan(spec_of(tmp_path), nothing, now_ns=NOW))
     (tmp_path / "a.py").unlink()
     (tmp_path / "b" / "other.py").unlink()
-    asked = ["a.py", "b/c.py", "b/d.log", "build/e.py", "never.py", "b/key.pem", "../x", "b"]
-    result = scan_paths(spec_of(tmp_path), asked, before, now_ns=NOW)
+    requested = ["a.py", "b/c.py", "b/d.log", "build/e.py", "never.py", "b/key.pem", "../x", "b"]
+    result = scan_paths(spec_of(tmp_path), requested, before, now_ns=NOW)
     assert (paths(result.diff.deleted), result.diff.unchanged) == (["a.py"], 1)
     assert skipped(result) == {"b/d.log": "excluded", "build/": "excluded", "b/key.pem": "secret"}
 

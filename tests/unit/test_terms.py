@@ -138,11 +138,11 @@ def test_a_text_is_found_by_each_of_its_words_in_any_mixture_of_scripts(words: l
     indexed = " ".join([text, *spelled_for_index(text)])
     tokens = {token.text for token in lance.tokenize(indexed, **TOKENIZER)}
     word = data.draw(st.sampled_from(words))
-    asked = keywords(word)
-    found = {token.text for token in lance.tokenize(" ".join(asked), **TOKENIZER)}
+    requested = keywords(word)
+    found = {token.text for token in lance.tokenize(" ".join(requested), **TOKENIZER)}
     assert found <= tokens
-    assert {*distinct_terms(asked)} <= {*terms(text)}
-    assert bool(asked) == any(character.isalnum() for character in word)
+    assert {*distinct_terms(requested)} <= {*terms(text)}
+    assert bool(requested) == any(character.isalnum() for character in word)
 
 
 def test_the_index_finds_every_text_by_each_of_its_words(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -126,8 +126,7 @@ def shown(key: str) -> str:
 
 
 def get(connection: Connection, keys: Sequence[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
-    """Return the entries of ``keys`` that are in ``scope`` and have not expired, by their own key or a private form of
-    it.
+    """Return the unexpired entries of ``keys`` in ``scope``, found by the key or a private form of it.
 
     A scope of all tenants may have several entries of one key, one for each tenant.
     """
@@ -140,7 +139,7 @@ def get(connection: Connection, keys: Sequence[str], scope: Scope | Everywhere, 
 
 
 def find(connection: Connection, keys: Collection[str], scope: Scope, now: datetime) -> dict[str, EntryRow]:
-    """Return, by key, the newest entry in ``scope`` of each of ``keys`` that has one under a private form."""
+    """Return the newest entry in ``scope`` under a private form of each of ``keys``, by key."""
     return {shown(row.key): row for row in _private(connection, keys, scope, now)}
 
 
@@ -156,7 +155,7 @@ def _tenant(row: EntryRow) -> str:
 
 
 def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], within: Entity, now: datetime) -> Drafts:
-    """Return ``new`` with private forms of the keys that entries outside of ``within`` have.
+    """Return ``new`` with private forms of the keys that entries outside ``within`` already use.
 
     ``known`` are all entries of these keys. An entry that already has a private form in ``within`` is replaced there.
     """

@@ -1,0 +1,185 @@
+"""Find out without listing a workspace which tenants may hold garbage (DESIGN, "Cleanup").
+
+Whatever leaves files that nothing refers to holds a lease: runs, compactions, deletions of branches. Lease files are
+never deleted, and each holder changes its file; one that ends in any way but well leaves it held, or counted as failed.
+``_cleanup.json`` records the leases of each tenant as a cleanup saw them before it found no garbage there. A tenant
+whose leases have since only been held and released without failure has none either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from driftline.storage.errors import AlreadyExists, CorruptFile, ObjectNotFound, PreconditionFailed
+from driftline.storage.layout import BRANCH, CLEANUP, Kind, branch_of_lease, is_tenant, parse_name, table_fingerprint
+from driftline.storage.leases.lease import look
+from driftline.storage.objects.store import ObjectInfo, ObjectStore
+from driftline.storage.workspace.records import FORMAT_VERSION, BranchRecord, parse_record, read_record
+from driftline.storage.workspace.workspace import Workspace
+
+FULL_EVERY = timedelta(days=7)
+"""A cleanup lists everything if none has for so long: what no lease tells of is found then."""
+READ_THREADS = 16
+FIRST_TOKENS = 2
+"""The tokens that the first run of a branch takes: to cut it, and to index it."""
+
+
+class LeaseState(BaseModel):
+    """A released lease: its ``version`` in a listing, how many holders failed, and the cut of its branch, if any."""
+
+    model_config = ConfigDict(frozen=True)
+
+    version: str
+    failures: int = 0
+    cut: str | None = None
+
+
+class CleanupRecord(BaseModel):
+    """The content of ``_cleanup.json``: when everything was listed, and the leases of each tenant without garbage."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    workspace_id: str
+    models: tuple[str | None, ...]
+    """The fingerprints of the current embeddings; others make tables superseded."""
+    listed: datetime
+    clean: Mapping[str, Mapping[str, LeaseState]] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What leases tell of garbage: the directories of ``suspects``, the tenants that must be listed.
+
+    ``leases`` has the state of all leases of each tenant; None for a tenant that is in use, or was abandoned.
+    ``listed`` is the time of the last complete listing; None if everything must be listed. ``version`` is that of the
+    record; None without one.
+    """
+
+    suspects: frozenset[str]
+    leases: Mapping[str, Mapping[str, LeaseState] | None]
+    listed: datetime | None
+    version: str | None
+
+
+def read_traces(workspace: Workspace, *, now: datetime, full: bool = False) -> Traces:
+    """Read the leases that have changed since the last cleanup.
+
+    Everything must be listed if ``full``, without a record of this workspace, or after FULL_EVERY. Raises CorruptFile,
+    WorkspaceTooNew, AccessDenied, StorageError.
+    """
+    objects = workspace.objects
+    record, version = _read(workspace)
+    expired = record is None or abs(now - record.listed) >= FULL_EVERY
+    is_valid = record is not None and not (full or expired) and record.models == _models(workspace)
+    known = record.clean if record is not None and is_valid else {}
+    suspects: set[str] = set()
+    leases: dict[str, Mapping[str, LeaseState] | None] = {}
+    for tenant in filter(is_tenant, objects.list_dirs()):
+        found = objects.list(f"{tenant}/_leases", recursive=False)
+        states = _states(workspace, found, known.get(tenant, {}))
+        whole = {path: state for path, state in states.items() if state is not None}
+        leases[tenant] = whole if len(whole) == len(states) else None
+        if tenant not in known or leases[tenant] is None or _tells_of_garbage(whole, known[tenant]):
+            suspects.add(tenant)
+    listed = None if full or expired or record is None else record.listed
+    return Traces(frozenset(suspects), leases, listed, version)
+
+
+def _states(
+    workspace: Workspace, listed: Iterable[ObjectInfo], known: Mapping[str, LeaseState]
+) -> dict[str, LeaseState | None]:
+    """Return the state of each lease; None for one that is held or was abandoned. Only changed ones are read."""
+    infos = [info for info in listed if parse_name(info.path).kind in (Kind.PERMANENT, Kind.BRANCH_LEASE)]
+    states: dict[str, LeaseState | None] = {
+        info.path: known[info.path] for info in infos if info.path in known and known[info.path].version == info.version
+    }
+    changed = [info for info in infos if info.path not in states]
+    with ThreadPoolExecutor(1 if workspace.objects.is_local else READ_THREADS) as pool:
+        read = pool.map(lambda info: _state(workspace, info, known.get(info.path)), changed)
+        return states | dict(zip((info.path for info in changed), read, strict=True))
+
+
+def _state(workspace: Workspace, info: ObjectInfo, known: LeaseState | None) -> LeaseState | None:
+    sighting = look(workspace.objects, info.path)
+    if not sighting.is_free or sighting.is_abandoned:
+        return None
+    failures = sighting.failures
+    if parse_name(info.path).kind is not Kind.BRANCH_LEASE:
+        return LeaseState(version=info.version, failures=failures)
+    record = read_record(workspace.objects, f"{branch_of_lease(info.path)}/{BRANCH}", BranchRecord)
+    if record is None:
+        return None  # the lease of a deleted branch is garbage itself, and stays until everything of the branch is gone
+    if known is None and sighting.token > FIRST_TOKENS:
+        failures += 1  # it may have been cut more than once
+    return LeaseState(version=info.version, failures=failures, cut=record.cut)
+
+
+def _tells_of_garbage(leases: Mapping[str, LeaseState], known: Mapping[str, LeaseState]) -> bool:
+    new = LeaseState(version="")
+    return any(
+        state.failures != known.get(path, new).failures
+        or (path in known and state.cut != known[path].cut)  # the former cut is deleted after its lease is released
+        for path, state in leases.items()
+    )
+
+
+def write_traces(workspace: Workspace, traces: Traces, *, now: datetime, garbage: Iterable[str]) -> None:
+    """Record that, apart from those with ``garbage`` left, each tenant is as clean as its leases were in ``traces``.
+
+    A record that another cleanup has written meanwhile is kept. Raises StorageError.
+    """
+    left = {*garbage}
+    clean = {tenant: leases for tenant, leases in traces.leases.items() if leases is not None and tenant not in left}
+    record = CleanupRecord(
+        workspace_id=workspace.config.workspace_id,
+        models=_models(workspace),
+        listed=now if traces.listed is None else traces.listed,
+        clean=clean,
+    )
+    objects, data = workspace.objects, record.model_dump_json(exclude_none=True).encode()
+    with suppress(AlreadyExists, PreconditionFailed):
+        if traces.version is None:
+            objects.create(CLEANUP, data)
+        else:
+            objects.replace(CLEANUP, data, traces.version)
+
+
+def _models(workspace: Workspace) -> tuple[str | None, ...]:
+    config = workspace.config
+    return config.fingerprint, config.deep.fingerprint if config.deep else None
+
+
+def tenants_with_other_models(workspace: Workspace, tables: Iterable[str]) -> set[str]:
+    """Return the directories of the tenants that have tables of models other than the current ones.
+
+    Without a trace, the last of their documents may move to the current model.
+    """
+    current = dict(zip(("line", "deep"), _models(workspace), strict=True))
+    found: set[str] = set()
+    for path in tables:
+        tenant, _, name = path.partition("/_tables/")
+        of_kinds = {kind: table_fingerprint(name, kind) for kind in current}
+        if any(known is not None and known != current[kind] for kind, known in of_kinds.items()):
+            found.add(tenant)
+    return found
+
+
+def _read(workspace: Workspace) -> tuple[CleanupRecord | None, str | None]:
+    """Return the record, if it is one of this workspace, and the version of its file. A damaged one costs a listing."""
+    objects: ObjectStore = workspace.objects
+    try:
+        data, version = objects.get_versioned(CLEANUP)
+    except ObjectNotFound:
+        return None, None
+    try:
+        record = parse_record(objects, CLEANUP, data, CleanupRecord)
+    except CorruptFile:
+        return None, version
+    return (record if record.workspace_id == workspace.config.workspace_id else None), version
