@@ -73,7 +73,7 @@ class MemoryIndex(DeltaIndex):
 def publish(
     objects: ObjectStore, changes: Sequence[Change], now: datetime, encoding: Encoding = DEFAULT_ENCODING
 ) -> int:
-    """Write one delta to each index that ``changes`` affect and return the number of deltas.
+    """Write one delta to each index that ``changes`` affect, and return the number of deltas.
 
     Idempotent, also if repeated in part: the highest ``rev`` of each key wins.
     """

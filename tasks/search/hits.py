@@ -384,7 +384,7 @@ def read_excerpt(
 def _anchors_between(
     workspace: Workspace, entity: Entity, path: str, first: int, last: int
 ) -> tuple[tuple[int, str], ...]:
-    """Return the anchors of lines ``first`` to ``last``, 0-based, each with its first one of these lines, 1-based."""
+    """Return the anchors of lines ``first`` to ``last``, 0-based, each with the first of its lines there, 1-based."""
     lines = [*range(first, last + 1, LINES_PER_BLOCK), last]
     found = LineQuery(workspace.lines(entity)).outlines([(str(entity), path, line) for line in lines])
     anchors = {anchor for outline in found.values() for anchor in anchors_in(outline)}

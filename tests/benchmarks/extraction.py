@@ -20,6 +20,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the documents of the tests
@@ -29,6 +30,8 @@ import pypdfium2
 from lxml import html
 from packages import Package, unpacked
 
+import driftline
+from driftline.storage.defaults import CUT
 from driftline.storage.lines.outline import Anchor
 from driftline.tasks.extraction import pages
 from driftline.tasks.extraction.extractor import Extracted, read_document
@@ -45,6 +48,9 @@ PACKAGES = (
     Package("debian", "postgresql-doc-15", "15.20-0+deb12u1"),
     Package("debian", "python3.11-doc", "3.11.2-6+deb12u9"),
 )
+QUESTIONS = Path(__file__).parent / "document_questions.tsv"
+"""The name of a document, words on the right lines, and a question."""
+OTHER_MANUALS = ("R-ints.pdf", "bash.pdf")
 KINDS = ("pdf", "docx", "odt", "epub", "html")
 MOST = 120
 """Documents of a kind that are compared, evenly chosen."""
@@ -135,6 +141,8 @@ def main() -> int:
     speed(found, verdict)
     with measure.scratch() as root:
         runs(found, root, verdict)
+        if not options.small:
+            answers(root / "questions", verdict)
     return verdict.exit_code
 
 
@@ -247,6 +255,68 @@ def runs(found: Sequence[Document], root: Path, verdict: measure.Verdict) -> Non
         lines = f"{source['lines_total']:,} lines of {source['documents_total']:,} pages"
         print(f"  {name} the extra: {lines}, {each.cpu_seconds:.1f} CPU s", flush=True)
     verdict.at_most("first run over HTML, of one without the extra", extracted.cpu_seconds / plain.cpu_seconds, 1.15)
+
+
+def answers(root: Path, verdict: measure.Verdict) -> None:
+    """Ask the questions, which were written before any search of these documents.
+
+    A hit is right if it is in the named document, and its lines have the words that are named with the question. Its
+    anchor is right if pdftotext has the words of the best line on that page, or if that id is the nearest one above.
+    """
+    files, questions = _files_by_name(), [line.split("\t") for line in QUESTIONS.read_text("utf-8").splitlines()]
+    others = {name for name, path in files.items() if path.suffix == ".html" and "postgresql" in str(path)}
+    tree = root / "tree"
+    tree.mkdir(parents=True)
+    for name in sorted({*others, *OTHER_MANUALS, *(name for name, _, _ in questions)}):
+        shutil.copy(files[name], tree / name)
+    _indexed(tree, root / "ws")
+    ranks, placed, right = list[float](), 0, 0
+    for name, words_named, question in questions:
+        hits = driftline.open(str(root / "ws")).search(question, top_k=10, n_lines=5).results
+        named = [hit for hit in hits if hit.path == name and _spaced(words_named) in _spaced(" ".join(hit.context))]
+        ranks.append(1 / named[0].rank if named else 0.0)
+        for hit in named:
+            if hit.anchor is not None:
+                placed, right = placed + 1, right + _is_at(tree / name, hit.anchor, hit.text)
+    count = len(questions)
+    verdict.at_least(f"MRR of {count} questions on documents", sum(ranks) / count, 0.35, "")
+    verdict.at_least(f"recall@10 of {count} questions on documents", sum(map(bool, ranks)) / count, 0.60, "")
+    verdict.at_least("right hits whose anchor is right", 100 * right / max(placed, 1), 95.0, "%")
+
+
+def _files_by_name() -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for folder in map(unpacked, PACKAGES):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                files.setdefault(path.name, path)
+    return files
+
+
+def _spaced(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _is_at(path: Path, anchor: str, line: str) -> bool:
+    """Return whether an anchor is that of a line, which may be cut at its ends."""
+    line = line.strip(CUT)
+    if path.suffix == ".pdf":
+        good, _ = _pdf_anchors([line], [Anchor(anchor, 0, 0)], _pages_of(path))
+        return good == 1
+    tree = html.document_fromstring(_main_part(path.read_bytes()), parser=html.HTMLParser(encoding="utf-8"))
+    whole, locations = _ids(tree)
+    starts, bare = [location for location, _ in locations], re.escape(_bare(line))
+    for found in re.finditer(bare, whole):  # a heading is in the table of contents too
+        at = found.start()
+        nearest = starts[bisect_right(starts, at) - 1]
+        if any(name == anchor[1:] and nearest - NEAR <= location <= at for location, name in locations):
+            return True
+    return False
+
+
+@cache
+def _pages_of(path: Path) -> str:
+    return Document("pdf", path.read_bytes()).reference()
 
 
 def _indexed(tree: Path, workspace: Path, program: Sequence[str] = measure.DRIFTLINE) -> measure.Measured:
