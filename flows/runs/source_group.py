@@ -83,9 +83,11 @@ class SourceGroup:
                 if self._is_full():
                     self._finish()
             self._finish()
-        finally:
-            for member in self._members:
-                member.lease.close()
+        except BaseException:
+            with ExitStack() as leases:  # which learn of the failure
+                for member in self._members:
+                    leases.push(member.lease)
+                raise
         self.outcomes += [(run, run_alone(run)) for run in held]
         return self.outcomes
 
@@ -139,7 +141,7 @@ class SourceGroup:
             staged = self._commit(ready, result.fragments)
         except Dissolved:
             for member, _, _ in ready:
-                self._end(member, member.run.complete)
+                self._end(member, partial(_start_again, member.run))
         except DriftlineError as error:
             for member in members:
                 if str(member.run.entity) not in ended:
@@ -185,22 +187,30 @@ class SourceGroup:
         return run_stage(f"commit {title}", commit, lambda _: said, after=(f"embed {title}",))
 
     def _end(self, member: _Member, work: Callable[[], None]) -> None:
-        """Do the last ``work`` of a source, and release its lease."""
+        """Do the last ``work`` of a source, and release its lease, which counts a failure: it may leave garbage."""
         failure: DriftlineError | None = None
-        with member.lease:
-            try:
+        try:
+            with member.lease:
                 work()
-            except DriftlineError as error:
-                failure = error
+        except DriftlineError as error:
+            failure = error
         self.outcomes.append((member.run, failure))
 
     def _fail(self, member: _Member, error: DriftlineError) -> None:
-        member.lease.close()
-        self.outcomes.append((member.run, error))
+        def fail() -> None:
+            raise error
+
+        self._end(member, fail)
 
 
 def _title(members: Sequence[_Member]) -> str:
     return f"{members[0].run.entity} and {len(members) - 1:,} others"
+
+
+def _start_again(run: SourceRun) -> None:
+    """Complete the run of a source whose group was dissolved, and count that as a failure: the group left garbage."""
+    run.complete()
+    run.committer.lease.release(failed=True)
 
 
 def _publish(run: SourceRun, result: BatchResult, changes: ChangeSet, staged: Staged) -> None:

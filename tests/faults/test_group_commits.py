@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from driftline.flows.runs import source_group
 from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest, SourceRequest
 from driftline.storage.entities import Entity
-from driftline.storage.errors import DriftlineError, LeaseLost
+from driftline.storage.errors import DriftlineError, LeaseLost, StorageError
+from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing import commit
@@ -59,6 +61,12 @@ class Sources:
         for name in names:
             files = files_below(self.folder / name)
             assert_in_step(Workspace.open(str(self.workspace)), Entity.parse(f"source:{name}"), files)
+
+    def failures(self) -> list[int]:
+        """Return how many holders of each lease have failed, which tells cleanup to look for garbage."""
+        workspace = Workspace.open(str(self.workspace))
+        leases = [workspace.lease_of(Entity.parse(f"source:{name}")) for name in NAMES]
+        return [look(workspace.objects, lease).failures for lease in leases]
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first run", "later run"])
@@ -122,13 +130,33 @@ def test_a_source_that_another_run_takes_over_fails_alone(
         patch.setattr(source_group, "commit_together", taken_over)
         report = sources.index()
     assert [(uri.rpartition("/")[2], type(error)) for uri, error in report.failed] == [(NAMES[1], LeaseLost)]
+    assert sources.failures() == [1, 1, 1]
     sources.check((NAMES[0], NAMES[2]))
     assert not sources.index().failed
     sources.check()
     assert_nothing_staged(Workspace.open(str(sources.workspace)))
 
 
-def test_a_source_that_cannot_be_read_or_staged_stops_no_other(
+def test_a_commit_that_fails_counts_for_each_source(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = Sources(tmp_path, tiny_model)
+    sources.write(OLD)
+    for failure, counted in ((StorageError("The store is away"), 1), (KeyboardInterrupt(), 2)):
+
+        def fail(*_: object, failure: BaseException = failure) -> Any:
+            raise failure
+
+        with monkeypatch.context() as patch:
+            patch.setattr(source_group, "commit_together", fail)
+            with suppress(KeyboardInterrupt):
+                assert len(sources.index().failed) == len(NAMES)
+        assert sources.failures() == [counted] * len(NAMES)
+    assert not sources.index().failed
+    sources.check()
+
+
+def test_a_source_that_cannot_be_staged_stops_no_other(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = Sources(tmp_path, tiny_model)
@@ -139,10 +167,12 @@ def test_a_source_that_cannot_be_read_or_staged_stops_no_other(
     sources.check()
     staged = [at for at, name in enumerate(faults.log) if "create" in name and "_staged_" in name]
     assert len(staged) == len(NAMES)
+    assert sources.failures() == [0, 0, 0]
     sources.write(OLD, later=2)
     with injected(Faults(Mode.FAIL, _number_of_second_stage(sources))):
         report = sources.index()
     assert not report.failed
+    assert sources.failures() == [1, 1, 1]
     sources.check()
 
 
