@@ -45,10 +45,10 @@ def test_a_limited_address_space_is_warned_of_before_anything_is_loaded(
 def test_what_libraries_raise_for_a_lack_of_memory_is_named(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(**_: object) -> int:
+    def fail(*_: object) -> int:
         raise error
 
-    monkeypatch.setattr(main, "app", fail)
+    monkeypatch.setattr(main, "_command_tree", fail)
     assert main.main(["status", "--json"]) == 3
     printed = capsys.readouterr()
     assert json.loads(printed.out)["error"] == "out_of_memory"
