@@ -129,7 +129,7 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
         lines += [] if results else [f"{exact['lines']:,} lines in {exact['documents']:,} files\n"]
         emit("".join(lines) + _facets(result))
         return
-    none_good = bool(results) and all_weak(results)
+    none_good = bool(results) and exact is None and all_weak(results)
     shown = [_no_good_match(len(results))] if none_good else []
     for hit in results[:_SHOWN_WEAK] if none_good else results:
         folder = (folders or {}).get(hit["source"])

@@ -175,6 +175,8 @@ def test_a_query_without_results_says_so_in_every_interface(corpus: Path, driftl
     assert search_answer(ask(corpus, nonsense)).notes == [NO_GOOD_MATCH], "the answer to MCP"
     assert ask(corpus, "get http response").notes == ()
     assert "No good match" not in driftline("search", "get http response", *at).out
+    exact = driftline("search", f'"retry(" {nonsense}', *at)
+    assert (exact.out.count("client.py:5"), "No good match" in exact.out) == (1, False), "it matches exactly"
 
 
 CHAPTERS = {
