@@ -258,7 +258,7 @@ def _of_wrong_use(error: Any, command: str | None) -> tuple[str, str]:
     elif message.startswith("No such command"):
         close = [_MEANT[command]] if command in _MEANT else difflib.get_close_matches(str(command), COMMANDS, n=1)
         message, fix = f"No such command {command!r}", f"Did you mean {close[0]!r}? {fix}" if close else fix
-    elif message.startswith("No such option") and (meant := _MEANT.get(message.split()[-1])):
+    elif message.startswith("No such option") and (meant := _MEANT.get(message.split()[-1].strip("'"))):
         fix = f"Did you mean {meant}? {fix}"
     elif message.startswith("Missing argument"):
         name = message.split("'")[1].rstrip(".")
