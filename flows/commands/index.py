@@ -161,9 +161,9 @@ def index(
     return FAILED if result["failed"] else DONE
 
 
-def _of_documents(asked: Mapping[str, bool | None], configuration: Configuration | None) -> dict[str, bool | None]:
-    """Return how documents are read: as ``asked`` for, else as driftline.toml says."""
-    return {name: value if value is not None else getattr(configuration, name, None) for name, value in asked.items()}
+def _of_documents(given: Mapping[str, bool | None], configuration: Configuration | None) -> dict[str, bool | None]:
+    """Return how documents are read: as ``given``, else as driftline.toml says."""
+    return {name: value if value is not None else getattr(configuration, name, None) for name, value in given.items()}
 
 
 @contextmanager

@@ -319,8 +319,8 @@ class _MarkerPlaces:
         self._lock = threading.Lock()
         self._known: dict[str, dict[_State, frozenset[str] | None]] = {}
 
-    def among(self, uri: str, dataset: LanceDataset, wanted: Sequence[str]) -> list[LanceFragment] | None:
-        """Return the fragments that may have a marker of the entities ``wanted``; None for all of them."""
+    def among(self, uri: str, dataset: LanceDataset, names: Sequence[str]) -> list[LanceFragment] | None:
+        """Return the fragments that may have a marker of the entities ``names``; None for all of them."""
         fragments = dataset.get_fragments()
         if len(fragments) < MANY_FRAGMENTS:
             return None
@@ -339,7 +339,7 @@ class _MarkerPlaces:
             while len(self._known) > TABLES_REMEMBERED:
                 del self._known[next(iter(self._known))]
         holders = ((each, held[states[each.fragment_id]]) for each in fragments)
-        return [each for each, entities in holders if entities is None or not entities.isdisjoint(wanted)]
+        return [each for each, entities in holders if entities is None or not entities.isdisjoint(names)]
 
 
 _State = tuple[str, str | None]

@@ -119,8 +119,8 @@ class Block:
 
     def name_in(self, file: str) -> str:
         """Return the name of the block among those of ``file``, which ends with a checksum of both."""
-        told = f"{self.start}-{self.end - self.start}-{self.size}-{self.checksum:08x}"
-        return f"{told}-{zlib.crc32(f'{file}/{told}'.encode()):08x}"
+        content = f"{self.start}-{self.end - self.start}-{self.size}-{self.checksum:08x}"
+        return f"{content}-{zlib.crc32(f'{file}/{content}'.encode()):08x}"
 
     def holds(self, data: bytes) -> bool:
         """Return whether ``data`` are the bytes of this block, whole and unchanged."""

@@ -189,7 +189,8 @@ def ask_remote(folder: str, *arguments: str) -> bytes | None:
     url = where.decode("utf-8", "surrogateescape").strip() if where else ""
     if not url:
         return None
-    if "://" not in url and not _SCP_LIKE.match(url):
+    is_path = "://" not in url and not _SCP_LIKE.match(url)
+    if is_path:
         url = os.path.join(folder, url)  # for a folder; git would resolve it relative to its working directory
     headers = (ask(folder, "config", "-z", "--get-regexp", r"^http\..*extraheader$") or b"").split(b"\0")[:-1]
     pairs = [entry.decode("utf-8", "surrogateescape").partition("\n") for entry in headers]
@@ -197,7 +198,7 @@ def ask_remote(folder: str, *arguments: str) -> bytes | None:
     for number, (key, _, value) in enumerate(pairs):
         variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     variables |= {name: os.environ[name] for name in REACHING if name in os.environ}
-    is_local = url.startswith("file:") or ("://" not in url and not _SCP_LIKE.match(url))
+    is_local = is_path or url.startswith("file:")
     with tempfile.TemporaryDirectory(prefix="driftline-git-") as elsewhere:
         variables["GIT_CEILING_DIRECTORIES"] = os.path.dirname(elsewhere)
         return _output(_start(elsewhere, (*arguments, "--", url), variables), waits_for_host=not is_local)

@@ -392,12 +392,12 @@ class WordTableEmbedder:
         """Embed ``lines`` like ``embed``; only those without a known vector."""
         vectors, _, missing = self._lines.lookup(lines)
         if len(missing):
-            place: dict[str, int] = {}
-            new = [place.setdefault(lines[at], len(place)) for at in missing.tolist()]
-            made = np.empty((len(place), self.dim), np.float32)
-            self._embed_block(_as_strings([*place]), made)
-            vectors[missing] = made[new]
-            self._lines.insert([*place], made, np.zeros(len(place), np.float32))
+            row_of: dict[str, int] = {}
+            rows = [row_of.setdefault(lines[at], len(row_of)) for at in missing.tolist()]
+            made = np.empty((len(row_of), self.dim), np.float32)
+            self._embed_block(_as_strings([*row_of]), made)
+            vectors[missing] = made[rows]
+            self._lines.insert([*row_of], made, np.zeros(len(row_of), np.float32))
         return vectors
 
     def embed_query(self, text: str) -> NDArray[np.float32]:

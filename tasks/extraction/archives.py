@@ -102,12 +102,12 @@ def members_of(path: str, data: bytes) -> list[Member]:
     return found
 
 
-def read_members(path: str, data: bytes, wanted: Iterable[str]) -> dict[str, bytes]:
-    """Return the content of the ``wanted`` members of a container by their paths, without missing ones.
+def read_members(path: str, data: bytes, requested: Iterable[str]) -> dict[str, bytes]:
+    """Return the content of the ``requested`` members of a container by their paths, without missing ones.
 
     Raises Refused.
     """
-    answer = extract_apart(f"{__name__}:unpack_members", _request(path, data, [*wanted]))
+    answer = extract_apart(f"{__name__}:unpack_members", _request(path, data, [*requested]))
     try:
         return {str(name): base64.b64decode(content) for name, content in answer["contents"].items()}
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -133,8 +133,8 @@ def is_plain(name: str) -> SkipReason | None:
 _MAX_NAME = 1_024
 
 
-def _request(path: str, data: bytes, wanted: Sequence[str] = ()) -> bytes:
-    head = json.dumps({"path": path, "wanted": wanted}).encode()
+def _request(path: str, data: bytes, requested: Sequence[str] = ()) -> bytes:
+    head = json.dumps({"path": path, "requested": requested}).encode()
     return b"".join((_LENGTH.pack(len(head)), head, data))
 
 
@@ -179,19 +179,17 @@ def list_members(request: bytes) -> _Answer:
     for name, content in _walk(path, data, _Limits(), 0):
         if name in found:  # the last one of a name replaces the others, as it does for programs that unpack
             replaced.append((name, 0, "", SkipReason.REPLACED))
-        is_known = isinstance(content, bytes)
-        size, digest = (len(content), content_hash(content)) if isinstance(content, bytes) else (0, "")
-        found[name] = size, digest, "" if is_known else str(content)
+        found[name] = (len(content), content_hash(content), "") if isinstance(content, bytes) else (0, "", content)
     members = [*((name, *each) for name, each in found.items()), *replaced]
     return _Answer({"members": [(name.encode(errors="replace").decode(), *each) for name, *each in members]})
 
 
 def unpack_members(request: bytes) -> _Answer:
-    """Return the wanted members in base64. Raises Refused."""
-    path, wanted, data = _parsed(request)
+    """Return the requested members in base64. Raises Refused."""
+    path, requested, data = _parsed(request)
     contents: dict[str, str] = {}
-    for name, content in _walk(path, data, _Limits(), 0, wanted):
-        if isinstance(content, bytes) and name in wanted:
+    for name, content in _walk(path, data, _Limits(), 0, requested):
+        if isinstance(content, bytes) and name in requested:
             contents[name] = base64.b64encode(content).decode()
     return _Answer({"contents": contents})
 
@@ -199,29 +197,30 @@ def unpack_members(request: bytes) -> _Answer:
 def _parsed(request: bytes) -> tuple[str, frozenset[str], bytes]:
     (length,) = _LENGTH.unpack(request[: _LENGTH.size])
     head = json.loads(request[_LENGTH.size : _LENGTH.size + length])
-    return head["path"], frozenset(head["wanted"]), request[_LENGTH.size + length :]
+    return head["path"], frozenset(head["requested"]), request[_LENGTH.size + length :]
 
 
 def _walk(
-    path: str, data: bytes, limits: _Limits, depth: int, wanted: frozenset[str] | None = None
+    path: str, data: bytes, limits: _Limits, depth: int, requested: frozenset[str] | None = None
 ) -> Iterator[tuple[str, _Content]]:
     """Yield the path and content of each member, and of those in containers inside, or the reason for its absence.
 
-    Of zip files, only the ``wanted`` members and the containers around them are unpacked. Raises Refused.
+    Of zip files, only the ``requested`` members and the containers around them are unpacked. Raises Refused.
     """
     members = _members(path, data, limits)
     if members is None:
         return
 
-    def is_wanted(name: str) -> bool:
-        return wanted is None or any(each == name or each.startswith(name + INSIDE) for each in wanted)
+    def is_requested(name: str) -> bool:
+        return requested is None or any(each == name or each.startswith(name + INSIDE) for each in requested)
 
     for name, unpack in members:
         limits.member()
         inside = path + INSIDE + name
-        if (odd := is_plain(name)) is not None or not is_wanted(inside):
-            if odd is not None:
-                yield path + INSIDE + name, odd
+        if (odd := is_plain(name)) is not None:
+            yield inside, odd
+            continue
+        if not is_requested(inside):
             continue
         try:
             content = unpack()
@@ -234,11 +233,11 @@ def _walk(
         if not is_folder:
             yield inside, content
         if is_folder or _messages_in(inside, content) is not None:
-            yield from _opened(inside, content, limits, depth + 1, wanted, is_folder=is_folder)
+            yield from _opened(inside, content, limits, depth + 1, requested, is_folder=is_folder)
 
 
 def _opened(
-    path: str, data: bytes, limits: _Limits, depth: int, wanted: frozenset[str] | None, *, is_folder: bool
+    path: str, data: bytes, limits: _Limits, depth: int, requested: frozenset[str] | None, *, is_folder: bool
 ) -> Iterator[tuple[str, _Content]]:
     """Yield the members of a container that is one itself; if it cannot be opened, the reason is its own."""
     if depth >= MAX_NESTING:
@@ -246,7 +245,7 @@ def _opened(
             yield path, SkipReason.NESTED
         return
     try:
-        yield from _walk(path, data, limits, depth, wanted)
+        yield from _walk(path, data, limits, depth, requested)
     except Refused as refused:
         if refused.reason == SkipReason.BOMB:
             raise

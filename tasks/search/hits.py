@@ -399,7 +399,8 @@ def _indexed_excerpt(
     if source is None:
         entities = [entity for entity, _ in workspace.readable_sources(within)]
     else:
-        entities = [e for e in (Entity.parse(source, workspace.config.hierarchy),) if is_allowed(e, within)]
+        named = Entity.parse(source, workspace.config.hierarchy)
+        entities = [named] if is_allowed(named, within) else []
     found: list[tuple[Entity, str]] = []
     for entity in entities:
         rows = workspace.manifest(entity).get([path], columns=["hash", "reason"]).to_pylist()

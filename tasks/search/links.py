@@ -95,8 +95,8 @@ class SourceRecords:
         """Begin to read the records of a few ``entities`` in a bucket, by default the ones that were needed last."""
         if self.workspace.objects.is_local:
             return
-        wanted = _NEEDED.get(self._uri, ()) if entities is None else entities
-        for entity in list(wanted)[:MAX_RECORDS_AHEAD]:
+        needed = _NEEDED.get(self._uri, ()) if entities is None else entities
+        for entity in list(needed)[:MAX_RECORDS_AHEAD]:
             if entity not in self._coming and entity not in self._read:
                 self._coming[entity] = threads.submit(self._record, entity)
 

@@ -176,10 +176,11 @@ def stem_shares(paths: Iterable[str], words: Sequence[str], chosen: Weights = WE
 
     A file that stands for its folder has the name of the folder.
     """
-    wanted = {*words}
+    of_query = {*words}
     names = [{*terms(_stem(path))} for path in paths]
     return [
-        chosen.stem * len(name & wanted) / len(wanted) + chosen.whole_stem * (set() < name <= wanted) for name in names
+        chosen.stem * len(name & of_query) / len(of_query) + chosen.whole_stem * (set() < name <= of_query)
+        for name in names
     ]
 
 
@@ -219,17 +220,17 @@ def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.
 def _parts_with(text: str, words: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
     """Return where those ``name_parts`` of an ASCII ``text`` begin that may contain any of ``words``, and the parts."""
     encoded = f" {text} ".encode().translate(_ASCII_PARTS)
-    lower, places = encoded.lower(), list[int]()
+    lower, positions = encoded.lower(), list[int]()
     for beginning in map(str.encode, {*map(_beginning, words)}):
         at = lower.find(beginning)
         while at >= 0:
-            places.append(at)
+            positions.append(at)
             at = lower.find(beginning, at + 1)
-    characters, at_places = np.frombuffer(encoded, np.uint8), np.array(places, np.int64)
+    characters, at_positions = np.frombuffer(encoded, np.uint8), np.array(positions, np.int64)
     # A word of a part begins with it, or after a digit, or with a capital.
-    inside = (characters[at_places] >= ord("a")) & (characters[at_places - 1] >= ord("a"))
+    inside = (characters[at_positions] >= ord("a")) & (characters[at_positions - 1] >= ord("a"))
     blanks = np.flatnonzero(characters == ord(" "))
-    after = np.sort(np.searchsorted(blanks, at_places[~inside]))
+    after = np.sort(np.searchsorted(blanks, at_positions[~inside]))
     after = after[np.diff(after, prepend=-1) > 0]  # np.unique imports numpy.ma, which is slow
     starts, ends = blanks[after - 1] + 1, blanks[after]
     cut = encoded.decode()

@@ -58,6 +58,13 @@ def everywhere(
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["new", "brought forward"])
+def restored(template: Path, folder: Path) -> Workspace:
+    """A workspace as it was when ``template`` was made."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(template, folder)
+    return Workspace.open(str(folder))
+
+
 @pytest.mark.usefixtures("small_batches")
 def test_a_run_of_a_branch_that_is_interrupted_anywhere_is_completed_by_the_next(
     tmp_path: Path, tiny_model: Path, known: bool
@@ -75,8 +82,7 @@ def test_a_run_of_a_branch_that_is_interrupted_anywhere_is_completed_by_the_next
         main_files = files_below(tree)
 
     def prepare() -> Workspace:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(template, folder)
+        restored(template, folder)
         write_tree(tree, ON_BRANCH, OLD_NS + 2 * 10**9)
         return Workspace.open(workspace)
 
@@ -105,9 +111,7 @@ def test_a_deletion_that_is_interrupted_anywhere_leaves_a_branch_or_none(tmp_pat
     index(tree, str(template), tiny_model, branch=BRANCH)
 
     def prepare() -> Workspace:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(template, folder)
-        return Workspace.open(workspace)
+        return restored(template, folder)
 
     def check(operation: str) -> None:
         opened = Workspace.open(workspace)
@@ -138,9 +142,7 @@ def test_a_cleanup_that_dies_anywhere_leaves_versions_of_a_deleted_branch_to_the
     drop(str(template))
 
     def prepare() -> Workspace:
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(template, place)
-        return Workspace.open(workspace)
+        return restored(template, place)
 
     def check(operation: str) -> None:
         opened = Workspace.open(workspace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
@@ -71,6 +72,14 @@ def line(text: str, entity: Entity = ENTITY) -> pa.Table:
     return pa.Table.from_pylist([{name: row.get(name) for name in schema(DIM).names}], schema=schema(DIM))
 
 
+def run_both(*holders: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=holder) for holder in holders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 @pytest.mark.parametrize("has_row", [False, True], ids=["first commit of a source", "later commit"])
 def test_whatever_the_order_the_successor_knows_what_its_predecessor_committed(tmp_path: Path, has_row: bool) -> None:
     steps = range(OLD_STEPS + NEW_STEPS)
@@ -108,11 +117,7 @@ def test_whatever_the_order_the_successor_knows_what_its_predecessor_committed(t
             finally:
                 table.stage.leave(NEW)
 
-        threads = [threading.Thread(target=holder) for holder in (old_holder, new_holder)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_both(old_holder, new_holder)
         assert seen in ([(False, 0)], [(True, 1)]), (turns, seen)
         texts = [text for batch in plain.rows(["text"]) for text in batch["text"].to_pylist()]
         assert texts == ["new"], (turns, texts)
@@ -157,11 +162,7 @@ def test_whatever_the_order_sources_that_share_a_commit_are_all_committed_or_non
             finally:
                 table.stage.leave(NEW)
 
-        threads = [threading.Thread(target=holder) for holder in (old_holder, new_holder)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_both(old_holder, new_holder)
         texts = sorted(text for batch in plain.rows(["text"]) for text in batch["text"].to_pylist())
         assert texts == (["new", "other"] if known[0] else ["new"]), (places, texts)
         assert plain.commit_marker(OTHER).holds(OLD_BATCH) == known[0], places

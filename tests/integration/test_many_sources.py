@@ -21,6 +21,7 @@ from driftline.flows.runs.source_run import SourceRun
 from driftline.storage.errors import StorageError
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.batch import BatchSpec
+from tests.support.waiting import PATIENCE_SECONDS
 
 Driftline = Callable[..., Any]
 
@@ -135,11 +136,13 @@ def test_fifty_sources_are_indexed_concurrently_whatever_happens_to_two_of_them(
     (tmp_path / "driftline.toml").write_text(f'workspace = "index"\nmodel = "{tiny_model}"\n{tables}')
     monkeypatch.setenv("DRIFTLINE_CONFIG", str(tmp_path / "driftline.toml"))
     monkeypatch.delenv("DRIFTLINE_WORKSPACE", raising=False)
-    threads: set[int] = set()
-    begin = SourceRun.begin
+    threads, concurrent, begin = set[int](), threading.Event(), SourceRun.begin
 
     def watched(run: SourceRun, stack: ExitStack) -> bool:
         threads.add(threading.get_ident())
+        if len(threads) > 1:
+            concurrent.set()
+        assert concurrent.wait(PATIENCE_SECONDS), "no source began while another was running"
         if run.entity.parts[-1][1] in (names[7], names[31]):
             raise StorageError("The disk has failed", run.report.uri)
         return begin(run, stack)
@@ -148,7 +151,6 @@ def test_fifty_sources_are_indexed_concurrently_whatever_happens_to_two_of_them(
         patch.setattr(SourceRun, "begin", watched)
         failed = driftline("index", "--all", "--indexes", "none", "--json")
     assert failed.code == 3
-    assert len(threads) > 1
     assert sorted(failure["uri"] for failure in failed.json["failed"]) == [str(tmp_path / names[i]) for i in (7, 31)]
     assert [source["uri"] for source in failed.json["sources"]] == [str(tmp_path / name) for name in names]
     assert sum(source["new"] for source in failed.json["sources"]) == 48

@@ -81,7 +81,7 @@ def check_answers(found: SearchReport, expected: SearchReport) -> None:
         if at + 1 < len(scores) and not is_tied:
             same = replace(hit, distance=other.distance, score=other.score)
             assert same.to_dict() == other.to_dict()
-            assert hit.distance == pytest.approx(other.distance, abs=TIED)
+            assert hit.distance == pytest.approx(other.distance, abs=1e-5)
 
 
 def test_another_process_answers_as_this_one(two: SearchProcesses, workspace: Workspace) -> None:
