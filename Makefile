@@ -100,7 +100,8 @@ proofs: $(DEVELOPMENT) ## the long proofs in full: a minute of 13 processes, hun
 		tests/faults/test_soak.py tests/faults/test_compact_crash.py tests/property $(ARGS)
 
 damage: $(DEVELOPMENT) ## what each command does after each kind of damage, into tests/faults/damage.md
-	$(BIN)/python -m tests.faults.damage > tests/faults/damage.md
+	$(BIN)/python -m tests.faults.damage > tests/faults/damage.md.new
+	mv tests/faults/damage.md.new tests/faults/damage.md
 
 bench: $(DEVELOPMENT) peers ## all benchmarks and their peers, into tests/benchmarks/RESULTS.md (ARGS="searching" for some)
 	$(BIN)/python tests/benchmarks/bench.py $(ARGS)
