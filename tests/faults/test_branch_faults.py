@@ -57,7 +57,6 @@ def everywhere(
                 raise AssertionError(f"after {mode} operation {at}, {operation}") from error
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["new", "brought forward"])
 def restored(template: Path, folder: Path) -> Workspace:
     """A workspace as it was when ``template`` was made."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -65,6 +64,7 @@ def restored(template: Path, folder: Path) -> Workspace:
     return Workspace.open(str(folder))
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["new", "brought forward"])
 @pytest.mark.usefixtures("small_batches")
 def test_a_run_of_a_branch_that_is_interrupted_anywhere_is_completed_by_the_next(
     tmp_path: Path, tiny_model: Path, known: bool
