@@ -91,7 +91,7 @@ _ALLOWED = ("gitleaks:allow", "pragma: allowlist secret")
 
 
 def holds_key(path: str, text: str) -> bool:
-    """Return whether a file is or contains a private key, and does not say that this is allowed.
+    """Return whether a file is or contains a private key without a mark that allows it.
 
     A file called ``*.key`` also counts if it contains nothing but one long word; otherwise it is often a translation.
     """

@@ -58,7 +58,7 @@ def show_as(**changes: Any) -> None:
 
 @contextmanager
 def own_appearance() -> Iterator[None]:
-    """Begin with the default appearance, and go back to it."""
+    """Use the default appearance in a block, and restore it afterwards."""
     _CURRENT[0] = Appearance()
     try:
         yield

@@ -121,7 +121,7 @@ log = logging.getLogger(__name__)
 def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
     """Return ``plan`` with the claims of each source, and with the known sources that hold files of the requested ones.
 
-    Such sources are ``joined``, unless the plan stays ``alone``: the request includes their files. Raises CorruptFile,
+    Such sources are ``joined`` unless the plan stays ``alone``: the request includes their files. Raises CorruptFile,
     StorageError.
     """
     known = _known(plan)

@@ -98,7 +98,7 @@ def _fold(workspace: Workspace, tenant: Entity, due: Sequence[str], encoding: En
 
 
 def compact_vectors(workspace: Workspace, tenant: Entity, older_than: timedelta) -> int:
-    """Merge the fragments of a tenant's vectors and remove old versions and return the number of removed versions.
+    """Merge the fragments of a tenant's vectors, remove old versions, and return their number.
 
     The caller holds the tenant's maintenance lease. A compaction that conflicts with a writer is left to the next run.
     """

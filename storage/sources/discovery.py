@@ -104,8 +104,8 @@ class Page:
 class Host:
     """Where repositories are discovered: ``owner`` of a host, or all that the token may read.
 
-    ``url`` is the URL of an own instance, the folder of the provider ``folder``, or the file of the provider ``list``,
-    which also has ``uris``. ``variable`` is the environment variable that holds the token.
+    ``url`` is the URL of a self-hosted instance, the folder of the provider ``folder``, or the file of the provider
+    ``list``, which also has ``uris``. ``variable`` is the environment variable that holds the token.
     """
 
     provider: Provider
@@ -679,7 +679,7 @@ class _Reader:
 
 
 def _time_of(headers: Mapping[str, str]) -> float | None:
-    """Return the time of an answer by the clock of the host; None if it tells none."""
+    """Return the time of an answer by the clock of the host; None without one."""
     from email.utils import parsedate_to_datetime
 
     try:
@@ -720,7 +720,7 @@ def check_template(template: str) -> None:
 
 
 def spelling(entity: str) -> str:
-    """Return what a disk may see of a name that tells neither cases nor forms of Unicode apart.
+    """Return the form of a name on disks that ignore case and Unicode normalization.
 
     >>> spelling("source:\u00dc") == spelling("source:u\u0308")
     True

@@ -101,7 +101,7 @@ class KnownRepository(BaseModel):
         return not is_quiet or self.looked_at is None or now - self.looked_at >= LOOKED_AT_AGAIN_AFTER
 
     def is_waiting(self, now: datetime) -> bool:
-        """Return whether it has failed, and is not yet tried again."""
+        """Return whether it has failed and waits for its next attempt."""
         return self.retry_at is not None and now < self.retry_at
 
     def failed(self, error: DriftlineError, now: datetime) -> KnownRepository:
