@@ -24,7 +24,7 @@ from driftline.storage.workspace.records import FORMAT_VERSION, BranchRecord, pa
 from driftline.storage.workspace.workspace import Workspace
 
 FULL_EVERY = timedelta(days=7)
-"""A cleanup lists everything if none has for so long: what no lease tells of is found then."""
+"""A cleanup lists everything if none has for this long, which also finds garbage without a trace."""
 READ_THREADS = 16
 FIRST_TOKENS = 2
 """The tokens that the first run of a branch takes: to cut it, and to index it."""
