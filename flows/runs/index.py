@@ -226,7 +226,7 @@ def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[Sourc
             try:
                 found[entity] = replace(plan_source(named, own, plan.workspace, set()), joined=True)
             except DriftlineError as error:
-                log.warning("%s is not brought in step: %s", entity, error)
+                log.warning("%s is not updated: %s", entity, error)
     return [found[entity] for entity in sorted(found)]
 
 
@@ -375,7 +375,7 @@ def _run_sources(
     stale = set[Entity]()
     for run, error in run_all(plan, executor, progress, report, builds):
         if error is not None and run.joined and isinstance(error, LeaseHeld):
-            progress.message(f"{run.entity} is not brought in step, since another run works on it.")
+            progress.message(f"{run.entity} is not updated, because another run works on it.")
         elif error is not None:
             if plan.request.keep_going:
                 report.failed.append((run.report.uri, error))
