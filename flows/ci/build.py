@@ -216,7 +216,8 @@ def _other(build: Build, system: _System, environ: Variables) -> Build:
     tag = _first(environ, system.tag) or next((ref for ref in refs if ref.startswith("refs/tags/")), None)
     branch = _branch(next((ref for ref in refs if ref and ref != "detached"), None))
     if tag is not None or event.lower().startswith("tag"):
-        return replace(build, nothing_to_index=f"The tag {(tag or branch or '').removeprefix('refs/tags/')} is no branch")
+        name = (tag or branch or "").removeprefix("refs/tags/")
+        return replace(build, nothing_to_index=f"The tag {name} is no branch")
     if branch is not None and branch.startswith("refs/"):
         return replace(build, unclear=f"{branch} is no branch")
     if system is _JENKINS:
