@@ -116,7 +116,7 @@ class LanceTable:
         return dataset
 
     def read_ahead(self, files: Iterable[str]) -> None:
-        """Begin to read small files of a table in a bucket, for which Lance would ask one after another."""
+        """Begin to read small files of a table in a bucket, which Lance would request in sequence."""
         self._objects.read_ahead([f"{self.path}/{file}" for file in files])
 
     def _create(self, first: pa.Table) -> None:
