@@ -706,7 +706,7 @@ def interrupt_deferred() -> Iterator[None]:
 
 
 def batch_bytes(total: int, executor: Executor) -> int:
-    """Return the maximum size of a batch, for ``total`` bytes of changes, so that each worker has a worthwhile share."""
+    """Return the maximum size of a batch, for ``total`` bytes of changes: each worker gets a worthwhile share."""
     if not executor.remote or executor.slots == 1:
         return BATCH_BYTES
     return min(BATCH_BYTES, max(WORTHWHILE_BYTES, -(-total // executor.slots)))
