@@ -299,7 +299,7 @@ class Redactor:
         return _compiled("|".join(rule.expression for rule in self.rules.values()))
 
     def line(self, line: str, counts: Counter[str]) -> str:
-        """Return a line without credentials, and count them; an author may allow those of a line."""
+        """Return a line without credentials, and count them; a mark in the line allows them."""
 
         def replaced(match: re.Match[str]) -> str:
             rule = self.rules[match.lastgroup or ""]

@@ -112,7 +112,7 @@ def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, 
 def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> int:
     """Print the results of a search, with its notes on standard error, and return the exit code.
 
-    A glob that matches no document is wrong use, because it is usually a mistake.
+    A glob that matches no document is a usage error, because it is usually a mistake.
     """
     from driftline.tasks.search.request import in_flags
 

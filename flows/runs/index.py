@@ -188,7 +188,7 @@ def _release(plan: IndexPlan, entity: Entity, claims: Sequence[Claim], run_id: s
 
 
 def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
-    """Remove a source whose folder has vanished from the folder of another, unless many documents would be deleted."""
+    """Remove a source whose folder no longer exists inside that of another, unless many documents would be deleted."""
     documents, _ = totals(plan.workspace.manifest(entity).read(columns=["lines", "reason"]))
     if documents > GUARDED_DELETIONS and plan.request.max_delete_fraction < 1:
         progress.message(f"The folder of {entity} is gone; the index keeps its {documents:,} documents.")

@@ -82,7 +82,7 @@ def compact_index(workspace: Workspace, entity: Entity, encoding: Encoding = DEF
 
 
 def entries_of(folded: Mapping[str, Folded]) -> int:
-    """Return the number of entries in compacted indexes, each once, although indexes of ancestors contain them, too."""
+    """Return the number of distinct entries in compacted indexes; indexes of ancestors contain the same entries."""
     return sum(each.live for name, each in folded.items() if folded.keys().isdisjoint(directories(name)[:-1]))
 
 

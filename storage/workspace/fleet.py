@@ -1,8 +1,8 @@
-"""Keep the state of fleets: which repositories their hosts have listed, what is indexed of them, and what failed.
+"""Keep the state of fleets: the repositories that their hosts listed, their indexed commits, and failures.
 
 ``_fleet.json`` holds it all; one sync at a time writes it, under a lease of its own. Pure functions decide what follows
-from a listing: an incomplete one takes nothing away, a renamed repository keeps its entity, and a missing one stays for
-a grace period.
+from a listing: an incomplete one removes nothing, a renamed repository keeps its entity, and a missing one stays for a
+grace period.
 """
 
 from __future__ import annotations
