@@ -100,8 +100,8 @@ class FleetTable(Table):
     url: Text | None = Field(
         default=None,
         description=(
-            "The URL of a self-hosted instance; of `folder`, the folder; of `list`, a file with a URL per line. An "
-            "own `bitbucket` is a Data Center."
+            "The URL of a self-hosted instance; of `folder`, the folder; of `list`, a file with a URL per line. A "
+            "self-hosted `bitbucket` is a Data Center."
         ),
     )
     org: Text | None = Field(
@@ -207,8 +207,8 @@ class SearchTable(Table):
     rerank: bool | Annotated[int, Field(ge=0, le=MAX_RERANKED)] | None = Field(
         default=None,
         description=(
-            "Let a transformer [rerank](../guides/search.md#rerank) the best results: `true`, or how many it "
-            "reads. Default: false."
+            "[Rerank](../guides/search.md#rerank) the best results with a transformer: `true`, or how many. "
+            "Default: false."
         ),
     )
     branch: Text | None = Field(
@@ -221,7 +221,7 @@ class SearchTable(Table):
     deep: bool | None = Field(
         default=None,
         description=(
-            "Join the [definitions](../guides/search.md#deep) of a transformer. Default: where `index "
+            "Join the [definitions](../guides/search.md#deep) of a transformer. Default: if `index "
             "--deep` has embedded any."
         ),
     )
