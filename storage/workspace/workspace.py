@@ -47,7 +47,7 @@ from driftline.storage.lines.deep_table import DeepTable
 from driftline.storage.lines.table import LineTable
 from driftline.storage.model import DeepModel, WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.access import LOCAL, SourceAccess
+from driftline.storage.sources.source import LOCAL, SourceAccess
 from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.records import (
     BranchRecord,
