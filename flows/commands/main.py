@@ -220,6 +220,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         if not isinstance(error, Exception):
             raise
         if failure := as_out_of_memory(error) or _environment_error(error):
+            as_json = as_json and not isinstance(error, Unwritable)
             return _fail(failure.exit_code, failure.kind, str(failure), as_json, failure.where, failure.fix)
         # A defect, or an unforeseen failure. Python's own exit code would be 1, which means "nothing found".
         if not writes_json():
@@ -328,7 +329,10 @@ def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fi
         fields = {"error": kind, "where": where, "fix": fix}
         logging.getLogger("driftline").error("%s", message, extra={"fields": fields}, exc_info=kind == "unexpected")
     if as_json:
-        print_json({"error": kind, "message": message, "where": where, "fix": fix})
+        try:
+            print_json({"error": kind, "message": message, "where": where, "fix": fix})
+        except Unwritable:
+            warn(message)
     elif not writes_json():
         warn(message)
     return code

@@ -216,7 +216,7 @@ def _start_again(run: SourceRun) -> None:
 def _publish(run: SourceRun, result: BatchResult, changes: ChangeSet, staged: Staged) -> None:
     run.committer.publish(staged)
     run.committed(result, changes)
-    run.end()
+    run.end(changes=changes)
 
 
 def run_alone(run: SourceRun) -> DriftlineError | None:

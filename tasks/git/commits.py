@@ -253,11 +253,14 @@ def local_branches(root: str) -> frozenset[str]:
     return frozenset(name.removeprefix(_HEADS) for name in names)
 
 
-def is_on_remote_branch(root: str, commit: str, branch: str) -> bool:
-    """Return whether ``commit`` is in ``branch`` of ``origin``, as the work tree around ``root`` has fetched it."""
+def is_on_remote_branch(root: str, commit: str, branch: str) -> bool | None:
+    """Return whether ``commit`` is in ``branch`` of ``origin``, as the work tree around ``root`` has fetched it.
+
+    Returns None if it has not fetched that branch.
+    """
     answer = ask(root, "rev-parse", "--verify", "--quiet", f"{_REMOTE}{branch}")
     tip = answer.decode().strip() if answer else ""
-    return bool(tip) and (commit == tip or is_ancestor(root, commit, tip))
+    return (commit == tip or is_ancestor(root, commit, tip)) if tip else None
 
 
 def default_branch(root: str) -> str | None:

@@ -330,6 +330,12 @@ class Matcher:
         self._archives = rules.archives
         self._secrets = PatternList(SECRETS if rules.skip_secrets else (), base, flags="si")
 
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def of(rules: Rules) -> Matcher:
+        """Return the compiled rules, which are the same for many sources."""
+        return Matcher(rules)
+
     def secret(self, files: pa.Array) -> NDArray[np.bool_]:
         """Return ``(n,) bool``: files that look like credentials by their names."""
         return self._secrets.matches(files)

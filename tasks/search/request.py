@@ -60,7 +60,7 @@ _ACTION_AND_COMMAND = frozenset({"action", "command"})
 
 PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
 _TEST = re.compile(
-    r"(?:^|/)(?:tests?|testing|testdata|specs?|__tests__|e2e|testsuite)/"
+    r"(?:^|/)(?:(?:[^/]*[-_])?tests?|testing|testdata|specs?|__tests__|e2e|testsuite)/"
     r"|(?:^|/)(?:test_[^/]*|conftest|[^/]*_tests?|[^/]*_spec|[^/]*[.-](?:test|spec))\.\w+$"
     r"|(?:^|/)[^/]*[a-z0-9](?:Test|Tests|TestCase|IT|Spec)\.(?:java|kt|scala|cs|swift|php)$"
 )
