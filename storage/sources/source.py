@@ -346,8 +346,8 @@ class Source:
     def read_many(self, paths: Sequence[str], etags: Sequence[str] = ()) -> Sequence[bytes | DriftlineError]:
         """Return the bytes of each file, or its error, in the order of ``paths``.
 
-        Reads concurrently if the store allows it. ``etags`` are those of the listing: a
-        repository needs no other name of a file.
+        Reads concurrently if the store allows it. ``etags`` are those of the listing; a repository finds files by them
+        alone.
         """
         if self.is_local or not paths:
             return [self._read_or_error(path) for path in paths]

@@ -410,7 +410,7 @@ class Workspace:
         self.objects.delete([f"{entity.directory}/{SOURCE}"])
 
     def tenants(self) -> list[Entity]:
-        """Return all tenants, sorted, whatever the type of their first level: memory may have its own levels."""
+        """Return all tenants, sorted, with first levels of any type, because memory may have its own levels."""
         names = self.early_listing.take()
         if names is None:
             names = self.objects.list_dirs()
