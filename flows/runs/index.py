@@ -48,7 +48,7 @@ from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.model import DeepModel, new_ulid
 from driftline.storage.objects.request_counts import phase, tally
-from driftline.storage.sources.access import only_owner_reads
+from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.workspace.branches import branch_records
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
