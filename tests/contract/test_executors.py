@@ -431,7 +431,6 @@ def test_an_unknown_executor_is_refused_before_anything_is_written(runner: Runne
     assert not runner.workspace.exists()
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "nonsense"])
 def test_dask_starts_no_loop_of_its_own_which_it_gives_up_after_ten_seconds(
     scheduler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,6 +446,7 @@ def test_dask_starts_no_loop_of_its_own_which_it_gives_up_after_ten_seconds(
         assert executor.slots == 1
 
 
+@pytest.mark.parametrize("scheme", ["tcp", "nonsense"])
 def test_an_address_without_a_scheduler_is_a_usage_error(
     runner: Runner, driftline: Callable[..., Any], scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
