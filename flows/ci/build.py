@@ -122,7 +122,7 @@ class Build:
         """Return the branch to index; None for the main index: outside of CI, and for a push to the default branch.
 
         A pull request is ``pr/NUMBER``, unless it is known to come from a branch of the repository itself that is not
-        the default one. Raises UsageError if the branch is unknown, because any index would be wrong then.
+        the default one. Raises UsageError if the branch is unknown, because any choice could be wrong.
         """
         main = default or self.default_branch
         if not self.system:

@@ -234,8 +234,8 @@ def branch_named(name: str) -> str | None:
 def ask_remote_branches(root: str) -> frozenset[str] | None:
     """Ask the remote ``origin`` for the names of its branches.
 
-    Returns None if there is no remote, if it does not answer, or if it has no branch. The branches that a clone
-    remembers are no substitute: a clone of a single branch never knew the others.
+    Returns None if there is no remote, if it does not answer, or if it has no branch. The remote branches in a clone
+    are no substitute: a single-branch clone lacks the others.
     """
     if "://" in root or not os.path.isdir(root) or find_repository(root) is None:
         return None
