@@ -117,7 +117,7 @@ class LanceTable:
         return dataset
 
     def read_ahead(self, ranges: Mapping[str, Range]) -> None:
-        """Begin to read ``ranges`` of files of a table in a bucket, for which Lance would ask one after another."""
+        """Begin to read ``ranges`` of files of a table in a bucket, which Lance would request in sequence."""
         self._objects.read_ahead({f"{self.path}/{file}": wanted for file, wanted in ranges.items()})
 
     def _create(self, first: pa.Table) -> None:

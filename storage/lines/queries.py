@@ -436,6 +436,22 @@ class LineQuery:
         rows = np.array(found, np.uint64)
         return rows[self._held(rows)] if self.sql else rows
 
+    def holding(self, places: Sequence[tuple[str, int | None]]) -> NDArray[np.uint64]:
+        """Return the rows of the blocks that hold ``places``, paths and 1-based lines; without a line, the first block.
+
+        A path may have more leading folders than an indexed one, as in a stack trace.
+        """
+        found: set[int] = set()
+        for path, line in places:
+            parts = path.lstrip("/").split("/")
+            ends = is_one_of("path", ["/".join(parts[at:]) for at in range(len(parts))])
+            first = max(0, (line or 1) - 1) // LINES_PER_BLOCK * LINES_PER_BLOCK
+            inside = f"line_number BETWEEN {first} AND {first + LINES_PER_BLOCK - 1}"
+            rows = self._scanned([], filter=f"{ends} AND {inside} AND {TEXT_COLUMN} IS NOT NULL", with_row_id=True)
+            found.update(rows["_rowid"].to_pylist())
+        rows = np.array(sorted(found), np.uint64)
+        return rows[self._held(rows)] if self.sql else rows
+
     def _held(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return ``(n,)``: whether each of ``rows`` exists and the filter allows it."""
         if self.sql is not None:

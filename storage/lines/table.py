@@ -196,7 +196,7 @@ class LineTable(LanceTable):
         return _newest(list(self._markers(entity, dataset).values()))
 
     def fence(self, entity: Entity, token: int) -> CommitMarker:
-        """Write ``token`` into the commit marker, which fences a stale holder's commits and return the old marker.
+        """Write ``token`` into the commit marker, which fences off stale holders; return the old marker.
 
         Raises LeaseLost, CommitConflict, StorageError.
         """
@@ -215,7 +215,7 @@ class LineTable(LanceTable):
     def commit_together(self, parts: Sequence[SourceCommit], fragments: Sequence[str]) -> None:
         """Commit the batches of several sources, whose rows share ``fragments``, in one version: all of them or none.
 
-        Raises LeaseLost if a marker has a newer token: then none of the batches is committed, nor ever will be. Raises
+        Raises LeaseLost if a marker has a newer token: then none of the batches can ever be committed. Raises
         CommitConflict and StorageError as ``commit`` does.
         """
         self._commit(parts, fragments)

@@ -153,7 +153,7 @@ class _EarlyListing:
 class Workspace:
     """An open workspace. Picklable. Opening and reading need only read access.
 
-    A workspace ``on`` branches shows the sources that they belong to as these branches hold them.
+    A workspace ``on`` branches shows their sources in the state of these branches.
     """
 
     objects: ObjectStore
