@@ -53,10 +53,16 @@ Task = Callable[[Spec, TaskContext], Result]
 
 
 class Executor(Protocol):
-    """Runs tasks, ``slots`` of them in parallel, in other processes if ``remote``."""
+    """Runs tasks, ``slots`` of them in parallel, in other processes if ``remote``.
+
+    A task that ``has_repeated``, after its worker died, may have left the files of its first attempt.
+    """
 
     slots: int
     remote: bool
+
+    @property
+    def has_repeated(self) -> bool: ...
 
     def start(
         self,
@@ -90,6 +96,7 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
     """Runs tasks in threads of this process: Arrow, the tokenizer and Lance release the interpreter lock."""
 
     remote = False
+    has_repeated = False
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -186,6 +193,8 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         self._key = f"driftline-{uuid.uuid4().hex}"
         self._stopped = threading.Event()
         self._pending: set[Any] = set()
+        self._begun: set[str] = set()
+        self.has_repeated = False
 
     def __enter__(self) -> Self:
         import dask
@@ -254,7 +263,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                     self.context.report_seconds = self.report_seconds
 
         self._stack.callback(self._forget)
-        self._client.subscribe_topic(self._key, partial(_receive, on_counts))
+        self._client.subscribe_topic(self._key, partial(self._receive, on_counts))
         report_seconds = None if on_counts is None else self.slots / MAX_COUNTS_PER_SECOND
         plugin = ContextPlugin(context, self._key, report_seconds, self._address is None)
         try:
@@ -297,6 +306,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
             for future in running:
                 pending.remove(future)
                 self._pending.discard(future)
+                self._begun.discard(future.key)
                 try:
                     result, requests = future.result()
                 except KilledWorker as error:
@@ -341,6 +351,19 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         self._stopped.set()
         self._client.cancel([*self._pending], force=True)
 
+    def _receive(self, on_counts: CountsCallback | None, event: tuple[float, dict[str, Any]]) -> None:
+        """Note the beginning of a task, pass on its counts, or log its record as if this process had logged it."""
+        match event[1]:
+            case {"begun": task}:
+                self.has_repeated |= task in self._begun
+                self._begun.add(task)
+            case {"documents": documents, "lines": lines}:
+                if on_counts is not None:
+                    on_counts(documents, lines)
+            case fields:
+                record = logging.makeLogRecord(fields)
+                logging.getLogger(record.name).handle(record)
+
     def _forget(self) -> None:
         if self._address is not None and self._client.status == "running":
             with suppress(OSError, LookupError, ValueError):  # scheduler or plugin may be gone
@@ -364,6 +387,7 @@ def _run_on_worker(task: Task[Spec, Result], spec: Spec, key: str) -> tuple[Resu
     from distributed import get_worker
 
     worker = get_worker()
+    worker.log_event(key, {"begun": worker.get_current_task()})
     with _logged_to(worker, key):
         return _counted(task, spec, _context_of(worker, key))
 
@@ -393,16 +417,6 @@ def _logged_to(worker: Worker, topic: str) -> Iterator[None]:
 
 def _send_counts(worker: Worker, topic: str, documents: int, lines: int) -> None:
     worker.log_event(topic, {"documents": documents, "lines": lines})
-
-
-def _receive(on_counts: CountsCallback | None, event: tuple[float, dict[str, Any]]) -> None:
-    """Pass on the counts of a task, or log the record of a worker as if this process had logged it."""
-    if "documents" in event[1]:
-        if on_counts is not None:
-            on_counts(event[1]["documents"], event[1]["lines"])
-        return
-    record = logging.makeLogRecord(event[1])
-    logging.getLogger(record.name).handle(record)
 
 
 def _context_of(worker: Worker, key: str) -> TaskContext:

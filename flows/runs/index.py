@@ -110,6 +110,8 @@ def deepen(plan: IndexPlan, model: DeepModel, executor: Executor, progress: Prog
                     table.commit(entity, pending)
                     pending, since = [], time.monotonic()
             lease.check()
+            if executor.has_repeated:
+                lease.expect_garbage()
             if pending or lacking.stale:
                 table.commit(entity, pending, lacking.stale)
             table.index()
@@ -428,9 +430,12 @@ def _maintain(
     table = workspace.lines(owner, plan.model.fingerprint)
     built = builds.finish(owner)
     try:
-        with acquire(workspace.objects, workspace.maintenance_lease_of(owner), run_id):
+        with acquire(workspace.objects, workspace.maintenance_lease_of(owner), run_id) as lease:
             build = partial(build_on, executor, owner, table)
-            return maintain(table, plan.request.indexes, built=built, build=build)
+            maintained = maintain(table, plan.request.indexes, built=built, build=build)
+            if builds.have_failed or executor.has_repeated:
+                lease.expect_garbage()
+            return maintained
     except LeaseHeld as error:
         progress.message(f"Skipped the search indexes of {owner}, which another run maintains: {error.what}")
         return []

@@ -33,7 +33,6 @@ from driftline.storage.errors import (
     may_hold_secret,
     redacted,
 )
-from driftline.storage.objects import bucket
 from driftline.storage.objects.bucket_options import for_fsspec
 from driftline.storage.objects.request_counts import watch
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
@@ -76,6 +75,8 @@ def translate(error: BaseException, where: str, what: str = "Reading failed") ->
         return error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return ObjectNotFound("Not found", where)
+    from driftline.storage.objects import bucket  # a search of a local workspace need not load obstore
+
     if bucket.CODE in str(error):
         return AccessDenied(bucket.describe(str(error), ""), where, bucket.FIX)
     names = {cls.__name__ for cls in type(error).__mro__}
