@@ -598,7 +598,7 @@ class How:
     outputs: bool = False
 
     def marks(self) -> frozenset[str]:
-        """Return the parts of the marks that it gives to files, without that of the redaction."""
+        """Return the marks of its files, in parts, without that of the redaction."""
         own = {ends_mark(self.most), self.opened or UNOPENED, UNOPENED}
         return current_marks(outputs=self.outputs) | own
 
