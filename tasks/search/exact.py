@@ -550,7 +550,7 @@ def _window(document: IndexedDocument, number: int = 0) -> Window:
 
 
 def _nearness(homes: Set[Document], importing: Set[Document]) -> Callable[[str, str], int]:
-    """Return a sort key of documents: those that define a name, in the same folders, that import it, and the others."""
+    """Return a sort key of documents: where a name is defined, the same folders, files that import it, and the rest."""
     folders = {(entity, posixpath.dirname(path)) for entity, path in homes}
 
     def order(entity: str, path: str) -> int:
