@@ -97,6 +97,44 @@ def test_clients_show_the_sources_and_a_prompt(location: Path) -> None:
     assert "who parses?" in asked.messages[0].content.text
 
 
+def test_one_server_has_many_workspaces_each_within_the_boundary(tmp_path: Path, tiny_model: Path) -> None:
+    for name, text in (("web", "namespace"), ("app", "parser")):
+        for org in ("ours", "theirs"):
+            (tmp_path / name / org).mkdir(parents=True)
+            (tmp_path / name / org / f"{org}.txt").write_text(f"{text}\n")
+            dl.index(
+                str(tmp_path / name / org),
+                workspace=str(tmp_path / name / ".driftline"),
+                entity=f"org:{org}/project:p/source:s",
+                model=str(tiny_model),
+            )
+    program = str(Path(sys.executable).parent / "driftline")
+    arguments = ["mcp", "--within", "org:ours"]
+    for name in ("web", "app"):
+        arguments += ["--workspace", str(tmp_path / name / ".driftline")]
+
+    async def talk() -> tuple[Any, ...]:
+        server = StdioServerParameters(command=program, args=arguments)
+        async with Client(server, read_timeout_seconds=PATIENCE_SECONDS) as client:
+            tools = (await client.list_tools()).tools
+            asked = [
+                await client.call_tool("grep_lines", {"pattern": "namespace|parser"} | where)
+                for where in ({}, {"workspace": "web"}, {"workspace": "app"}, {"workspace": "none"})
+            ]
+            return tools, asked, await client.read_resource("driftline://sources"), client.instructions
+
+    tools, (default, web, app, unknown), sources, instructions = asyncio.run(talk())
+    assert {tuple(tool.input_schema["properties"]["workspace"]["enum"]) for tool in tools} == {("web", "app")}
+    found = [[hit["text"] for hit in each.structured_content["results"]] for each in (default, web, app)]
+    assert found == [["namespace"], ["namespace"], ["parser"]]  # theirs is outside of the boundary
+    assert unknown.is_error
+    statuses = json.loads(sources.contents[0].text)
+    assert list(statuses) == ["web", "app"]
+    listed = [source["entity"] for status in statuses.values() for source in status["sources"]]
+    assert listed == ["org:ours/project:p/source:s"] * 2
+    assert "web, app" in (instructions or "")
+
+
 def status_for_host(url: str, host: str) -> int:
     """The server's answer to a request with a foreign host name, as after DNS rebinding."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_SECONDS)
