@@ -224,7 +224,7 @@ def test_a_document_shows_its_lines_outline_neighbours_and_remote(site: Site) ->
     page.get_by_role("button", name="Copy link").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == remote
-    page.get_by_role("link", name="Lease.release", exact=True).click()
+    page.get_by_role("link", name="release", exact=True).click()
     page.wait_for_url("**#L11")
     (site.tree / "src/lease.py").write_text(LEASE.replace("class Lease", "class Secret"))
     site.browser.open(f"{site.url}d/{SOURCE}/src/lease.py?line=7", "has changed since it was indexed")
