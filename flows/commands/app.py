@@ -71,7 +71,7 @@ def output_options() -> list[Any]:
 
 
 _NARROW = 60
-"""Columns below which descriptions stand under the names of their options, not beside them."""
+"""Columns below which the description of an option follows its name in the next line."""
 _OBVIOUS_RANGE = re.compile(r"(?:; )?x>=[01](?:\.0)?(?=\])")
 _DEFAULT = re.compile(r"\[default: \((.*?)\)")
 _METAVARS = {"int": "N", "flo": "X"}

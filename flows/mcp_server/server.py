@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal
 
 import uvicorn
 from mcp.server import MCPServer
-from mcp.server.mcpserver.exceptions import ResourceError
+from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import ToolAnnotations
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, ValidationError, create_model, model_validator
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -173,7 +173,10 @@ def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
         instructions=instructions,
         version=version("driftline"),
         log_level="WARNING",
-        tools=[_strict(Tool.from_function(protocol_errors(tool), annotations=_READS)) for tool in tools],
+        tools=[
+            _strict(Tool.from_function(protocol_errors(tool), description=inspect.getdoc(tool), annotations=_READS))
+            for tool in tools
+        ],
     )
 
     @server.resource(SOURCES_URI, name="sources", mime_type="application/json")
@@ -238,8 +241,44 @@ def _strict(tool: Tool) -> Tool:
     arguments = create_model(name, __base__=tool.fn_metadata.arg_model, __validators__=checks)
     arguments.model_config["extra"] = "forbid"
     arguments.model_rebuild(force=True)
-    metadata = tool.fn_metadata.model_copy(update={"arg_model": arguments})
-    return tool.model_copy(update={"fn_metadata": metadata, "parameters": arguments.model_json_schema(by_alias=True)})
+    # Clients put the schemas into the context of a model: titles repeat names, and null is as good as absent.
+    output = _without_titles(tool.fn_metadata.output_schema)
+    metadata = tool.fn_metadata.model_copy(update={"arg_model": arguments, "output_schema": output})
+    parameters = _without_nulls(_without_titles(arguments.model_json_schema(by_alias=True)))
+    fields = {name: getattr(tool, name) for name in Tool.model_fields}
+    return _StrictTool.model_construct(**fields | {"fn_metadata": metadata, "parameters": parameters})
+
+
+class _StrictTool(Tool):
+    """Names wrong arguments in one line; the SDK would quote pydantic."""
+
+    async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
+        try:
+            self.fn_metadata.validate_arguments(arguments)
+        except ValidationError as error:
+            wrong = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}".removeprefix(": ") for each in error.errors())
+            raise ToolError("; ".join(text.removeprefix("Value error, ") for text in wrong)) from error
+        return await super().run(arguments, context, convert_result)
+
+
+def _without_titles(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_titles(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: _without_titles(each) for name, each in schema.items() if name != "title" or not isinstance(each, str)
+    }
+
+
+def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of arguments without null, which optional ones accept in place of being absent."""
+    properties = {}
+    for name, about in schema.get("properties", {}).items():
+        options = [each for each in about.get("anyOf", ()) if each != {"type": "null"}]
+        rest = {key: value for key, value in about.items() if key != "anyOf" and (key, value) != ("default", None)}
+        properties[name] = {**options[0], **rest} if len(options) == 1 else about
+    return {**schema, "properties": properties}
 
 
 def serve_stdio(server: MCPServer[Any]) -> None:

@@ -277,8 +277,8 @@ _MAX_DEPTH = 3
 
 
 def _nested(outline: Sequence[tuple[int, str, str]]) -> Iterator[tuple[int, str, str, str, int]]:
-    """Yield the definitions as (line, kind, name, name inside the one around it, depth). A method or section is known
-    by where it stands, so its kind is "".
+    """Yield the definitions as (line, kind, name, name inside the one around it, depth). The kind
+    of a method or section is "", because its depth shows it.
 
     Examples:
         >>> list(_nested([(1, "class", "Lease"), (4, "method", "Lease.check"), (9, "function", "run")]))
