@@ -216,6 +216,8 @@ def print_compact(result: Result) -> None:
         before, after = part["before"] or {}, part["after"] or {}
         names = ("files", "bytes", "deltas", "fragments", "versions")
         lines += [Text(f"  {name:<12}{before.get(name, 0):>16,} -> {after.get(name, 0):,}") for name in names]
+        if after.get("bytes", 0) > before.get("bytes", 0):
+            lines.append(Text("  recent versions are kept for readers; a later compaction removes them", style="dim"))
         if after.get("recall_at_10") is not None:
             lines.append(Text(f"  {'search p50':<12}{after['p50_seconds'] * 1000:>20.1f} ms"))
             lines.append(Text(f"  {'recall@10':<12}{after['recall_at_10']:>20.3f}"))

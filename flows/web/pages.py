@@ -148,7 +148,7 @@ def _without_options(note: str) -> str:
 
 
 def _instead(request: SearchRequest, question: Question) -> Iterator[tuple[str, str]]:
-    """Yield other searches to try where this one finds nothing: what they do, and their links."""
+    """Yield other searches to try if this one finds nothing, as descriptions and links."""
     plain = SearchRequest(request.query)
     if any(name not in ("mode", "top_k", *_OF_EVERY_PAGE) for name in request.given()):
         yield "without filters", search_link(plain)
