@@ -422,6 +422,7 @@ def test_a_page_is_small_and_renders_quickly(site: Site) -> None:
     for target in ("", "?q=lease", f"d/{SOURCE}/src/lease.py?line=8", f"d/{SOURCE}/", "d/"):
         received.clear()
         page.goto(site.url + target, wait_until="networkidle")
+        page.wait_for_function("performance.getEntriesByType('resource').length >= 2")
         assert len(received) >= 3, target
         assert 0 < sum(received) <= MAX_BYTES, target
         assert site.browser.first_paint_milliseconds() > 0
