@@ -300,7 +300,7 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
     build = request.build
     if request.duplicates_of not in (None, "main"):
         fix = "Write: --duplicates-of main"
-        raise UsageError("Functions can be compared with the main index only", str(request.duplicates_of), fix)
+        raise UsageError("Functions can only be compared with the main index", str(request.duplicates_of), fix)
     if request.only_branch is not None and not build.is_push_to(request.only_branch):
         report.action = "skipped"
     elif request.max_staleness_seconds is not None:
@@ -447,10 +447,10 @@ def _headline(report: CiReport, error: DriftlineError | None) -> str:
     if error is not None:
         return f"failed for {commit}{on}"
     if report.failed:
-        return f"partly in step with {commit}{on}"
+        return f"partly updated to {commit}{on}"
     if report.index_branch:
         on = f" on {report.build.branch}, as the branch {report.index_branch} of the index"
-    return f"{_DONE.get(report.action, 'in step with')} {commit}{on}"
+    return f"{_DONE.get(report.action, 'up to date with')} {commit}{on}"
 
 
 def _location(duplicate: dict[str, Any]) -> str:

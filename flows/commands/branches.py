@@ -34,7 +34,7 @@ MAIN = "main"
 """The name of the main index in ``driftline diff``."""
 PRUNED_AFTER_DAYS = 14.0
 
-branches = Commands(help="List, delete and prune the branches that runs with --branch have indexed.")
+branches = Commands(help="List, delete and prune the branches of the index.")
 app.add_typer(branches, name="branches")
 
 EntityOption = Annotated[
@@ -121,7 +121,7 @@ def diff(
     """Search the lines that BRANCH adds to the main index. Exit code 1 if nothing is found."""
     if base != MAIN:
         raise UsageError(
-            "A branch can be compared with the main index only", base, f"Write: driftline diff {MAIN} BRANCH"
+            "A branch can only be compared with the main index", base, f"Write: driftline diff {MAIN} BRANCH"
         )
     opened, _ = _opened(workspace, None)
     from driftline.flows.output.plain import print_search

@@ -26,7 +26,7 @@ from driftline.storage.memory.catalog.database import Catalog, embedded_url
 from driftline.storage.memory.catalog.queries import blob_references
 from driftline.storage.memory.catalog.writes import forget_blobs
 from driftline.storage.memory.flush import Flusher
-from driftline.storage.memory.upkeep import collect_expired
+from driftline.storage.memory.maintenance import collect_expired
 from driftline.storage.objects.store import TEMPORARY_PREFIX, ObjectInfo, ObjectStore
 from driftline.storage.workspace.records import WorkspaceConfig, read_record
 from driftline.storage.workspace.workspace import Workspace, acquire_source
@@ -58,7 +58,7 @@ class Fence:
         self._stack.close()
 
     def take_tenant(self, tenant: Entity, sources: Iterable[Entity]) -> None:
-        """Fence off all writers to the tables of ``tenant``, or none if one of its sources is busy."""
+        """Fence off all writers to the tables of ``tenant``; do nothing if one of its sources is busy."""
         with ExitStack() as stack:
             try:
                 leases = [

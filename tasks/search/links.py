@@ -151,7 +151,7 @@ class Address:
 
 
 def address_of(remote: str) -> Address | None:
-    """Return the repository that a remote names, however it is spelled; None for a folder and anything doubtful.
+    """Return the repository that a remote names, however it is spelled; None for a folder or an ambiguous remote.
 
     User, password and port of ssh are dropped.
 
@@ -191,7 +191,7 @@ def _scp(text: str) -> tuple[str, str]:
 
 
 def wrong_link(link: str) -> str | None:
-    """Return the problem of the ``link`` of a source: a kind of host, or a template; None if nothing is.
+    """Return the problem with the ``link`` of a source, a kind of host or a template; None if it is valid.
 
     Examples:
         >>> wrong_link("gitlab"), wrong_link("https://git.example.com/view/{repository}/{path}?id={commit}#n{line}")

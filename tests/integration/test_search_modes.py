@@ -89,7 +89,7 @@ WEB = LineFilter(entities=(Entity.parse("source:web"),))
 # Modes.
 
 
-def test_a_query_without_a_word_in_common_is_found_by_its_meaning(corpus: Path) -> None:
+def test_an_entry_without_a_common_word_is_found_by_meaning(corpus: Path) -> None:
     query = "vehicle traffic signal"
     assert found(corpus, query, mode="text") == ()
     prose = LineFilter(exts=("md",))
@@ -123,6 +123,37 @@ def test_a_definition_comes_before_its_uses(corpus: Path) -> None:
     best = found(corpus, "get http response", where=WEB)[0]
     assert best.text == "def get_http_response(address):"
     assert best.line == CLIENT[: CLIENT.index("def get_http_response")].count("\n") + 1
+
+
+ENGINE = "".join(f"    step_{number} = engine.run(core)\n" for number in range(2, 60))
+PLACES = {
+    "app/core/engine.py": f"def start(core):\n{ENGINE}",
+    "app/core/run.py": "def engine(core):\n    return core\n" * 20,
+    "app/settings.py": "TIMEOUT = 3\nDOWNLOAD_DELAY: float = 0.5\n",
+    "app/slot.py": "def download_delay(settings):\n    return settings['DOWNLOAD_DELAY']\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "path", "line"),
+    [
+        ("app/core/engine.py", "app/core/engine.py", 1),
+        ("engine.py", "app/core/engine.py", 1),
+        ('File "/srv/lib/app/core/engine.py", line 43, in run', "app/core/engine.py", 43),
+        ("app/core/engine.py:43:5: error: engine is not defined", "app/core/engine.py", 43),
+        ("DOWNLOAD_DELAY", "app/settings.py", 2),
+        ("download_delay", "app/slot.py", 1),
+    ],
+)
+def test_a_query_finds_the_line_the_file_and_the_constant_that_it_names(
+    tmp_path_factory: pytest.TempPathFactory, query: str, path: str, line: int
+) -> None:
+    workspace = tmp_path_factory.getbasetemp() / "places.driftline"
+    if not workspace.exists():
+        write(workspace.with_suffix(""), PLACES)
+        dl.index(str(workspace.with_suffix("")), workspace=str(workspace))
+    best = found(workspace, query)[0]
+    assert (best.path, best.line) == (path, line)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -241,7 +272,7 @@ def test_any_query_is_answered(corpus: Path, query: str) -> None:
             assert hit.text
 
 
-def test_every_mode_agrees_on_where_a_line_stands(corpus: Path) -> None:
+def test_every_mode_gives_a_line_the_same_location(corpus: Path) -> None:
     for mode in MODES:
         for hit in found(corpus, "port server listen", mode=mode, where=WEB, top_k=20, n_lines=1):
             lines = FILES[hit.path].split("\n")
@@ -373,7 +404,7 @@ def test_the_explanation_counts_what_the_filter_matches(corpus: Path, driftline:
     assert "explanation" not in driftline("search", "bread", "--workspace", corpus, "--json").json
 
 
-def test_a_search_that_finds_nothing_explains_itself_too(corpus: Path, driftline: Driftline) -> None:
+def test_a_search_without_results_can_be_explained(corpus: Path, driftline: Driftline) -> None:
     at = ("--workspace", corpus, "--explain", "--json")
     total = dl.open(str(corpus)).stats().total_lines
     reported = driftline("search", "bread", "--dir", "nowhere", *at).json

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from driftline.storage.errors import UsageError
 from driftline.storage.globs import alternatives, check_glob, glob_pattern, literal_glob, spellings
+from driftline.tasks.search.filters import _note_on
 
 Built = tuple[str, tuple[str, ...]]
 """A pattern, and what it stands for."""
@@ -54,7 +56,7 @@ forms = st.sampled_from(FORMS)
 
 @settings(max_examples=200, deadline=None)
 @given(names, forms, forms)
-def test_a_name_is_found_in_whatever_form_it_is_typed_and_stored(name: str, typed: Form, stored: Form) -> None:
+def test_a_name_is_found_in_any_unicode_form(name: str, typed: Form, stored: Form) -> None:
     glob, path = literal_glob(normalize(typed, name)), normalize(stored, name)
     (only,) = check_glob(glob)
     assert re.fullmatch(glob_pattern(only), path)
@@ -62,7 +64,7 @@ def test_a_name_is_found_in_whatever_form_it_is_typed_and_stored(name: str, type
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_a_question_mark_is_a_letter_with_its_accents(form: Literal["NFC", "NFD"]) -> None:
+def test_a_question_mark_matches_a_letter_with_its_accents(form: Literal["NFC", "NFD"]) -> None:
     assert re.fullmatch(glob_pattern("r?sum[\u00e9].md"), normalize(form, "r\u00e9sum\u00e9.md"))
     assert not re.fullmatch(glob_pattern("r?sume.md"), normalize(form, "r\u00e9sum\u00e9.md"))
 
@@ -70,3 +72,17 @@ def test_a_question_mark_is_a_letter_with_its_accents(form: Literal["NFC", "NFD"
 def test_numbers_have_ranges() -> None:
     assert alternatives("v{1..3}") == ("v1", "v2", "v3")
     assert alternatives("v{3..2}") == ("v3", "v2")
+
+
+@pytest.mark.parametrize("glob", ["{a.ts,}", "{,a.ts}", "{ ,}", "{a,{b,}}"])
+def test_an_empty_alternative_is_refused(glob: str) -> None:
+    with pytest.raises(UsageError, match=r"empty alternative|blanks"):
+        check_glob(glob)
+
+
+@pytest.mark.parametrize(
+    ("glob", "nearest"),
+    [(r"src\a.ts", "src/a.ts"), (r"we\[i\]rd.py", "we[[]i]rd.py"), (r"a\{b\}\c", "a[{]b}/c"), (r"\!b.py", "!b.py")],
+)
+def test_a_note_names_the_nearest_glob_without_backslashes(glob: str, nearest: str) -> None:
+    assert repr(nearest) in _note_on("globs", glob)[1]

@@ -72,7 +72,7 @@ def test_the_commit_time_of_the_ci_system_is_used() -> None:
     assert Build.detect(outcome | {"CI_COMMIT_TIMESTAMP": "yesterday"}, "/").committed is None
 
 
-def test_a_build_without_a_known_commit_says_what_to_do(tmp_path: Path) -> None:
+def test_a_build_without_a_known_commit_explains_the_fix(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="CI_COMMIT_SHA"):
         Build.detect({}, str(tmp_path)).required_commit()
 
@@ -240,7 +240,7 @@ def by_hand(system: str, branch: str) -> dict[str, str]:
 @pytest.mark.parametrize("branch", ["main", "topic", "pr/3", "release/1"])
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("system", BASES)
-def test_a_build_indexes_no_branch_but_its_own(system: str, situation: str, branch: str, tmp_path: Path) -> None:
+def test_a_build_indexes_only_its_own_branch(system: str, situation: str, branch: str, tmp_path: Path) -> None:
     event = tmp_path / "event.json"
     by_push = {"main": None, "pr/3": "heads/pr/3"}.get(branch, branch)  # "pr/3" is pull request 3
     by_request = {"main": "pr/7", "pr/3": "heads/pr/3"}.get(branch, branch)
@@ -289,6 +289,8 @@ def test_a_build_indexes_no_branch_but_its_own(system: str, situation: str, bran
         GITLAB | {"CI_PIPELINE_SOURCE": "merge_request_event", "CI_COMMIT_BRANCH": "main"},
         JENKINS | {"CHANGE_FORK": "someone", "BRANCH_NAME": "main"},
         JENKINS | {"GIT_LOCAL_BRANCH": "detached"},
+        JENKINS | {"GIT_BRANCH": "origin/main", "ghprbActualCommit": COMMIT},
+        GITLAB | {"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "8", "CI_COMMIT_BRANCH": "main"},
         BUILDKITE | {"BUILDKITE_BRANCH": "main", "BUILDKITE_PULL_REQUEST_REPO": "git://github.com/someone/web.git"},
         CIRCLE | {"CIRCLE_BRANCH": "main", "CIRCLE_PR_USERNAME": "someone"},
         CIRCLE,
@@ -302,6 +304,42 @@ def test_a_build_indexes_no_branch_but_its_own(system: str, situation: str, bran
 def test_a_build_of_unknown_branch_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         Build.detect(environ, str(tmp_path)).index_branch("main")
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        JENKINS | {"GIT_BRANCH": "main", "GERRIT_CHANGE_NUMBER": "7", "GERRIT_BRANCH": "main"},
+        JENKINS | {"GIT_BRANCH": "origin/main", "BITBUCKET_PULL_REQUEST_ID": "7"},
+        BUILDKITE | {"BUILDKITE_BRANCH": "main", "BUILDKITE_REFSPEC": "refs/pull/7/head"},
+        {"CI": "true", "CI_COMMIT_BRANCH": "main", "CI_COMMIT_REF": "refs/pull/7/head"},
+        {"CI": "true", "DRONE": "true", "DRONE_BRANCH": "main", "DRONE_PULL_REQUEST": "7"},
+        {"CI": "true", "TRAVIS_BRANCH": "main", "TRAVIS_PULL_REQUEST": "7"},
+        {"CI": "true", "JOB_TYPE": "presubmit", "PULL_BASE_REF": "main", "PULL_NUMBER": "7"},
+        {"CI": "true", "APPVEYOR_REPO_BRANCH": "main", "APPVEYOR_PULL_REQUEST_NUMBER": "7"},
+        {
+            "CODEBUILD_BUILD_ID": "web:1",
+            "CODEBUILD_WEBHOOK_EVENT": "PULL_REQUEST_UPDATED",
+            "CODEBUILD_WEBHOOK_HEAD_REF": "refs/heads/main",
+            "CODEBUILD_WEBHOOK_TRIGGER": "pr/7",
+        },
+    ],
+)
+def test_requests_are_recognized_in_builds_that_name_their_target(environ: dict[str, str], tmp_path: Path) -> None:
+    assert Build.detect(environ, str(tmp_path)).index_branch("main") == "pr/7"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        JENKINS | {"GIT_BRANCH": "main", "gitlabActionType": "TAG_PUSH"},
+        {"CI": "true", "CI_PIPELINE_EVENT": "tag", "CI_COMMIT_REF": "refs/tags/main"},
+        {"CI": "true", "TRAVIS_BRANCH": "main", "TRAVIS_TAG": "main", "TRAVIS_PULL_REQUEST": "false"},
+        {"CODEBUILD_BUILD_ID": "web:1", "CODEBUILD_WEBHOOK_HEAD_REF": "refs/tags/main"},
+    ],
+)
+def test_tags_are_recognized_in_builds_of_other_systems(environ: dict[str, str], tmp_path: Path) -> None:
+    assert Build.detect(environ, str(tmp_path)).nothing_to_index == "The tag main is no branch"
 
 
 @pytest.mark.parametrize(
@@ -324,7 +362,7 @@ def test_requests_of_unknown_origin_have_a_name_of_their_own(text: str, tmp_path
         ({"event": "pull_request", "head_branch": "main", "pull_requests": [{"number": 7}]}, "pr/7"),
     ],
 )
-def test_a_workflow_after_another_indexes_what_the_other_has_built(
+def test_a_workflow_triggered_by_another_indexes_the_build_of_the_first(
     run: dict[str, object], expected: str | None, tmp_path: Path
 ) -> None:
     event = {
@@ -356,7 +394,7 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def test_what_is_checked_out_must_be_of_the_branch(tmp_path: Path) -> None:
+def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:
     """A run that was started by hand on main may have checked out the pull request of anyone."""
     origin, clone = tmp_path / "origin", tmp_path / "clone"
     origin.mkdir()
@@ -370,6 +408,14 @@ def test_what_is_checked_out_must_be_of_the_branch(tmp_path: Path) -> None:
     git(clone, "commit", "-q", "--allow-empty", "-m", "of a pull request")
     with pytest.raises(UsageError, match="is checked out"):
         Build.detect(environ, str(clone)).index_branch()
+    after_a_tag = {"event": "push", "head_branch": "main", "head_repository": {"full_name": "team/web"}}
+    after_a_tag["head_sha"] = git(clone, "rev-parse", "HEAD")
+    (tmp_path / "after.json").write_text(json.dumps({"workflow_run": after_a_tag}))
+    run = environ | {"GITHUB_EVENT_NAME": "workflow_run", "GITHUB_EVENT_PATH": str(tmp_path / "after.json")}
+    for inferred in (run, JENKINS | {"GIT_BRANCH": "origin/main"}, {"CI": "true"}, {"TEAMCITY_VERSION": "2026.1"}):
+        with pytest.raises(UsageError, match="origin's main lacks"):
+            Build.detect(inferred, str(clone)).index_branch("main")
+    assert Build.detect({}, str(clone)).index_branch() is None  # by hand
     environ = requested("GitHub Actions", "topic", fork=False, event=tmp_path / "event.json")
     assert Build.detect(environ, str(clone)).index_branch() == "topic"
     git(clone, "checkout", "-q", "--detach", "origin/main")
@@ -378,9 +424,7 @@ def test_what_is_checked_out_must_be_of_the_branch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("system", ["Jenkins", "CircleCI", "Azure Pipelines", "Bitbucket Pipelines", "GitHub Actions"])
-def test_where_the_default_branch_is_unknown_only_the_usual_names_are_the_main_index(
-    system: str, tmp_path: Path
-) -> None:
+def test_without_a_known_default_branch_only_the_usual_names_are_the_main_index(system: str, tmp_path: Path) -> None:
     for branch in ("main", "master"):
         assert Build.detect(pushed(system, branch), str(tmp_path)).index_branch() is None
     with pytest.raises(UsageError, match="--default-branch"):

@@ -61,6 +61,15 @@ def test_short_western_files_are_read_as_western(text: str) -> None:
     assert decode(text.encode("latin-1")) == (text, None)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "word"), [("latin-1", "größer"), ("cp1252", "„naïve“"), ("koi8-r", "Россия и мир")]
+)
+def test_lines_of_utf8_in_a_legacy_file_are_read_as_utf8(encoding: str, word: str) -> None:
+    legacy = (RUSSIAN if encoding == "koi8-r" else word) + "\n"
+    damaged = legacy.encode(encoding) * 9 + f"{word}\nplain\n".encode() + legacy.encode(encoding)
+    assert decode(damaged) == (legacy * 9 + f"{word}\nplain\n{legacy}", None)
+
+
 def test_one_damaged_byte_far_from_the_beginning_is_replaced_or_read_as_western() -> None:
     plain = "a plain line\n" * 10_000
     assert decode(plain.encode() + b"caf\xe9\n") == (plain + "café\n", None)
@@ -184,7 +193,7 @@ def test_a_line_of_many_bytes_but_few_characters_is_one_row() -> None:
     assert rows(text) == [(0, 0, text)]
 
 
-def test_what_is_too_far_behind_in_a_line_is_counted_by_document() -> None:
+def test_text_beyond_the_limit_of_a_line_is_counted_by_document() -> None:
     most = MAX_ROWS_OF_LINE * MAX_ROW_CHARACTERS
     lines = split_documents(["a" * most, "b" * (most + 7) + "\n" + "c" * (most + 2) + " \t\n", "d\n" + " " * most])
     assert lines.left_out == {1: 9}
@@ -210,7 +219,7 @@ def test_the_rows_of_a_line_follow_one_another_and_hold_all_its_words(line: str)
     assert {*spaced} <= {word for _, part in found for word in part.split()}
 
 
-def test_no_documents_have_no_lines() -> None:
+def test_zero_documents_give_zero_lines() -> None:
     assert rows() == []
     assert rows("", "") == []
     assert len(split_documents([])) == 0
@@ -237,7 +246,7 @@ def test_every_kept_line_has_the_same_number_among_all_lines(text: str) -> None:
 
 
 @given(st.text(st.sampled_from("ab\r\n\n")), st.integers(0, 6), st.integers(0, 6))
-def test_lines_between_are_a_part_of_all_lines(text: str, first: int, more: int) -> None:
+def test_lines_between_two_numbers_are_a_slice_of_all_lines(text: str, first: int, more: int) -> None:
     assert lines_between(text, first, first + more) == split_lines(text)[first : first + more + 1]
 
 
