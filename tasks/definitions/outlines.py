@@ -195,7 +195,7 @@ _DEFINITION = re.compile(
     r"(?:[(:{<=\[]|$|(?:struct|interface|extends|implements|for|do|when)\b|,[ \t]*(?:do|for|to):)",
     re.MULTILINE,
 )
-_LEADING = ("#", "//", "/*", "*", "--", ";;", "@")
+_LEADING = ("#", "@")
 _DOC, _END_OF_DOC = ("@doc", "@typedoc"), ('"""', "'''")
 """The attributes of Elixir whose text may span lines, and its last line."""
 

@@ -175,8 +175,8 @@ def test_windows_do_not_grow_beyond_a_screen() -> None:
 
 
 def scored(line: int, relevance: float, definition: Definition | None = None) -> FoundLine:
-    known = {"relevance": relevance, "fit": relevance, "attainable": 20.0, "definition": definition, "outlined": True}
-    return row(line, 0.5)._replace(**known)
+    found = row(line, 0.5)._replace(relevance=relevance, fit=relevance, attainable=20.0)
+    return found._replace(definition=definition, outlined=True)
 
 
 def test_windows_grow_only_by_hits_that_are_nearly_as_relevant() -> None:

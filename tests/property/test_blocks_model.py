@@ -138,9 +138,9 @@ def test_candidates_are_the_lines_of_blocks_and_the_nearest_once_and_in_order(
             expected.append(((str(entity), paths[at], f"hash of {paths[at]}"), number, text, definition, inside))
     documents = [candidates.documents[at] for at in candidates.lines.document.tolist()]
     numbers = candidates.lines.number.tolist()
-    around = [candidates.definition_of(at) for at in range(len(candidates))]
+    innermost = [candidates.definition_of(at) for at in range(len(candidates))]
     known = (candidates.definition != UNKNOWN).tolist()
-    found = [*zip(documents, numbers, candidates.texts, around, known, strict=True)]
+    found = [*zip(documents, numbers, candidates.texts, innermost, known, strict=True)]
     assert found == sorted(expected, key=lambda row: row[:2])
     for (_, path, _), number, block in zip(documents, numbers, candidates.block.tolist(), strict=True):
         if block >= 0:

@@ -612,7 +612,7 @@ def test_the_text_above_a_definition_of_elixir_belongs_to_it() -> None:
     """
     found = by_patterns(dedent(text).strip())
     assert [(each.name, each.first, each.last) for each in found] == [
-        ("Lease", 0, 11), ("Lease.renew!", 1, 5), ("Lease.held?", 7, 10),
+        ("Lease", 0, 11), ("Lease.renew!", 1, 6), ("Lease.held?", 7, 10),
     ]  # fmt: skip
 
 
