@@ -249,9 +249,9 @@ class SourceRun:
             raise refused
 
     def end(self, refused: DeletionRefused | None = None, changes: ChangeSet | None = None) -> None:
-        """Record what the run has reached, and count; ``changes`` are those of the only commit, if the caller has them.
+        """Record the state that the run has reached, and count.
 
-        Raises LeaseLost, StorageError.
+        ``changes`` are those of the only commit, if the caller has them. Raises LeaseLost, StorageError.
         """
         workspace, entity, committer, record = self._plan.workspace, self.entity, self.committer, self._work.record
         token, batch = committer.lease.token, committer.batch
