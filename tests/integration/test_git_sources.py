@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError
+from driftline.storage.errors import AccessDenied, DriftlineError, SourceNotFound, StorageError, UsageError
 from driftline.storage.sources import mirror, repository
 from driftline.storage.sources.isolation import spawn
 from driftline.storage.sources.mirror import Mirror, parse_remote, resolve
@@ -460,11 +460,11 @@ def test_an_older_git_reads_the_same(project: Checkout, monkeypatch: pytest.Monk
     project.push()
     source = open_source(f"git+file://{project.remote}")
 
-    def read() -> dict[str, tuple[int, bytes]]:
+    def read() -> dict[str, tuple[int, bytes | DriftlineError]]:
         repository.close_readers()
         infos = list(source.list())
         contents = source.read_many([info.path for info in infos], [info.etag for info in infos])
-        return {info.path: (info.size_bytes, bytes(data)) for info, data in zip(infos, contents, strict=True)}
+        return {info.path: (info.size_bytes, data) for info, data in zip(infos, contents, strict=True)}
 
     found = read()
     assert found["a/b/c.md"] == (5, b"deep\n")
