@@ -32,9 +32,8 @@ MAX_DIFF_BYTES = 16 * 1024 * 1024
 _ENTRY_BYTES = 100
 """About the memory that an entry of a folder takes besides its path."""
 MAX_BLOB_BYTES = 1 << 30
-OPEN_READERS = 128
-"""Git processes that wait for further reads, of .3 MB each; others are ended. As many as small sources in one group for
-each of four threads, whose files are read after all of them are listed."""
+OPEN_READERS = 4
+"""Git processes that wait for further reads, besides those of ``more_readers``; others are ended."""
 _IDS_AT_ONCE = 500
 """Requests of 90 bytes each: fewer than fill a pipe, so that neither side blocks."""
 MAX_PATH_BYTES = 4096
@@ -375,6 +374,7 @@ class _Reader:
 _Key = tuple[int, str, str]
 _readers: OrderedDict[_Key, _Reader] = OrderedDict()
 _readers_lock = threading.Lock()
+_more_readers: list[int] = []
 
 
 def _read_objects(tree: CommitTree, ids: Sequence[str], kind: _Request, peeled: str = "") -> Iterator[_Object | None]:
@@ -402,12 +402,24 @@ def _reader(tree: CommitTree) -> _Reader:
         for other in [each for each in _readers if each[0] != pid]:
             del _readers[other]  # of the process that this one was forked from
         done = [each for each in _readers if each[1] == folder]
-        done += [each for each in _readers if each not in done][: max(0, len(_readers) - len(done) + 1 - OPEN_READERS)]
+        excess = len(_readers) - len(done) + 1 - OPEN_READERS - sum(_more_readers)
+        done += [each for each in _readers if each not in done][: max(0, excess)]
         idle = [_readers.pop(each) for each in done]
         _readers[key] = known
     for reader in idle:
         reader.close()
     return known
+
+
+@contextlib.contextmanager
+def more_readers(count: int) -> Iterator[None]:
+    """Let ``count`` more processes wait, of .3 MB each, for sources whose files are read after others are listed."""
+    _more_readers.append(count)
+    try:
+        yield
+    finally:
+        _more_readers.remove(count)
+        close_readers()
 
 
 def close_readers(folder: str | None = None) -> None:
