@@ -88,7 +88,7 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
                 self._builds.setdefault(owner, []).append(work)
 
     def finish(self, owner: Entity) -> list[Segment]:
-        """Return the segments of a table, once they are built. A failed build is reported, and left to the rest."""
+        """Return the segments of a table, once they are built. A failed build is reported and left to the end."""
         built: list[Segment] = []
         for work in self._builds.pop(owner, []):
             try:
@@ -430,7 +430,7 @@ class SourceRun:
     def _mark_opened(self, scans: list[ScanResult], committer: Committer) -> None:
         """Record which archives are completely indexed: the next run opens the others again.
 
-        That comes last, since all their members must be committed, and the vanished ones deleted. An archive that has
+        Call it last, after all members are committed and vanished ones deleted. An archive that has
         changed since the scan, and one of which a member could not be read, is not complete.
         """
         passing = {path for path, reason in self.report.skipped if reason in _PASSING}
@@ -711,7 +711,7 @@ def interrupt_deferred() -> Iterator[None]:
 
 
 def batch_bytes(total: int, executor: Executor) -> int:
-    """Return the maximum size of a batch, for ``total`` bytes of changes: each worker embeds a share, if it pays."""
+    """Return the maximum size of a batch, for ``total`` bytes of changes: each worker gets a worthwhile share."""
     if not executor.remote or executor.slots == 1:
         return BATCH_BYTES
     return min(BATCH_BYTES, max(WORTHWHILE_BYTES, -(-total // executor.slots)))

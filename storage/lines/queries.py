@@ -32,7 +32,15 @@ from driftline.storage.lines.block_codes import BlockCodes, codes_of
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.indexes import TEXT
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
-from driftline.storage.lines.table import CODE_COLUMN, LINES_PER_BLOCK, TEXT_COLUMN, LineTable, no_lines, schema
+from driftline.storage.lines.table import (
+    CODE_COLUMN,
+    LINES_PER_BLOCK,
+    TEXT_COLUMN,
+    LineTable,
+    no_lines,
+    schema,
+    searched_parts,
+)
 
 if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment
@@ -66,7 +74,12 @@ def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) ->
         return
 
     table.read_ahead(
-        f"_indices/{uuid}/{part}" for name, segments in missing for _, uuid in segments for part in PARTS.get(name, ())
+        {
+            f"_indices/{uuid}/{part}": (0, None)
+            for name, segments in missing
+            for _, uuid in segments
+            for part in PARTS.get(name, ())
+        }
     )
 
     def read(name: str) -> None:
@@ -423,6 +436,22 @@ class LineQuery:
         rows = np.array(found, np.uint64)
         return rows[self._held(rows)] if self.sql else rows
 
+    def holding(self, places: Sequence[tuple[str, int | None]]) -> NDArray[np.uint64]:
+        """Return the rows of the blocks that hold ``places``, paths and 1-based lines; without a line, the first block.
+
+        A path may have more leading folders than an indexed one, as in a stack trace.
+        """
+        found: set[int] = set()
+        for path, line in places:
+            parts = path.lstrip("/").split("/")
+            ends = is_one_of("path", ["/".join(parts[at:]) for at in range(len(parts))])
+            first = max(0, (line or 1) - 1) // LINES_PER_BLOCK * LINES_PER_BLOCK
+            inside = f"line_number BETWEEN {first} AND {first + LINES_PER_BLOCK - 1}"
+            rows = self._scanned([], filter=f"{ends} AND {inside} AND {TEXT_COLUMN} IS NOT NULL", with_row_id=True)
+            found.update(rows["_rowid"].to_pylist())
+        rows = np.array(sorted(found), np.uint64)
+        return rows[self._held(rows)] if self.sql else rows
+
     def _held(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return ``(n,)``: whether each of ``rows`` exists and the filter allows it."""
         if self.sql is not None:
@@ -508,6 +537,8 @@ class LineQuery:
         def read(fragments: Sequence[LanceFragment] | None) -> pa.Table:
             where = f"{CODE_COLUMN} IS NOT NULL"
             some: dict[str, Any] = {"fragments": fragments, "with_row_id": True, "with_row_address": True}
+            if not self.table.is_local:
+                self.table.read_ahead(searched_parts(fragments or self.dataset.get_fragments()))
             return self._scanned([CODE_COLUMN], filter=where, use_scalar_index=False, **some)
 
         return codes_of(self.dataset, read)

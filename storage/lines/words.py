@@ -22,6 +22,8 @@ _NAME = re.compile(r"[^\W\d][\w$]*(?:(?:::|->|[.\\#/])[\w$]+)*")
 _SPELT_AS_NAME = re.compile(
     r"(?=\w*(?:[a-z0-9][A-Z]|[A-Z]{2}[a-z]{2}|[^\W_]_[^\W_])|[^\W\d]\w*(?:::|->|[.#])\w)" + _NAME.pattern
 )
+_FILE = r"[\w.@~+/\\-]*[\w-]\.[A-Za-z]\w{0,9}"
+_PLACE = re.compile(rf"({_FILE})(?:\"?, line |:(?:line )?|\()(\d+)")
 WORDS_OF_A_NAME = 2
 _PARTS_KEPT = 65_536
 
@@ -155,6 +157,25 @@ def names_in(query: str) -> list[str]:
     if len(words) == 1:
         return words if _NAME.fullmatch(words[0]) else []
     return [word for word in dict.fromkeys(words) if _SPELT_AS_NAME.fullmatch(word)]
+
+
+def is_constant(name: str) -> bool:
+    """Return whether a name is spelled like a constant, a setting or a variable of the environment: MAX_TRIES."""
+    return "_" in name and name.isupper() and name.isidentifier()
+
+
+def places_in(query: str) -> list[tuple[str, int | None]]:
+    """Return the files and lines, 1-based, in a stack trace or message, or without a line the file that is the query.
+
+    >>> places_in('File "/srv/app/core/engine.py", line 200, in run'), places_in("src/main.rs:12:5")
+    ([('/srv/app/core/engine.py', 200)], [('src/main.rs', 12)])
+    >>> places_in("core/engine.py"), places_in("how does engine.py stop")
+    ([('core/engine.py', None)], [])
+    """
+    found: list[tuple[str, int | None]] = [(path, int(line)) for path, line in _PLACE.findall(query)]
+    if not found and re.fullmatch(_FILE, query.strip()):
+        found = [(query.strip(), None)]
+    return [(path.replace("\\", "/").removeprefix("./"), line) for path, line in found]
 
 
 def query_form(query: str) -> QueryForm:

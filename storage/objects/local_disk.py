@@ -9,7 +9,7 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from driftline.storage.errors import (
     StorageError,
     UnsafeStore,
 )
-from driftline.storage.objects.backend import ObjectInfo
+from driftline.storage.objects.backend import ObjectInfo, Range
 
 TEMPORARY_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"
@@ -69,7 +69,7 @@ class LocalDisk:
     def lance_uri(self, path: str) -> str:
         return self._absolute(path)
 
-    def read_ahead(self, paths: Sequence[str]) -> None:
+    def read_ahead(self, ranges: Mapping[str, Range]) -> None:
         """Do nothing: a local file is near."""
 
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:

@@ -206,7 +206,7 @@ class Rules:
     """The caller's filters for a source, in gitignore syntax with braces (``*.{ts,tsx}``).
 
     A non-empty ``include`` selects only matching files. With ``archives``, it matches the files inside of archives and
-    mail as if these were folders, and no archive is left out before it was opened.
+    mail as if these were folders, and archives are always opened first.
     """
 
     include: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ The result is the best of the candidates, best first (DESIGN, "Search").
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
 from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
-from driftline.storage.lines.words import distinct_terms, keywords, names_in, terms
+from driftline.storage.lines.words import distinct_terms, is_constant, keywords, names_in, places_in, terms
 from driftline.storage.model import Embedder
 from driftline.tasks.definitions.outlines import begins_definition
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
@@ -55,6 +56,7 @@ class Candidates:
 
     words: Sequence[str]
     names: Sequence[str]
+    places: Sequence[tuple[str, int | None]]
     documents: Sequence[Document]
     lines: CandidateLines
     column: NDArray[np.int64]
@@ -127,6 +129,7 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
     return Candidates(
         words,
         names_in(query),
+        places_in(query),
         documents,
         CandidateLines(block_documents[block], number),
         column,
@@ -200,6 +203,7 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
     return Candidates(
         found.words,
         found.names,
+        found.places,
         documents,
         CandidateLines(
             np.concatenate([document, near_document[new]])[order],
@@ -247,6 +251,13 @@ BEYOND_WORDS = 10.0
 At most that of words, which weigh little in a small tree."""
 LINES_OF_LARGE = 64
 """A definition with this many lines is more than a declaration."""
+OTHER_CASE_OF_CONSTANT = 0.3
+"""The share for a definition that a constant names in another case: ``download_delay()`` is not DOWNLOAD_DELAY."""
+HEAD_OF_FILE = 0.9
+"""The share for the other lines of the first block of a file that the query names."""
+MENTION = 0.25
+"""The share of the weight of a name for a line that mentions a constant, as spelled."""
+_SETS = r"^[^#(=]*\b%s\b['\"]?\s*(?::[^=]*)?:?=(?!=)|^\s*['\"]?%s['\"]?:\s"
 _ASKS_FOR_TESTS = frozenset(terms("test tests testing spec fixture mock assert"))
 
 
@@ -337,13 +348,41 @@ def _of_documents(candidates: Candidates, holds: Callable[[str], bool]) -> NDArr
 
 
 def _named(candidates: Candidates) -> NDArray[np.float32]:
-    """Return ``(n,)``: 1 if a line begins a definition that the query names, half in prose, else less."""
-    found = np.zeros(len(candidates), np.float32)
+    """Return ``(n,)``: 1 if a line begins a definition that the query names, half in prose, else less.
+
+    Also 1 for the lines that its places name, and for one that sets a constant.
+    """
+    found = _placed(candidates)
     if not candidates.names:
         return found
+    for name in filter(is_constant, candidates.names):
+        holding = (at for at, text in enumerate(candidates.texts) if name in text)
+        sets, mentions = (re.compile(pattern.replace("%s", re.escape(name))) for pattern in (_SETS, r"\b%s\b"))
+        for at in holding:
+            text = candidates.texts[at]
+            found[at] = max(found[at], 1.0 if sets.search(text) else MENTION if mentions.search(text) else 0.0)
     begins = np.flatnonzero(_begins_known(candidates, np.arange(len(candidates))))
     for at, position in zip(begins.tolist(), candidates.definition[begins].tolist(), strict=True):
-        found[at] = _share(candidates.definitions[position], candidates.names)
+        found[at] = max(found[at], _share(candidates.definitions[position], candidates.names))
+    return found
+
+
+def _placed(candidates: Candidates) -> NDArray[np.float32]:
+    """Return ``(n,)``: 1 for a line that the query names by its place and for the first of a file that it names.
+
+    The lines around that first one get less, so that a result shows how the file begins.
+    """
+    found = np.zeros(len(candidates), np.float32)
+    lines = candidates.lines
+    for path, line in candidates.places:
+        for document, (_, own, _) in enumerate(candidates.documents):
+            if not (f"/{own}".endswith(f"/{path.lstrip('/')}") or ("/" in own and path.endswith(f"/{own}"))):
+                continue
+            of_file = np.flatnonzero(lines.document == document)
+            away = np.abs(lines.number[of_file] - (line - 1 if line else 0))
+            if len(away) and away.min() < LINES_PER_BLOCK:
+                found[of_file[away < LINES_PER_BLOCK]] = 0.0 if line else HEAD_OF_FILE
+                found[of_file[away.argmin()]] = 1.0
     return found
 
 
@@ -362,7 +401,8 @@ def _share(definition: Definition, names: Sequence[str]) -> float:
         return 0.0
     own = parts_of_name(definition.name)
     exact = any(own[-len(parts) :] == parts for parts in named)
-    whole = (1.0 if definition.is_code else 0.5) * (1.0 if exact else 0.8)
+    in_another_case = OTHER_CASE_OF_CONSTANT if all(map(is_constant, names)) else 0.8
+    whole = (1.0 if definition.is_code else 0.5) * (1.0 if exact else in_another_case)
     size = min(1.0, (definition.last - definition.line) / LINES_OF_LARGE)
     return whole - 0.05 * (len(own) - len(named[0])) - 0.1 * (1 - size)
 

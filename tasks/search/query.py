@@ -25,7 +25,7 @@ from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.queries import NOTHING, LineQuery, Scored
-from driftline.storage.lines.words import QueryForm, keywords, names_in, query_for_index, query_form
+from driftline.storage.lines.words import QueryForm, keywords, names_in, places_in, query_for_index, query_form
 from driftline.storage.model import Embedder, html_table
 from driftline.storage.options import from_keywords
 from driftline.storage.workspace.workspace import Workspace
@@ -273,7 +273,7 @@ def notes_on(found: Sequence[Hit]) -> tuple[str, ...]:
 
 
 def nothing_indexed(workspace: Workspace) -> str:
-    """Return a message about a workspace without lines: whether it has sources, and why their files are skipped."""
+    """Explain a workspace without lines: whether it has sources, and why their files are skipped."""
     reasons: Counter[str] = Counter()
     records = []
     for entity, record in workspace.readable_sources():
@@ -543,8 +543,10 @@ class _Finder:
     def _candidates(self, blocks: int, near: int) -> tuple[pa.Table, int, Candidates]:
         """Return the best blocks by words and by meaning, searched in parallel, how many were near, and their lines."""
         with self.explanation.timed("names"):
-            names = names_in(self.query)
-            named = [table.defining(names, CANDIDATE_DEFINITIONS) for table in self.tables]
+            names, places = names_in(self.query), places_in(self.query)
+            named = [
+                np.append(table.holding(places), table.defining(names, CANDIDATE_DEFINITIONS)) for table in self.tables
+            ]
         if any(map(len, named)) and len(self.query.split()) == 1 and self.max_distance is None:
             near = 0  # a definition with exactly the name says more than similar lines
 

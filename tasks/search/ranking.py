@@ -76,7 +76,7 @@ class Weights:
 
 
 WEIGHTS = Weights()
-USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0)
+USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0, auxiliary=0.75)
 """The weights for a question about how to use something or what it is: documentation answers it, not the source."""
 SENTENCE_WEIGHTS = replace(WEIGHTS, definition=6.0, name=4.0)
 """The weights for a sentence: a name in it is rather of something that the described definition uses."""

@@ -46,6 +46,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "fleet": (),
     "store_requests": (),
     "public_repositories": (),
+    "handbook": (),
     "quality": (),
     "weights": (),
     "searching": (),

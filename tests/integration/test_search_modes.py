@@ -125,6 +125,37 @@ def test_a_definition_comes_before_its_uses(corpus: Path) -> None:
     assert best.line == CLIENT[: CLIENT.index("def get_http_response")].count("\n") + 1
 
 
+ENGINE = "".join(f"    step_{number} = engine.run(core)\n" for number in range(2, 60))
+PLACES = {
+    "app/core/engine.py": f"def start(core):\n{ENGINE}",
+    "app/core/run.py": "def engine(core):\n    return core\n" * 20,
+    "app/settings.py": "TIMEOUT = 3\nDOWNLOAD_DELAY: float = 0.5\n",
+    "app/slot.py": "def download_delay(settings):\n    return settings['DOWNLOAD_DELAY']\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "path", "line"),
+    [
+        ("app/core/engine.py", "app/core/engine.py", 1),
+        ("engine.py", "app/core/engine.py", 1),
+        ('File "/srv/lib/app/core/engine.py", line 43, in run', "app/core/engine.py", 43),
+        ("app/core/engine.py:43:5: error: engine is not defined", "app/core/engine.py", 43),
+        ("DOWNLOAD_DELAY", "app/settings.py", 2),
+        ("download_delay", "app/slot.py", 1),
+    ],
+)
+def test_a_query_finds_the_line_the_file_and_the_constant_that_it_names(
+    tmp_path_factory: pytest.TempPathFactory, query: str, path: str, line: int
+) -> None:
+    workspace = tmp_path_factory.getbasetemp() / "places.driftline"
+    if not workspace.exists():
+        write(workspace.with_suffix(""), PLACES)
+        dl.index(str(workspace.with_suffix("")), workspace=str(workspace))
+    best = found(workspace, query)[0]
+    assert (best.path, best.line) == (path, line)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_max_distance_holds_in_each_mode(corpus: Path, mode: Mode) -> None:
     everything = found(corpus, "get http response", top_k=100, n_lines=0, mode=mode)

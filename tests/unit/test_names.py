@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftline.storage.lines.outline import Definition, parts_of_name
-from driftline.storage.lines.words import names_in
+from driftline.storage.lines.words import is_constant, names_in, places_in
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,28 @@ def test_a_query_names_a_definition_by_one_word_or_by_words_that_are_spelt_as_na
     query: str, names: list[str]
 ) -> None:
     assert names_in(query) == names
+
+
+@pytest.mark.parametrize(
+    ("query", "places"),
+    [
+        ("src/app.ts", [("src/app.ts", None)]),
+        ("at run (src/app.ts:10:5)", [("src/app.ts", 10)]),
+        (r"in C:\src\engine.cs:line 7", [("/src/engine.cs", 7)]),
+        (r".\core\engine.cs(7,3): error", [("core/engine.cs", 7)]),
+        ("a.go:1 b.go:2", [("a.go", 1), ("b.go", 2)]),
+        ("ratio 3.5:2", []),
+        ("how does engine.py stop", []),
+    ],
+)
+def test_a_query_names_lines_as_traces_and_compilers_do_or_is_the_name_of_a_file(
+    query: str, places: list[tuple[str, int | None]]
+) -> None:
+    assert places_in(query) == places
+
+
+def test_a_constant_has_capitals_and_an_underscore() -> None:
+    assert [name for name in ("MAX_TRIES", "URL", "Max_Tries", "A-B_C") if is_constant(name)] == ["MAX_TRIES"]
 
 
 @pytest.mark.parametrize(
