@@ -146,6 +146,13 @@ class FleetTable(Table):
     exclude_files: list[Text] = Field(
         default=[], description="Patterns as in `.gitignore`. Skip documents that match one of them."
     )
+    branches: list[Text] = Field(
+        default=[],
+        description=(
+            "Globs of branches, such as `release/*`. Index those that match one of them as "
+            "[branches](../guides/branches.md) of the index, and delete them when they are gone."
+        ),
+    )
     grace_days: Annotated[NonNegativeFloat, Field(le=3650)] = Field(
         default=7.0, description="Days after which a missing repository leaves the index."
     )

@@ -358,6 +358,8 @@ def _about(row: Result) -> str:
     parts = [str(row["reason"])] if row["reason"] else []
     if row["former_path"]:
         parts.append(f"renamed from {row['former_path']}")
+    if row["branches"]:
+        parts.append(f"{len(row['branches']):,} branches")
     if row["archived"] and row["reason"] != "archived":
         parts.append("archived")
     if row["missed_since"]:

@@ -236,6 +236,9 @@ class Source:
         """Check that this process can list the source. Raises the errors of ``open_source``."""
         open_source(self.uri, self.storage_options, allow_empty=True)
 
+    def close(self) -> None:
+        """Free what reads have opened; they may open it again."""
+
     @cached_property
     def _connection(self) -> tuple[Any, str]:
         return _connect(self.uri, self.storage_options)
@@ -478,6 +481,9 @@ class RepositorySource(Source):
 
     def check_reachable(self) -> None:
         """Do nothing: most repositories are unchanged, so none is fetched before it is needed."""
+
+    def close(self) -> None:
+        self.tree.close()
 
     def list(self, prefix: str = "", *, recursive: bool = True) -> Iterator[FileInfo]:
         for entry in self.tree.entries():

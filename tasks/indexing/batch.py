@@ -287,6 +287,7 @@ def embed_group(specs: Sequence[BatchSpec], context: TaskContext) -> GroupResult
             read[number] = spec, _read(spec, context, watch, reporter)
         except DriftlineError as error:
             failed[number] = error
+        spec.source.close()
     texts = _Texts.of(list(read.values()), watch)
     fragments = _embed(texts, context, watch, reporter)
     results = dict(zip(read, texts.results(watch), strict=True))
