@@ -44,7 +44,7 @@ COMMANDS = (
     'driftline search "the writer that lost the race" --top-k 2 -n 0',
     'echo "# The slower writer gives up." >> leases/lease.py',
     "driftline index .",
-    'driftline search "who gives up when two write" --top-k 1 -n 0',
+    'driftline search "which writer gives up" --top-k 1 -n 0',
 )
 WIDTH = 100
 SHOWN_FOLDER = "~/driftline"

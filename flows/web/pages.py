@@ -406,7 +406,12 @@ SQL_EXAMPLES = (
         "WHERE kind IN ('function', 'method') ORDER BY length DESC LIMIT 20",
         "The longest functions",
     ),
-    ("SELECT started, sum(lines_total) AS lines FROM run_sources GROUP BY started ORDER BY started", "Growth"),
+    (
+        "SELECT started, sum(added) OVER (ORDER BY started) AS lines FROM (SELECT started, lines_total - "
+        "lag(lines_total, 1, 0) OVER (PARTITION BY entity ORDER BY started) AS added FROM run_sources "
+        "WHERE branch IS NULL) ORDER BY started",
+        "Growth",
+    ),
 )
 """Queries of the page of SQL, and what each answers."""
 MAX_BARS = 25

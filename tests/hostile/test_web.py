@@ -147,6 +147,8 @@ def test_wrong_requests_are_problems_with_a_kind(server: WebServer) -> None:
     response, body = ask(server, "/api/v1/search?q=x&source=%3Cscript%3E")
     assert (response.status, json.loads(body)["error"]) == (400, "bad_entity")
     assert ask(server, "/api/v1/nothing")[0].status == 404
+    response, body = ask(server, "/nothing", Accept="text/html")
+    assert (response.status, "There is no such page." in Page(body).text) == (404, True)
 
 
 def test_the_openapi_document_lists_the_routes_of_programs(server: WebServer) -> None:

@@ -82,6 +82,13 @@ def test_a_workspace_without_runs_has_an_empty_list_and_a_page(driftline: Driftl
     assert driftline("report", "--workspace", tmp_path / "index", "-o", tmp_path / "r.html").code == 0
 
 
+def test_a_report_is_by_default_a_file_of_the_workspace(driftline: Driftline, tmp_path: Path) -> None:
+    at = ("--workspace", tmp_path / "index")
+    Workspace.open_for_writing(str(tmp_path / "index"))
+    assert driftline("report", *at, "--json").json["report"] == str(tmp_path / "index" / "report.html")
+    assert driftline("cleanup", *at, "--full", "--json").json["foreign"] == []
+
+
 def assert_needs_nothing_else(html: str) -> None:
     """Assert that the page has no external link, script, style sheet or image, and that its policy forbids them."""
 
