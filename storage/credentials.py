@@ -29,10 +29,12 @@ from driftline.storage.errors import BadEntry
 
 SECRETS = (
     # environments
-    *(".env", ".env.*", ".env-*", ".env_*", "*.env", ".envrc", ".flaskenv"),
+    *(".env", ".env.*", ".env[-_~]*", "*.env", ".envrc", ".flaskenv", ".dev.vars", ".dev.vars.*"),
+    *(f"env.{stage}" for stage in ("local", "prod", "production", "staging")),
     # keys: files of keys, of ssh, of certificates, of PGP, of VPNs, of password managers
     *("*.pem", "*.p8", "*.p12", "*.pfx", "*.pkcs12", "*.jks", "*.keystore", "*.kdb", "*.kdbx", "*.ppk", "*.psafe3"),
     *(f"id_{kind}{end}" for kind in ("rsa", "dsa", "ecdsa", "ed25519", "xmss") for end in ("", ".*", "[-_]*")),
+    "*.keytab",
     *("*_rsa", "*_dsa", "*_ecdsa", "*_ed25519", "**/.ssh/*", "ssh_host_*_key", "deploy[-_]key", "*[-_]deploy[-_]key"),
     *(
         f"{whose}.key"
@@ -46,22 +48,38 @@ SECRETS = (
     *("client_secret*.json", "service[-_]account*.json", "serviceaccount*.json", "*firebase-adminsdk*.json"),
     *("gha-creds-*.json", f"*-{'[0-9a-f]' * 12}.json"),  # as Google names the keys of service accounts
     *("credentials.csv", "*accessKeys.csv", "rootkey.csv", ".boto", ".s3cfg", ".s3curl", ".tugboat", "rclone.conf"),
+    *(".databrickscfg", ".passwd-s3fs", "aws[-_]credentials", "*[-_]credentials.json", "local.settings.json"),
+    *("**/.config/doctl/config.yaml", "**/.fly/config.yml", "**/.snowsql/config"),
     *("*.tfstate", "*.tfstate.*", "*.tfvars", "*.tfvars.json", ".terraformrc", "terraform.rc", "credentials.tfrc.json"),
-    *("**/.kube/config", "kubeconfig", "*[-_.]kubeconfig", ".kubeconfig"),
+    *("**/.kube/config", "kubeconfig", "*[-_.]kubeconfig", ".kubeconfig", "kube.config"),
     *(f"kubeconfig.{end}" for end in ("yaml", "yml", "json", "conf", "bak")),
     *("**/.docker/config.json", ".dockercfg", ".dockerconfigjson"),
     *(".vault-token", ".vault[-_]pass*", "vault[-_]pass*.txt"),
     # passwords of programs
     *(".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", "pgpass.conf", ".my.cnf", ".mylogin.cnf", ".htpasswd"),
-    *("htpasswd", ".git-credentials", "**/.config/gh/hosts.yml", "**/.config/hub", "**/.composer/auth.json"),
-    *("**/.m2/settings.xml", "**/.m2/settings-security.xml", "**/etc/shadow", ".smbcredentials", ".msmtprc"),
-    *(".esmtprc", ".fetchmailrc", ".ftpconfig", ".remote-sync.json", "sftp-config.json", "**/.vscode/sftp.json"),
+    *(".pgservice.conf", "htpasswd", ".git-credentials", "**/.config/gh/hosts.yml", "**/.config/hub"),
+    *(
+        "**/.composer/auth.json",
+        "**/.m2/settings.xml",
+        "**/.m2/settings-security.xml",
+        "**/etc/shadow",
+        ".smbcredentials",
+    ),
+    *(
+        ".msmtprc",
+        ".esmtprc",
+        ".fetchmailrc",
+        ".ftpconfig",
+        ".remote-sync.json",
+        "sftp-config.json",
+        "**/.vscode/sftp.json",
+    ),
     *("recentservers.xml", "filezilla.xml", "sitemanager.xml", "logins.json", "proftpdpasswd"),
     *("credentials", ".credentials"),
     *(f"credentials.{end}" for end in ("json", "yaml", "yml", "toml", "xml", "ini")),
     *(f"secret{s}.{end}" for s in ("", "s") for end in ("json", "yaml", "yml", "toml", "ini", "properties", "txt")),
     # histories of shells and consoles
-    *(".*_history", ".histfile", "fish_history", "ConsoleHost_history.txt", ".dbshell"),
+    *(".*_history", ".histfile", "fish_history", "ConsoleHost_history.txt", ".dbshell", ".lesshst", ".viminfo"),
     # examples, and public keys
     *("!*.example", "!*.sample", "!*.template", "!*.tmpl", "!*.dist", "!*.pub"),
     *("!example.env", "!sample.env", "!template.env", "!*.example.env", "!**/.ssh/config", "!**/.ssh/known_hosts"),

@@ -144,13 +144,17 @@ terraform.tfstate.backup prod.auto.tfvars .terraformrc .terraform.d/credentials.
 kubeconfig.yaml admin.kubeconfig home/.kube/config .docker/config.json .dockercfg .vault-token .vault_pass.txt
 .netrc .npmrc .pypirc .pgpass .my.cnf .htpasswd .git-credentials .composer/auth.json .m2/settings.xml
 sftp-config.json credentials credentials.xml secret.yaml secrets.properties .bash_history .zsh_history
-.psql_history .python_history ConsoleHost_history.txt
+.psql_history .python_history ConsoleHost_history.txt .lesshst .viminfo
+.env~ env.prod env.local .dev.vars .dev.vars.staging krb5.keytab .databrickscfg .passwd-s3fs aws_credentials
+google-credentials.json local.settings.json .config/doctl/config.yaml .fly/config.yml .snowsql/config kube.config
+.pgservice.conf
 """
 NOT_NAMED_LIKE_SECRETS = """
 .env.example a/.env.template sample.env id_rsa.pub deploy_key.pub .ssh/config environment.py env.py
 credentials/readme.md monkey i18n/en.key locales/de.key secrets.md secret_santa.py kubeconfig.go main.tf
 variables.tf terraform.tfvars.example keys.py public.asc history.md browser_history.py auth.json wg.conf
-data-0a1b2c.json tokens.css passwords.py
+data-0a1b2c.json tokens.css passwords.py environment.prod.ts env.prod.ts fly.toml keytab.go locales/en/token.json
+docker/config.json
 """
 
 
