@@ -34,7 +34,7 @@ from driftline.flows.runs.plan import IndexRequest, SourceRequest, requests_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, SourceNotFound, StorageError, UsageError
 from driftline.storage.model import new_ulid
-from driftline.storage.sources.mirror import Remote, parse_remote, resolve
+from driftline.storage.sources.mirror import Remote, parse_remote, resolve, with_ref
 from driftline.storage.workspace.branches import check_name
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.links import address_of
@@ -254,12 +254,7 @@ class Work:
     @property
     def uri(self) -> str:
         """The URI to index."""
-        return _with_ref(self.source.uri, self.ref) if self.ref else self.source.uri
-
-
-def _with_ref(uri: str, ref: str) -> str:
-    known = parse_remote(uri)
-    return f"{uri.removesuffix(f'@{known.ref}') if known is not None and known.ref else uri}@{ref}"
+        return with_ref(self.source.uri, self.ref) if self.ref else self.source.uri
 
 
 def work_of(event: Event, source: SourceRequest, settings: HookSettings, request_ref: str) -> Work | None:
@@ -296,9 +291,7 @@ def work_of(event: Event, source: SourceRequest, settings: HookSettings, request
         if not is_gone and not is_listed and not (is_request and settings.pull_requests):
             return None
     check_name(name)
-    found = parse_remote(_with_ref(source.uri, ref))
-    if found is None or (found.location, found.ref) != (remote.location, ref):
-        raise UsageError("The name of the branch cannot be written in a URI", repr(event.branch))
+    with_ref(source.uri, ref)
     return Work(source, name, "" if is_request and is_gone else ref, is_gone)
 
 

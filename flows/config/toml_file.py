@@ -113,7 +113,8 @@ class ConfiguredSource:
 class ConfiguredFleet:
     """A ``[[fleet]]`` table: the repositories of ``host`` that ``selection`` chooses, with entities by ``template``.
 
-    ``include`` and ``exclude`` are globs of their files. ``table`` is the table itself, for a machine without the file.
+    ``include`` and ``exclude`` are globs of their files, ``branches`` of their branches. ``table`` is the table itself,
+    for a machine without the file.
     """
 
     name: str
@@ -122,6 +123,7 @@ class ConfiguredFleet:
     template: str
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    branches: tuple[str, ...] = ()
     grace_days: float = 7.0
     schedule: Schedule | None = None
     table: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -550,7 +552,7 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
         table.max_size,
     )
     selection.reasons()  # checks the globs
-    files = tuple(table.include_files), tuple(table.exclude_files)
+    files = tuple(table.include_files), tuple(table.exclude_files), tuple(table.branches)
     named = table.model_copy(update={"name": table.name or host.name, "url": url or None, "schedule": None})
     elsewhere = named.model_dump(mode="json", exclude_defaults=True)
     schedule = _schedule(table.schedule)

@@ -18,7 +18,7 @@ from driftline.flows.output.progress import Progress
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.deltas.delta_index import ADD, REMOVE
 from driftline.storage.entities import Boundary, Entity
-from driftline.storage.errors import LeaseHeld, NotIndexed, StaleBuild, UsageError
+from driftline.storage.errors import DriftlineError, LeaseHeld, NotIndexed, StaleBuild, UsageError
 from driftline.storage.layout import branch_lease_path, lease_path
 from driftline.storage.leases.lease import Lease, acquire, fenced
 from driftline.storage.model import new_ulid
@@ -31,6 +31,7 @@ from driftline.storage.workspace.branches import (
     read_branch,
     write_record,
 )
+from driftline.storage.workspace.fleet import read_fleets
 from driftline.storage.workspace.records import BranchRecord
 from driftline.storage.workspace.workspace import Branch, Workspace
 from driftline.tasks.embedding.context import TaskContext
@@ -184,11 +185,15 @@ def prune_branches(
 
     The work tree of a source, if it is on this disk, shows whether a branch is merged, and names the remote. Only an
     answer of the remote proves that a branch was deleted. A pull request has no branch on the remote, so the remote
-    proves nothing about it.
+    proves nothing about it. The branches of fleets are those of their hosts, and stay.
     """
     if older_than_days < 0:
         raise UsageError("An age cannot be negative", f"{older_than_days:g} d", "Pass 0 or more.")
     pruned: list[Pruned] = []
+    fleets = read_fleets(workspace.objects).values()
+    followed = {
+        (each.entity, name) for fleet in fleets for each in fleet.repositories.values() for name in each.branches
+    }
     for entity, known in workspace.readable_sources(within):
         records = branch_records(workspace, entity)
         on_remote = ask_remote_branches(known.uri) if records else None
@@ -196,7 +201,7 @@ def prune_branches(
             on_remote |= local_branches(known.uri)
         elif records and known.origin is not None:
             skip(f"The remote of {entity} did not list its branches, so none counts as deleted.")
-        for record in records:
+        for record in (each for each in records if (str(entity), each.name) not in followed):
             why = _why_pruned(record, known.uri, on_remote, timedelta(days=older_than_days))
             if why is None:
                 continue
@@ -239,17 +244,26 @@ def enter_branch(plan: IndexPlan, name: str, progress: Progress) -> IndexPlan:
     """Return ``plan`` on the branch ``name`` of each of its sources, which is cut if necessary.
 
     A dry run cuts nothing: it compares with the main index if there is no branch yet. Raises UsageError, StaleBuild,
-    LeaseHeld, StorageError.
+    LeaseHeld, StorageError; with ``keep_going``, only if no source is left.
     """
     parts: list[SourcePlan] = []
     branches: list[Branch] = []
+    failures = list(plan.failures)
     for part in plan.sources:
-        record, entered = _enter(plan, part, name)
+        try:
+            record, entered = _enter(plan, part, name)
+        except DriftlineError as error:
+            if not plan.request.keep_going:
+                raise
+            failures.append((part.source.uri, error))
+            continue
         parts.append(entered)
         if record is not None:
             branches.append(branch_at(part.entity, record))
         progress.message(f"{part.entity}, branch {name}: {entered.branch_cut}")
-    return replace(plan, sources=tuple(parts), workspace=plan.workspace.on(branches))
+    if not parts:
+        raise failures[0][1]
+    return replace(plan, sources=tuple(parts), workspace=plan.workspace.on(branches), failures=tuple(failures))
 
 
 def leave_branch(plan: IndexPlan) -> None:

@@ -5,6 +5,7 @@ Every executor takes the same specs and returns the same results. A task may run
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -27,6 +28,7 @@ from driftline.tasks.embedding.context import CountsCallback, TaskContext
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
+    from tornado.ioloop import IOLoop
 
 DEFAULT_WORKERS = 2
 IN_FLIGHT_PER_SLOT = 2
@@ -158,6 +160,27 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
         self._pool.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
 
 
+@contextmanager
+def running_loop() -> Iterator[IOLoop]:
+    """Run an event loop for Dask in a thread: its own it gives up, if a busy machine does not start it within 10 s."""
+    from tornado.ioloop import IOLoop
+
+    loops, ended = Future[IOLoop](), asyncio.Event()
+
+    async def run() -> None:
+        loops.set_result(IOLoop.current())
+        await ended.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), name="Dask loop", daemon=True)
+    thread.start()
+    loop = loops.result()
+    try:
+        yield loop
+    finally:
+        loop.add_callback(ended.set)
+        thread.join()
+
+
 class DaskExecutor(AbstractContextManager["DaskExecutor"]):
     """Runs tasks on Dask: on local processes that end with the run, or on an existing cluster at ``address``."""
 
@@ -185,10 +208,12 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                 "distributed.scheduler.no-workers-timeout": f"{no_workers_seconds}s",
             }
             stack.enter_context(dask.config.set(timeouts))
+            loop = stack.enter_context(running_loop())
             if self._address is None:
                 scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="driftline-dask-"))
                 cluster = stack.enter_context(
                     LocalCluster(
+                        loop=loop,
                         n_workers=self._workers,
                         threads_per_worker=1,
                         host="127.0.0.1",
@@ -199,10 +224,10 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                         silence_logs=50,
                     )
                 )
-                self._client: Client = stack.enter_context(Client(cluster, timeout=connect_seconds))
+                self._client: Client = stack.enter_context(Client(cluster, loop=loop, timeout=connect_seconds))
             else:
                 try:
-                    self._client = stack.enter_context(Client(self._address, timeout=connect_seconds))
+                    self._client = stack.enter_context(Client(self._address, loop=loop, timeout=connect_seconds))
                 except (OSError, ValueError) as error:
                     raise UsageError(
                         "No Dask scheduler answers", self._address, "Start one, or use --executor local."

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
 from driftline.flows.config.toml_file import Configuration, ConfiguredFleet
 from driftline.flows.output.progress import NullProgress, Progress
+from driftline.flows.runs.branches import delete_branch
 from driftline.flows.runs.index import IndexRequest, index_sources, remove_source
 from driftline.flows.runs.plan import SourceRequest
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
@@ -38,11 +41,13 @@ from driftline.storage.layout import SOURCE
 from driftline.storage.leases.lease import Lease
 from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.access import only_owner_reads
 from driftline.storage.sources.discovery import Listing, discover, entity_of, spelling
-from driftline.storage.sources.mirror import REDIRECTS, current_commit, parse_remote
+from driftline.storage.sources.mirror import REDIRECTS, current_branches, current_commit, parse_remote, with_ref
+from driftline.storage.sources.safe_folder import only_owner_reads
+from driftline.storage.workspace.branches import check_name
 from driftline.storage.workspace.fleet import (
     FleetRecord,
+    KnownBranch,
     KnownRepository,
     entities_in_use,
     fleet_lease,
@@ -54,6 +59,7 @@ from driftline.storage.workspace.fleet import (
     write_fleets,
 )
 from driftline.storage.workspace.workspace import Workspace, acquire_source
+from driftline.tasks.git.commits import branch_named, index_name
 
 CONCURRENT_LOOKUPS = 8
 """Repositories that are asked for their commit concurrently: each has a process of git, which mostly waits."""
@@ -90,7 +96,7 @@ class FleetRequest:
 
 @dataclass(slots=True)
 class FleetPart:
-    """One fleet during a sync: what its host lists, and the state of its repositories. ``refused`` are retirements."""
+    """One fleet during a sync: what its host lists, and the state of its repositories. ``refused`` are deletions."""
 
     fleet: ConfiguredFleet
     before: FleetRecord
@@ -98,7 +104,7 @@ class FleetPart:
     repositories: dict[str, KnownRepository]
     asked: int = 0
     retired: dict[str, KnownRepository] = field(default_factory=dict)
-    refused: DriftlineError | None = None
+    refused: list[DriftlineError] = field(default_factory=list)
 
     @property
     def settings(self) -> str:
@@ -109,8 +115,14 @@ class FleetPart:
     @property
     def problems(self) -> list[str]:
         """Why the listing is not complete, and what was refused."""
-        found = [str(error) for error in (self.listing.failure, self.refused) if error is not None]
+        found = [str(error) for error in (self.listing.failure, *self.refused) if error is not None]
         return found + list(dict.fromkeys(self.listing.problems))
+
+    def refuse(self, what: str, where: str, request: FleetRequest) -> None:
+        """Note that suspiciously many are missing."""
+        limit = f"more than the fraction {request.max_delete_fraction:g}; the index keeps them"
+        fix = "To remove them, run again with --max-delete-fraction 1."
+        self.refused.append(DeletionRefused(f"{what} are missing, {limit}", where, fix))
 
     def is_present(self, identifier: str) -> bool:
         return identifier in self.listing.repositories
@@ -237,9 +249,14 @@ def sync_fleets(
         _name(parts, known, now())
         _ask(parts, request, progress, now())
         changed = [(part, each) for part in parts for each in _due(part, entities)]
+        branches = _due_branches(parts, {each.entity for _, each in changed})
         run_id = _run_changed(changed, parts, others, request, lease, progress, now) if lease is not None else None
     report = {"workspace": request.workspace, "dry_run": request.dry_run, "run_id": run_id}
     report["to_index"] = [each.entity for _, each in changed]
+    report["branches"] = [
+        {"entity": each.entity, "name": name, "commit": each.branches[name].commit or None}
+        for _, each, name in branches
+    ]
     return report | {"fleets": [part.to_dict(now()) for part in parts]}
 
 
@@ -254,9 +271,9 @@ def _run_changed(
 ) -> str | None:
     """Index changed repositories, retire missing ones, save the state before and after, and return the run id."""
     run_id, failure = None, None
+    save = partial(_save, request, parts, others, lease, now())
     try:
         if changed:
-            save = partial(_save, request, parts, others, lease, now())
             run_id = _index(
                 changed,
                 _owners(parts, () if request.has_all_fleets else others.values()),
@@ -266,6 +283,7 @@ def _run_changed(
                 now,
                 save,
             )
+        _update_branches(parts, request, progress, now, save)
         _retire(parts, request, progress, now())
     except DriftlineError as error:
         failure = error
@@ -308,6 +326,7 @@ def _row(repository: KnownRepository, now: datetime) -> dict[str, Any]:
         "lag_seconds": round(repository.lag_seconds(now), 3),
         "failures": repository.failures,
         "reason": repository.excluded or repository.reason,
+        "branches": {name: each.indexed or None for name, each in repository.branches.items()},
     } | {name: moment.isoformat() if moment else None for name, moment in times.items()}
 
 
@@ -402,23 +421,46 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
         (part, identifier, each)
         for part in parts
         for identifier, each in part.repositories.items()
-        if each.entity and each.needs_lookup(now, is_current=part.is_present(identifier), retry=request.retry)
+        if each.entity
+        and each.needs_lookup(
+            now, is_current=part.is_present(identifier), retry=request.retry, followed=part.fleet.branches
+        )
     ]
     progress.phase(f"asking {len(due):,} repositories for their commits")
 
     def ask(item: tuple[FleetPart, str, KnownRepository]) -> KnownRepository:
         part, _, each = item
+        remote, branches = part.fleet.host.remote(each.listed), dict[str, str]()
         try:
-            commit = current_commit(part.fleet.host.remote(each.listed))
+            if part.fleet.branches:
+                commit, branches = current_branches(remote)
+            else:
+                commit = current_commit(remote)
         except DriftlineError as error:
             return each.failed(error, now)
         stamp = settled_stamp(part.fleet.host, part.listing, each.listed)
-        return each.at_commit(commit, now, part.settings, stamp=stamp)
+        found = each.at_commit(commit, now, part.settings, stamp=stamp)
+        return found.with_branches(_selected(part, each, branches), part.fleet.branches) if commit else found
 
     with ThreadPoolExecutor(CONCURRENT_LOOKUPS, thread_name_prefix="fleet") as pool:
         for (part, identifier, _), answer in zip(due, pool.map(ask, due), strict=True):
             part.repositories[identifier] = answer
             part.asked += 1
+
+
+def _selected(part: FleetPart, repository: KnownRepository, branches: Mapping[str, str]) -> dict[str, str]:
+    """Return the commits of the branches that the fleet follows, by their names in the index."""
+    found = {}
+    for branch, commit in branches.items():
+        if any(fnmatchcase(branch, glob) for glob in part.fleet.branches):
+            try:
+                check_name(branch)
+                _at_branch(part, repository, index_name(branch))
+            except UsageError as error:
+                part.refused.append(error)
+            else:
+                found[index_name(branch)] = commit
+    return found
 
 
 # -- index --------------------------------------------------------------------------------------
@@ -470,7 +512,8 @@ def _index(
         if error is not None:
             part.repositories[each.listed.id] = each.failed(error, now())
         else:
-            part.repositories[each.listed.id] = each.indexed_next(uri)
+            is_new = bool(each.branches) and not workspace.has_branches(Entity.parse(each.entity))
+            part.repositories[each.listed.id] = each.indexed_next(uri, is_new=is_new)
             planned[uri] = part, each
     displaced = _displace(parts, planned)
     save()
@@ -479,8 +522,21 @@ def _index(
             planned.pop(uri, None)
     if not planned:
         return None
+    sources = tuple(part.source(part.repositories[each.listed.id]) for part, each in planned.values())
+    run_id, failed = _run(request, sources, progress)
+    for uri, (part, each) in planned.items():
+        known = part.repositories[each.listed.id]
+        part.repositories[each.listed.id] = _after_run(part, known, uri, failed.get(uri), now())
+    return run_id
+
+
+def _run(
+    request: FleetRequest, sources: tuple[SourceRequest, ...], progress: Progress, branch: str | None = None
+) -> tuple[str, dict[str, DriftlineError]]:
+    """Index ``sources``, and return the id of the run, and the failures by URI without credentials."""
     run = IndexRequest(
-        sources=tuple(part.source(part.repositories[each.listed.id]) for part, each in planned.values()),
+        sources=sources,
+        branch=branch,
         workspace=request.workspace,
         model=request.configuration.model,
         storage_options=request.options,
@@ -497,10 +553,7 @@ def _index(
     for uri, error in report.failed:
         remote = parse_remote(uri)
         failed[remote.uri if remote is not None else uri] = error
-    for uri, (part, each) in planned.items():
-        known = part.repositories[each.listed.id]
-        part.repositories[each.listed.id] = _after_run(part, known, uri, failed.get(uri), now())
-    return report.run_id
+    return report.run_id, failed
 
 
 def _after_run(
@@ -558,6 +611,89 @@ def _detach(workspace: Workspace, entity: str, uri: str, request: FleetRequest) 
     return True
 
 
+# -- branches -----------------------------------------------------------------------------------
+
+
+def _at_branch(part: FleetPart, repository: KnownRepository, name: str) -> SourceRequest:
+    """Return the source at a branch, by its name in the index. Raises UsageError for one that a URI cannot name."""
+    source = part.source(repository)
+    uri = with_ref(source.uri, f"refs/heads/{branch_named(name)}")
+    known = repository.branches.get(name, KnownBranch())
+    return replace(source, uri=uri, commit=known.commit)
+
+
+def _due_branches(
+    parts: Iterable[FleetPart], to_index: Collection[str] = ()
+) -> list[tuple[FleetPart, KnownRepository, str]]:
+    """Return the branches whose index is not at their commit, or that are gone, of repositories that are indexed.
+
+    Those ``to_index`` will be.
+    """
+    return [
+        (part, each, name)
+        for part in parts
+        for identifier, each in part.repositories.items()
+        if part.is_present(identifier) and not each.excluded and not each.failures
+        for name, branch in each.branches.items()
+        if (each.indexed or each.entity in to_index)
+        and (branch.indexed, branch.uri, branch.settings) != (branch.commit, part.source_uri(each), part.settings)
+    ]
+
+
+def _update_branches(
+    parts: Sequence[FleetPart],
+    request: FleetRequest,
+    progress: Progress,
+    now: Callable[[], datetime],
+    save: Callable[[], None],
+) -> None:
+    """Delete vanished branches, and index changed ones, each name in one run.
+
+    ``save`` keeps the state before, so that a killed run leaves no branch that no fleet knows.
+    """
+    by_name: dict[str, dict[str, tuple[FleetPart, str]]] = defaultdict(dict)
+    for part, each, name in _due_branches(parts):
+        if each.branches[name].commit:
+            source = _at_branch(part, each, name)
+            remote = parse_remote(source.uri)
+            by_name[name][remote.uri if remote is not None else source.uri] = part, each.listed.id
+    for part in parts:
+        for each in [*part.repositories.values()]:
+            _delete_branches(part, each, request)
+    if by_name:
+        save()
+    for name, members in sorted(by_name.items()):
+        sources = tuple(_at_branch(part, part.repositories[each], name) for part, each in members.values())
+        try:
+            _, failed = _run(request, sources, progress, name)
+        except DriftlineError as error:  # of each source
+            failed = dict.fromkeys(members, error)
+        for uri, (part, identifier) in members.items():
+            each, why = part.repositories[identifier], failed.get(uri)
+            if why is None:
+                part.repositories[identifier] = each.with_indexed(name, part.source_uri(each), part.settings)
+            elif not isinstance(why, LeaseHeld):
+                part.repositories[identifier] = each.failed(why, now())
+
+
+def _delete_branches(part: FleetPart, repository: KnownRepository, request: FleetRequest) -> None:
+    """Delete the branches of a repository that are gone, unless they are suspiciously many or in use."""
+    gone = [name for name, each in repository.branches.items() if not each.commit]
+    if not gone or repository.failures:
+        return
+    if is_suspicious(len(gone), len(repository.branches), request.max_delete_fraction):
+        part.refuse(f"{len(gone):,} of {len(repository.branches):,} branches", repository.listed.path, request)
+        return
+    workspace, kept = Workspace.open(request.workspace, request.options), dict(repository.branches)
+    for name in gone:
+        try:
+            delete_branch(workspace, Entity.parse(repository.entity), name, new_ulid())
+        except LeaseHeld:
+            continue
+        del kept[name]
+    part.repositories[repository.listed.id] = repository.model_copy(update={"branches": kept})
+
+
 # -- retire -------------------------------------------------------------------------------------
 
 
@@ -570,12 +706,7 @@ def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progres
         doomed = [identifier for identifier in doomed if _is_gone(part, identifier)]
         known = sum(bool(each.indexed) for each in part.repositories.values())
         if is_suspicious(len(doomed), known, request.max_delete_fraction):
-            part.refused = DeletionRefused(
-                f"{len(doomed):,} of {known:,} repositories are missing, more than the fraction "
-                f"{request.max_delete_fraction:g}; the index keeps them",
-                part.fleet.name,
-                "To remove them, run again with --max-delete-fraction 1.",
-            )
+            part.refuse(f"{len(doomed):,} of {known:,} repositories", part.fleet.name, request)
             continue
         for identifier in doomed:
             each = part.repositories[identifier]

@@ -48,7 +48,8 @@ from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.model import DeepModel, new_ulid
 from driftline.storage.objects.request_counts import phase, tally
-from driftline.storage.sources.access import only_owner_reads
+from driftline.storage.sources.repository import more_readers
+from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.workspace.branches import branch_records
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
@@ -267,7 +268,9 @@ def run_all(
             return [(group[0], run_alone(group[0]))]
         return SourceGroup(executor, shared, builds, committing).execute(group, may_wait=may_wait)
 
-    with ThreadPoolExecutor(SOURCES_PER_SLOT * executor.slots, thread_name_prefix="source") as pool:
+    at_once = SOURCES_PER_SLOT * executor.slots
+    pool = ThreadPoolExecutor(at_once, thread_name_prefix="source")
+    with pool, more_readers(at_once * max(map(len, groups))):
         running: list[Future[list[Outcome]]] = []
         try:
             # Requests are counted per context, so each group needs its own.

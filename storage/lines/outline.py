@@ -27,6 +27,8 @@ _ANCHOR = "@"
 """Marks an anchor, in the position of a kind."""
 _UNREACHED = (".bz2", ".gz", ".lz4", ".xz", ".zst", ".zstd")
 """No viewer opens these at a position inside the file."""
+_SCOPES = frozenset(("module", "namespace"))
+_TESTS = re.compile(r"(?:^|\.)tests?\.")
 _SEPARATORS = re.compile(r"<[^<>]*>|::|->|\s*>\s*|[.\\#/:]")
 """Separators of the names in a qualified name, in outlines and in queries of any language."""
 
@@ -49,6 +51,11 @@ class Definition:
     def is_code(self) -> bool:
         """Return whether it is code, and not prose or configuration."""
         return self.kind not in OF_TEXT
+
+    @property
+    def is_test(self) -> bool:
+        """Return whether it is, or is in, a module of tests."""
+        return self.is_code and _TESTS.search(f"{self.name}." if self.kind in _SCOPES else self.name) is not None
 
     def is_named(self, name: str) -> bool:
         """Return whether it has this name, ignoring case; for ``Session.get``, both names must match."""
@@ -75,6 +82,7 @@ def encode(found: Sequence[Definition], anchors: Sequence[Anchor] = ()) -> str:
     return "\n".join(lines)
 
 
+@lru_cache(8_192)
 def decode(outline: str) -> tuple[Definition, ...]:
     """Decode the definitions that ``encode`` wrote, outer ones first."""
     if not outline:

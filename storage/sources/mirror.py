@@ -37,8 +37,8 @@ CACHE_VARIABLE = "DRIFTLINE_GIT_CACHE"
 LIMIT_VARIABLE = "DRIFTLINE_GIT_CACHE_BYTES"
 DEFAULT_CACHE_BYTES = 20 * 10**9
 """Maximum size of all mirrors; the least recently used ones are evicted."""
-KEPT_COMMITS = 2
-"""Commits whose objects a mirror keeps: the previous one shows what has changed since."""
+KEPT_COMMITS = 16
+"""Commits whose objects a mirror keeps, of its branches as well: the previous one shows what has changed since."""
 TIDIED_AFTER = 24
 """A mirror with more packs is repacked."""
 HOLD_ATTEMPTS = 3
@@ -55,6 +55,7 @@ _SCP = re.compile(r"(?P<user>[A-Za-z0-9._-]+)@(?P<host>[A-Za-z0-9._-]+|\[[0-9a-f
 _CREDENTIAL = re.compile(r"(?:(?P<user>[A-Za-z0-9._~-]+):)?\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 _PORT = re.compile(r"[^:]*:\d+|\[[^]]*\](?::\d+)?|[^:]*")
 _REF = re.compile(r"(?!/|.*(?://|\.\.|@\{|\.lock$|/$|\.$))[^\x00-\x20\x7f~^:?*\[\\]+")
+_SYMBOLIC = "ref: HEAD"
 _BRANCH_IN_HEAD = re.compile(r"ref: (refs/heads/[^\n]+)\n")
 _MAX_REFS_BYTES = 4 * 1024 * 1024
 _ANY_USER = "x-access-token"
@@ -209,14 +210,57 @@ def current_commit(remote: Remote) -> str:
         return _resolve_local(remote)
     if COMMIT_ID.fullmatch(remote.ref):
         return remote.ref
-    names = _names(remote.ref)
+    return _first(_names(remote.ref), _listed(remote, *_names(remote.ref))[0])
+
+
+def current_branches(remote: Remote) -> tuple[str, dict[str, str]]:
+    """Return the commit of ``current_commit``, and those of all other branches, by name, with one request."""
+    names, all_branches = _names(remote.ref), "refs/heads/*"
+    if remote.is_local:
+        git_dir = _git_dir(remote)
+        commit = _resolve_local(remote)
+        answer = _ask(git_dir, "for-each-ref", "--format=%(objectname)\t%(refname)", all_branches.rstrip("*"))
+        if answer is None:
+            raise StorageError("Git cannot list the branches of the repository", remote.uri, "Run it again.")
+        found = _parsed_refs(answer)
+        head = _BRANCH_IN_HEAD.fullmatch(_text_of(os.path.join(git_dir, "HEAD")))
+        main = head[1] if head is not None else ""
+    else:
+        found, main = _listed(remote, *names, all_branches)
+        commit = remote.ref if COMMIT_ID.fullmatch(remote.ref) else _first(names, found)
+    if remote.ref:
+        main = next((name for name in names if name in found), "")
+    heads = {name.removeprefix("refs/heads/"): each for name, each in found.items() if name.startswith("refs/heads/")}
+    heads.pop(main.removeprefix("refs/heads/"), None)
+    return commit, {name: each for name, each in heads.items() if COMMIT_ID.fullmatch(each) and _REF.fullmatch(name)}
+
+
+def with_ref(uri: str, ref: str) -> str:
+    """Return the URI of a repository at ``ref``. Raises UsageError for a ref that a URI cannot name."""
+    known = parse_remote(uri)
+    named = f"{uri.removesuffix(f'@{known.ref}') if known is not None and known.ref else uri}@{ref}"
+    found = parse_remote(named)
+    if known is None or found is None or (found.location, found.ref) != (known.location, ref):
+        raise UsageError("The name of the branch cannot be written in a URI", repr(ref))
+    return named
+
+
+def _listed(remote: Remote, *names: str) -> tuple[dict[str, str], str]:
+    """Return the commits of the refs that match ``names``, as the host lists them, and the ref that HEAD stands for."""
     with tempfile.TemporaryDirectory(prefix="driftline-git-") as elsewhere:
         variables = _reaching(remote) | {"GIT_CEILING_DIRECTORIES": os.path.dirname(elsewhere)}
-        answer = _run(
-            remote, elsewhere, ("ls-remote", "--quiet", "--", remote.location, *names), variables, ASK_SECONDS
-        )
-    lines = (line.split("\t", 1) for line in answer.decode("utf-8", "replace").splitlines())
-    found = {name: commit for commit, name in (line for line in lines if len(line) == 2)}
+        command = ("ls-remote", "--quiet", "--symref", "--", remote.location, *names)
+        found = _parsed_refs(_run(remote, elsewhere, command, variables, ASK_SECONDS).decode("utf-8", "replace"))
+    return found, found.pop(_SYMBOLIC, "").removeprefix("ref: ")
+
+
+def _parsed_refs(answer: str) -> dict[str, str]:
+    """Return the commit of each ref in lines ``<id>\\t<ref>``, and at ``_SYMBOLIC`` what HEAD stands for."""
+    lines = [line.split("\t", 1) for line in answer.splitlines() if "\t" in line]
+    return {_SYMBOLIC if value.startswith("ref: ") else name: value for value, name in lines}
+
+
+def _first(names: Sequence[str], found: Mapping[str, str]) -> str:
     commit = next((found[name] for name in names if name in found), "")
     return commit if COMMIT_ID.fullmatch(commit) else ""
 

@@ -1,6 +1,6 @@
 """List and read the tree of a commit of a git repository from its mirror, without a work tree.
 
-A git process reads blobs, and stays for later reads.
+A git process reads commits, folders and files, and stays for later reads.
 """
 
 from __future__ import annotations
@@ -9,38 +9,57 @@ import atexit
 import contextlib
 import dataclasses
 import os
-import resource
-import signal
+import re
+import stat
 import subprocess
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Literal, NamedTuple
 
 from driftline.storage.errors import ObjectNotFound, StorageError
 from driftline.storage.model import SkipReason
-from driftline.storage.sources.isolation import spawn
+from driftline.storage.sources.isolation import ask, spawn
 from driftline.storage.sources.mirror import COMMIT_ID, Mirror, Remote, parse_remote
 
 MAX_TREE_BYTES = 512 * 1024 * 1024
-"""Maximum size of the listing of a commit, of some five million files: a few small objects can expand to more than a
+"""Maximum size of the listing of a commit, of some four million files: a few small objects can expand to more than a
 disk."""
 MAX_DIFF_BYTES = 16 * 1024 * 1024
-MAX_DIFF_MEMORY_BYTES = 512 * 1024 * 1024
-"""Git collects all differences before it prints the first one, so an endless tree would take all memory."""
+_ENTRY_BYTES = 100
+"""About the memory that an entry of a folder takes besides its path."""
 MAX_BLOB_BYTES = 1 << 30
 OPEN_READERS = 4
-"""Git processes that wait for further reads; others are ended."""
+"""Git processes that wait for further reads, besides those of ``more_readers``; others are ended."""
 _IDS_AT_ONCE = 500
-"""Ids of 65 bytes each: fewer than fill a pipe, so that neither side blocks."""
-_PATHS_AT_ONCE = 100
+"""Requests of 90 bytes each: fewer than fill a pipe, so that neither side blocks."""
 MAX_PATH_BYTES = 4096
-"""Maximum length of a path; a hundred of them fit into the arguments of a command."""
-_LINK, _SUBMODULE = "120000", "160000"
+_FILE, _LINK, _FOLDER = stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR
 _NOT_PLAIN = frozenset({"", ".", "..", ".git"})
-_CHUNK = 1 << 20
+
+_Request = Literal["info", "contents"]
+
+
+class _Entry(NamedTuple):
+    """An entry of a folder: the ``kind`` of file, and the id of its content."""
+
+    kind: int
+    id: str
+
+
+class _Object(NamedTuple):
+    """An object of git, without ``data`` if only its size was requested."""
+
+    kind: bytes
+    size: int
+    data: bytes
+
+
+_Tree = dict[bytes, _Entry]
+"""The entries of a folder by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,86 +118,117 @@ class CommitTree:
         return commit
 
     def entries(self, paths: Sequence[str] | None = None) -> list[TreeEntry]:
-        """Return the entries of the commit, or those at ``paths``, including submodules and links, in the order of git.
+        """Return the entries of the commit, or those at ``paths``, including submodules and links, sorted by path.
 
         Fetches the commit first. Raises AccessDenied, SourceNotFound, StorageError, also for an endless tree.
         """
-        options = ("ls-tree", "-r", "-l", "-z", "--full-tree", self.known_commit)
-        with self.mirror.holding(self.known_commit):
-            if paths is None:
-                return list(_parsed(self._output(options, MAX_TREE_BYTES)))
-            found: list[TreeEntry] = []
-            possible = [path for path in paths if _is_plain(path)]
-            for start in range(0, len(possible), _PATHS_AT_ONCE):
-                some = possible[start : start + _PATHS_AT_ONCE]
-                output = self._output(("--literal-pathspecs", *options[:1], *options[2:], "--", *some), MAX_TREE_BYTES)
-                selected = set(some)
-                found += (entry for entry in _parsed(output) if entry.path in selected)
-            return found
+        wanted = None if paths is None else {path.encode() for path in paths if _is_plain(path)}
+        folders = None if wanted is None else {path[:at] for path in wanted for at in _slashes(path)}
+        found: dict[bytes, _Entry] = {}
+        pending, size = [(b"", self._root(self.known_commit))], 0
+        while pending:
+            below: list[tuple[bytes, str]] = []
+            for (prefix, _), tree in zip(pending, self._trees([each for _, each in pending]), strict=True):
+                for name, entry in tree.items():
+                    path = prefix + name
+                    if entry.kind != _FOLDER and (wanted is None or path in wanted):
+                        found.setdefault(path, entry)
+                    elif entry.kind == _FOLDER and (folders is None or path in folders):
+                        below.append((path + b"/", entry.id))
+                size += sum(len(prefix) + len(name) + _ENTRY_BYTES for name in tree)
+                if size > MAX_TREE_BYTES:
+                    raise StorageError("The tree of the commit has a cycle, or millions of files", self.uri)
+            pending = below
+        blobs = [entry.id for entry in found.values() if entry.kind in (_FILE, _LINK)]
+        sizes = dict(zip(blobs, _read_objects(self, blobs, "info"), strict=True))
+        return [_tree_entry(path, entry, sizes.get(entry.id)) for path, entry in sorted(found.items())]
 
     def changed_since(self, commit: str) -> list[str] | None:
-        """Return the paths that differ between the trees of ``commit`` and of this one.
+        """Return the paths that differ between the trees of ``commit`` and of this one, sorted.
 
-        Returns None if the mirror lacks ``commit``, or if there are too many to list. Raises the errors of ``entries``.
+        It reads only the folders that differ. Returns None if the mirror lacks ``commit``, or if there are too many to
+        list. Raises the errors of ``entries``.
         """
-        mirror = self.mirror
-        with mirror.holding(self.known_commit):
-            if not mirror.has(commit):
+        with self.mirror.holding(self.known_commit):
+            if not self.mirror.has(commit):
                 return None
-            try:
-                command = ("diff-tree", "-r", "-z", "--name-only", "--no-renames", commit, self.known_commit)
-                output = self._output(command, MAX_DIFF_BYTES, memory_bytes=MAX_DIFF_MEMORY_BYTES)
-            except StorageError:
-                return None
-        return [name.decode("utf-8", "backslashreplace") for name in output.split(b"\0")[:-1]]
+        try:
+            before = self._root(commit)
+        except ObjectNotFound:
+            return None
+        found, size = list[bytes](), 0
+        pending = [(b"", before, self._root(self.known_commit))]
+        while pending:
+            below: list[tuple[bytes, str, str]] = []
+            trees = iter(self._trees([each for _, *both in pending for each in both]))
+            for prefix, _, _ in pending:
+                for name, old, new in _differences(next(trees), next(trees)):
+                    path = prefix + name
+                    folders = [each.id if each is not None and each.kind == _FOLDER else "" for each in (old, new)]
+                    if any(each is not None and each.kind != _FOLDER for each in (old, new)):
+                        found.append(path)
+                    if folders[0] != folders[1]:
+                        below.append((path + b"/", folders[0], folders[1]))
+                    size += len(path) + _ENTRY_BYTES
+                if size > MAX_DIFF_BYTES:
+                    return None
+            pending = below
+        return [path.decode("utf-8", "backslashreplace") for path in sorted(found)]
 
     def committed(self) -> datetime:
         """Return the time of the commit. Raises StorageError."""
         if self.known_commit not in _times:
-            list(_read_objects(self, [self.known_commit]))
+            self._root(self.known_commit)
         return _times.get(self.known_commit) or _time_of(b"")
+
+    def _root(self, commit: str) -> str:
+        """Return the id of the root folder of a commit. Raises ObjectNotFound."""
+        (found,) = _read_objects(self, [commit], "contents", "^{commit}")
+        if found is None or not found.data.startswith(b"tree "):
+            raise ObjectNotFound(f"Git cannot read {commit[:12]} of the repository", self.uri, "Run it again.")
+        while len(_times) >= _TIMES_REMEMBERED:
+            _times.popitem(last=False)
+        _times[commit] = _time_of(found.data)
+        return found.data[len(b"tree ") :].partition(b"\n")[0].decode("ascii", "replace")
+
+    def _trees(self, ids: Sequence[str]) -> Iterator[_Tree]:
+        """Yield the content of each folder; that of "" is empty. Raises StorageError."""
+        distinct = [*dict.fromkeys(each for each in ids if each)]
+        trees: dict[str, _Tree] = {"": {}}
+        for each, found in zip(distinct, _read_objects(self, distinct, "contents"), strict=True):
+            try:
+                trees[each] = _parsed_tree(
+                    found.data if found is not None and found.kind == b"tree" else b"?", len(each) // 2
+                )
+            except ValueError as error:
+                where = f"of {self.known_commit[:12]} of the repository"
+                raise StorageError(f"Git cannot read a folder {where}", self.uri, "Run it again.") from error
+        return (trees[each] for each in ids)
+
+    def close(self) -> None:
+        """End the process that waits for further reads."""
+        close_readers(str(self.mirror.folder))
 
     def blobs(self, ids: Sequence[str]) -> list[bytes | None]:
         """Return the content of each blob; None for a blob that the mirror lacks. Raises the errors of ``entries``."""
-        return list(_read_objects(self, ids))
-
-    def _output(self, command: Sequence[str], max_bytes: int, *, memory_bytes: int | None = None) -> bytes:
-        """Return the output of a command that reads the mirror, which the caller holds."""
-        with _start(self, command) as process:
-            assert process.stdout is not None
-            if memory_bytes is not None:
-                _limit_memory(process.pid, memory_bytes)
-            parts: list[bytes] = []
-            length = 0
-            while part := process.stdout.read(_CHUNK):
-                parts.append(part)
-                length += len(part)
-                if length > max_bytes:
-                    process.kill()
-                    raise StorageError("The tree of the commit has a cycle, or millions of files", self.uri)
-        if process.returncode != 0:
-            raise StorageError(f"Git cannot read {self.known_commit[:12]} of the repository", self.uri, "Run it again.")
-        return b"".join(parts)
+        found = _read_objects(self, ids, "contents")
+        return [each.data if each is not None and each.kind == b"blob" else None for each in found]
 
 
-def _start(tree: CommitTree, command: Sequence[str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+def _start(tree: CommitTree, *command: str) -> subprocess.Popen[bytes]:
     variables = tree.mirror.environment(tree.known_commit)
     unconfigured = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     try:
-        return spawn(variables["GIT_DIR"], command, variables | unconfigured, stdin=stdin)
+        return spawn(variables["GIT_DIR"], command, variables | unconfigured, stdin=subprocess.PIPE)
     except OSError as error:
         raise StorageError("Git cannot be run", tree.uri, f"Install git ({error.strerror}).") from error
 
 
-def _limit_memory(pid: int, memory_bytes: int) -> None:
-    """Limit the memory that a process allocates, not that it maps. Raises StorageError if that is not possible."""
-    try:
-        resource.prlimit(pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    except ProcessLookupError:
-        pass  # it is done
-    except (AttributeError, OSError, ValueError) as error:
-        os.kill(pid, signal.SIGKILL)
-        raise StorageError("This system cannot limit the memory of git", fix=str(error)) from error
+@cache
+def _takes_commands() -> bool:
+    """Return whether one process of git tells both sizes and contents, as those of version 2.36 and later."""
+    version = re.match(rb"git version (\d+)\.(\d+)", ask("/", "version") or b"")
+    return version is not None and (int(version[1]), int(version[2])) >= (2, 36)
 
 
 def _is_plain(path: str) -> bool:
@@ -186,27 +236,50 @@ def _is_plain(path: str) -> bool:
     return len(path.encode()) <= MAX_PATH_BYTES and "\0" not in path and _NOT_PLAIN.isdisjoint(path.split("/"))
 
 
-def _parsed(listing: bytes) -> Iterator[TreeEntry]:
-    r"""Yield the entries ``100644 blob <id> <size>\t<path>`` of ``ls-tree -l -z``; of two at one path, the first."""
-    seen = set[str]()
-    for line in listing.split(b"\0")[:-1]:
-        meta, _, name = line.partition(b"\t")
-        mode, _, blob, size = meta.decode("ascii").split()
-        path, reason = name.decode("utf-8", "backslashreplace"), None
-        if mode == _SUBMODULE:
-            reason = SkipReason.SUBMODULE
-        elif mode == _LINK:
-            reason = SkipReason.LINK
-        elif not _is_plain(path):
-            reason = SkipReason.ODD_KEY
-        else:
-            try:
-                name.decode()
-            except UnicodeDecodeError:
-                reason = SkipReason.BAD_NAME
-        if mode[:2] != "04" and path not in seen:  # a folder in place of a file
-            seen.add(path)
-            yield TreeEntry(path, blob, int(size) if size.isdecimal() else 0, reason)
+def _slashes(path: bytes) -> Iterator[int]:
+    return (at for at, letter in enumerate(path) if letter == ord("/"))
+
+
+def _parsed_tree(data: bytes, length: int) -> _Tree:
+    r"""Return the entries of a folder, ``<mode> <name>\0<id>`` each, with ids of ``length`` bytes.
+
+    Of two with one name, it has the first. Raises ValueError.
+    """
+    found: _Tree = {}
+    at = 0
+    while at < len(data):
+        space = data.index(b" ", at)
+        end = data.index(b"\0", space)
+        mode, object_id = int(data[at:space], 8), data[end + 1 : end + 1 + length]
+        if len(object_id) != length:
+            raise ValueError("an entry ends early")
+        found.setdefault(data[space + 1 : end], _Entry(stat.S_IFMT(mode), object_id.hex()))
+        at = end + 1 + length
+    return found
+
+
+def _differences(before: _Tree, after: _Tree) -> Iterator[tuple[bytes, _Entry | None, _Entry | None]]:
+    """Yield each name whose entries differ, with both."""
+    for name in before.keys() | after.keys():
+        old, new = before.get(name), after.get(name)
+        if old != new:
+            yield name, old, new
+
+
+def _tree_entry(name: bytes, entry: _Entry, found: _Object | None) -> TreeEntry:
+    path, reason = name.decode("utf-8", "backslashreplace"), None
+    if entry.kind == _LINK:
+        reason = SkipReason.LINK
+    elif entry.kind != _FILE:
+        reason = SkipReason.SUBMODULE
+    elif not _is_plain(path):
+        reason = SkipReason.ODD_KEY
+    else:
+        try:
+            name.decode()
+        except UnicodeDecodeError:
+            reason = SkipReason.BAD_NAME
+    return TreeEntry(path, entry.id, found.size if found is not None else 0, reason)
 
 
 _times: OrderedDict[str, datetime] = OrderedDict()
@@ -227,23 +300,18 @@ def _time_of(commit: bytes) -> datetime:
 
 
 class _Reader:
-    """A ``git cat-file --batch`` in a mirror that it keeps in use; threads take turns."""
+    """A ``git cat-file`` in a mirror that it keeps in use; threads take turns. Before git 2.36, there are two."""
 
     def __init__(self, tree: CommitTree) -> None:
-        self._where = tree.uri
-        self._commit = tree.known_commit
+        self._tree = tree
         self._lock = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(tree.mirror.holding(tree.known_commit))
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.is_open = True
-        try:
-            self._process = _start(tree, ("cat-file", "--batch"), subprocess.PIPE)
-        except BaseException:
-            self._stack.close()
-            raise
 
-    def read(self, ids: Sequence[str]) -> list[bytes | None] | None:
-        """Return the object of each id, or None for a missing one; None if the reader was closed.
+    def read(self, requests: Sequence[str], kind: _Request) -> list[_Object | None] | None:
+        """Return the object of each request, or None for a missing one; None if the reader was closed.
 
         Raises StorageError.
         """
@@ -251,37 +319,38 @@ class _Reader:
             if not self.is_open:
                 return None
             try:
-                if self._commit in _times:
-                    return self._read(ids)
-                commit, *found = self._read([self._commit, *ids])
-                if commit is not None:
-                    _times[self._commit] = _time_of(commit)
-                while len(_times) > _TIMES_REMEMBERED:
-                    _times.popitem(last=False)
-                return found
+                return self._read(requests, kind)
             except (OSError, ValueError, IndexError) as error:
                 self._end()
-                raise StorageError("Git cannot read the objects of the repository", self._where, str(error)) from error
+                where = self._tree.uri
+                raise StorageError("Git cannot read the objects of the repository", where, str(error)) from error
 
-    def _read(self, ids: Sequence[str]) -> list[bytes | None]:
-        stdin, stdout = self._process.stdin, self._process.stdout
+    def _read(self, requests: Sequence[str], kind: _Request) -> list[_Object | None]:
+        takes_commands = _takes_commands()
+        option = "--batch-command" if takes_commands else "--batch" if kind == "contents" else "--batch-check"
+        process = self._processes.get(option)
+        if process is None:
+            process = self._processes[option] = _start(self._tree, "cat-file", option)
+        stdin, stdout = process.stdin, process.stdout
         assert stdin is not None
         assert stdout is not None
-        stdin.write("".join(f"{each}\n" for each in ids).encode("ascii"))
+        command = f"{kind} " if takes_commands else ""
+        stdin.write("".join(f"{command}{each}\n" for each in requests).encode("ascii"))
         stdin.flush()
-        found: list[bytes | None] = []
-        for _ in ids:
+        found: list[_Object | None] = []
+        for _ in requests:
             header = stdout.readline().split()
             if len(header) == 2 and header[1] == b"missing":
                 found.append(None)
                 continue
-            size = int(header[2])
-            if size > MAX_BLOB_BYTES:
-                raise ValueError(f"an object has {size:,} bytes")
-            data = stdout.read(size)
-            if len(data) != size or stdout.read(1) != b"\n":
-                raise ValueError("an object ends early")
-            found.append(data)
+            size, data = int(header[2]), b""
+            if kind == "contents":
+                if size > MAX_BLOB_BYTES:
+                    raise ValueError(f"an object has {size:,} bytes")
+                data = stdout.read(size)
+                if len(data) != size or stdout.read(1) != b"\n":
+                    raise ValueError("an object ends early")
+            found.append(_Object(header[1], size, data))
         return found
 
     def close(self) -> None:
@@ -292,27 +361,32 @@ class _Reader:
     def _end(self) -> None:
         if self.is_open:
             self.is_open = False
-            self._process.kill()
-            for pipe in (self._process.stdin, self._process.stdout):
-                with contextlib.suppress(OSError):
-                    if pipe is not None:
-                        pipe.close()
-            self._process.wait()
+            for process in self._processes.values():
+                process.kill()
+                for pipe in (process.stdin, process.stdout):
+                    with contextlib.suppress(OSError):
+                        if pipe is not None:
+                            pipe.close()
+                process.wait()
             self._stack.close()
 
 
 _Key = tuple[int, str, str]
 _readers: OrderedDict[_Key, _Reader] = OrderedDict()
 _readers_lock = threading.Lock()
+_more_readers: list[int] = []
 
 
-def _read_objects(tree: CommitTree, ids: Sequence[str]) -> Iterator[bytes | None]:
-    """Yield the objects of ``ids``, in order; None for one that the mirror does not have."""
-    selected = [each if COMMIT_ID.fullmatch(each) else "0" * 40 for each in ids]
+def _read_objects(tree: CommitTree, ids: Sequence[str], kind: _Request, peeled: str = "") -> Iterator[_Object | None]:
+    """Yield the objects of ``ids``, in order; None for one that the mirror does not have.
+
+    ``peeled`` is git's suffix for what a tag points to.
+    """
+    selected = [(each if COMMIT_ID.fullmatch(each) else "0" * 40) + peeled for each in ids]
     for start in range(0, len(selected), _IDS_AT_ONCE):
         found = None
         while found is None:
-            found = _reader(tree).read(selected[start : start + _IDS_AT_ONCE])
+            found = _reader(tree).read(selected[start : start + _IDS_AT_ONCE], kind)
         yield from found
 
 
@@ -328,7 +402,8 @@ def _reader(tree: CommitTree) -> _Reader:
         for other in [each for each in _readers if each[0] != pid]:
             del _readers[other]  # of the process that this one was forked from
         done = [each for each in _readers if each[1] == folder]
-        done += [each for each in _readers if each not in done][: max(0, len(_readers) - len(done) + 1 - OPEN_READERS)]
+        excess = len(_readers) - len(done) + 1 - OPEN_READERS - sum(_more_readers)
+        done += [each for each in _readers if each not in done][: max(0, excess)]
         idle = [_readers.pop(each) for each in done]
         _readers[key] = known
     for reader in idle:
@@ -336,13 +411,24 @@ def _reader(tree: CommitTree) -> _Reader:
     return known
 
 
-def close_readers() -> None:
-    """End the processes that wait for further reads."""
+@contextlib.contextmanager
+def more_readers(count: int) -> Iterator[None]:
+    """Let ``count`` more processes wait, of .3 MB each, for sources whose files are read after others are listed."""
+    _more_readers.append(count)
+    try:
+        yield
+    finally:
+        _more_readers.remove(count)
+        close_readers()
+
+
+def close_readers(folder: str | None = None) -> None:
+    """End the processes that wait for further reads, of all mirrors or of the one in ``folder``."""
     with _readers_lock:
-        readers = [reader for (pid, _, _), reader in _readers.items() if pid == os.getpid()]
-        _readers.clear()
-    for reader in readers:
-        reader.close()
+        found = {key: _readers.pop(key) for key in [*_readers] if folder in (None, key[1])}
+    for (pid, _, _), reader in found.items():
+        if pid == os.getpid():
+            reader.close()
 
 
 atexit.register(close_readers)

@@ -35,9 +35,9 @@ from driftline.storage.errors import (
 )
 from driftline.storage.objects.bucket_options import for_fsspec
 from driftline.storage.objects.request_counts import watch
-from driftline.storage.sources.access import SafeFolder, check_names_are_utf8
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
 from driftline.storage.sources.repository import MAX_BLOB_BYTES, CommitTree, TreeEntry
+from driftline.storage.sources.safe_folder import SafeFolder, check_names_are_utf8
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +175,34 @@ _ETAG_KEYS = ("generation", "ETag", "etag", "CRC", "sha")
 _MTIME_KEYS = ("LastModified", "last_modified", "mtime", "modified", "updated", "Last-Modified", "created")
 
 
+@dataclass(frozen=True, slots=True)
+class SourceAccess:
+    """A policy for reading sources ("Threat model").
+
+    Other people may have written the records of a workspace, so a record by itself allows nothing.
+
+    Remote sources may be read only at or below one of ``roots``, the URIs and folders that the caller named; local
+    ones also at or below ``folder``, and anywhere if that is None.
+    """
+
+    roots: tuple[str, ...] = ()
+    folder: str | None = None
+
+    def allows(self, uri: str) -> bool:
+        """Return whether the source at the recorded ``uri`` may be read. Contacts nothing, not even a disk."""
+        is_local = "://" not in uri and "::" not in uri
+        if is_local and self.folder is None:
+            return True
+        if is_local and os.path.normpath(uri) != uri:
+            return False
+        roots = self.roots if self.folder is None or not is_local else (*self.roots, self.folder)
+        return any(uri == root or uri.startswith(f"{root.rstrip('/')}/") for root in roots)
+
+
+LOCAL = SourceAccess()
+"""All local sources, and no remote ones."""
+
+
 @dataclass(frozen=True)
 class Source:
     """A tree of files to scan. Picklable: each worker opens its own connection.
@@ -207,6 +235,9 @@ class Source:
     def check_reachable(self) -> None:
         """Check that this process can list the source. Raises the errors of ``open_source``."""
         open_source(self.uri, self.storage_options, allow_empty=True)
+
+    def close(self) -> None:
+        """Free what reads have opened; they may open it again."""
 
     @cached_property
     def _connection(self) -> tuple[Any, str]:
@@ -319,8 +350,8 @@ class Source:
     def read_many(self, paths: Sequence[str], etags: Sequence[str] = ()) -> Sequence[bytes | DriftlineError]:
         """Return the bytes of each file, or its error, in the order of ``paths``.
 
-        Reads concurrently if the store allows it. ``etags`` are those of the listing: a
-        repository needs no other name of a file.
+        Reads concurrently if the store allows it. ``etags`` are those of the listing; a repository finds files by them
+        alone.
         """
         if self.is_local or not paths:
             return [self._read_or_error(path) for path in paths]
@@ -450,6 +481,9 @@ class RepositorySource(Source):
 
     def check_reachable(self) -> None:
         """Do nothing: most repositories are unchanged, so none is fetched before it is needed."""
+
+    def close(self) -> None:
+        self.tree.close()
 
     def list(self, prefix: str = "", *, recursive: bool = True) -> Iterator[FileInfo]:
         for entry in self.tree.entries():

@@ -32,6 +32,20 @@ GUARDED_REPOSITORIES = 3
 """Up to this number, retirements are never refused."""
 
 
+class KnownBranch(BaseModel):
+    """A branch of a repository: its ``commit``, "" once it is gone, and the one that is ``indexed``.
+
+    That was done from ``uri`` with ``settings``.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    commit: str = ""
+    indexed: str = ""
+    uri: str = ""
+    settings: str = ""
+
+
 class KnownRepository(BaseModel):
     """A repository of a fleet.
 
@@ -40,7 +54,8 @@ class KnownRepository(BaseModel):
     ``settings``, and ``behind_since`` the first time that it was behind. ``missed_since`` and ``misses`` count complete
     listings that lack it, and ``empty_since`` is when the indexed branch was first seen without a commit. ``excluded``
     says why it does not belong to the fleet. ``uri`` is that of the source; after a run that did not end, the source
-    may have one of ``other_uris`` instead.
+    may have one of ``other_uris`` instead. ``branches`` has the other branches, by their names in the index, that match
+    the globs ``followed``.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -64,6 +79,8 @@ class KnownRepository(BaseModel):
     failures: int = 0
     retry_at: datetime | None = None
     reason: str = ""
+    branches: dict[str, KnownBranch] = {}
+    followed: tuple[str, ...] = ()
 
     @property
     def state(self) -> State:
@@ -89,15 +106,16 @@ class KnownRepository(BaseModel):
         """Return for how long the index has been known to be behind."""
         return (now - self.behind_since).total_seconds() if self.behind_since is not None else 0.0
 
-    def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool) -> bool:
+    def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool, followed: tuple[str, ...]) -> bool:
         """Return whether its host must be asked for its commit: not if the listing shows that nothing was pushed.
 
         ``is_current`` is whether the current listing has it: if not, another repository may have its path now. With
-        ``retry``, its backoff is over.
+        ``retry``, its backoff is over. ``followed`` are the globs of its branches.
         """
         if not is_current or self.excluded or (self.is_waiting(now) and not retry):
             return False
         is_quiet = bool(self.stamp) and self.stamp == self.listed.stamp and not self.failures
+        is_quiet &= self.followed == followed
         return not is_quiet or self.looked_at is None or now - self.looked_at >= LOOKED_AT_AGAIN_AFTER
 
     def is_waiting(self, now: datetime) -> bool:
@@ -121,9 +139,26 @@ class KnownRepository(BaseModel):
             update={"commit": commit, "looked_at": now, "behind_since": since, "stamp": stamp} | fine
         )
 
-    def indexed_next(self, *uris: str) -> KnownRepository:
-        """Return it before a run that may give its source one of ``uris``."""
-        return self.model_copy(update={"other_uris": tuple(sorted({*self.uris, *uris} - {self.uri}))})
+    def with_branches(self, commits: Mapping[str, str], followed: tuple[str, ...]) -> KnownRepository:
+        """Return it after its host has named the ``commits`` of its branches, of those that match ``followed``."""
+        gone = {name: each.model_copy(update={"commit": ""}) for name, each in self.branches.items()}
+        known = {
+            name: self.branches.get(name, KnownBranch()).model_copy(update={"commit": commit})
+            for name, commit in commits.items()
+        }
+        return self.model_copy(update={"branches": gone | known, "followed": followed})
+
+    def with_indexed(self, name: str, uri: str, settings: str) -> KnownRepository:
+        """Return it after a run has indexed the commit of its branch ``name``."""
+        commit = self.branches[name].commit
+        done = KnownBranch(commit=commit, indexed=commit, uri=uri, settings=settings)
+        return self.model_copy(update={"branches": self.branches | {name: done}})
+
+    def indexed_next(self, *uris: str, is_new: bool = False) -> KnownRepository:
+        """Return it before a run that may give its source one of ``uris``; the index of a new one has no branch."""
+        branches = {name: KnownBranch(commit=each.commit) if is_new else each for name, each in self.branches.items()}
+        others = tuple(sorted({*self.uris, *uris} - {self.uri}))
+        return self.model_copy(update={"other_uris": others, "branches": branches})
 
     def adopted_as(self, new: KnownRepository) -> KnownRepository:
         """Return it as the repository ``new`` of another fleet, so that a renamed fleet keeps its index."""

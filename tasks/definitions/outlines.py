@@ -183,15 +183,21 @@ HEADINGS: dict[str, Callable[[str], list[Definition]]] = {
 
 _KINDS = {
     "def": "function", "func": "function", "fn": "function", "fun": "function", "sub": "function",
-    "record": "struct", "defmodule": "module", "defp": "function", "package": "module",
+    "defp": "function", "defguard": "function", "defguardp": "function", "defdelegate": "function",
+    "defmacro": "macro", "defmacrop": "macro", "defmodule": "module", "defprotocol": "interface", "defimpl": "impl",
+    "record": "struct", "package": "module",
 }  # fmt: skip
 _DEFINITION = re.compile(
     r"[ \t]*(?:(?:export|default|public|private|protected|internal|static|abstract|final|async|inline|local"
     r"|pub(?:\([^)\n]*\))?)[ \t]+)*"
-    r"(def|defp|defmodule|class|func|function|fn|fun|sub|interface|struct|enum|trait|impl|module|type|record|namespace)"
-    r"[ \t]+([\w.<>:]+)[ \t]*(?:[(:{<=\[]|$|(?:struct|interface|extends|implements|for|do)\b)",
+    r"(def(?:p|macrop?|guardp?|delegate|module|protocol|impl)?|class|func|function|fn|fun|sub|interface|struct|enum|trait"
+    r"|impl|module|type|record|namespace)[ \t]+([\w.<>:]+[?!]?)[ \t]*"
+    r"(?:[(:{<=\[]|$|(?:struct|interface|extends|implements|for|do|when)\b|,[ \t]*(?:do|for|to):)",
     re.MULTILINE,
 )
+_LEADING = ("#", "@")
+_DOC, _END_OF_DOC = ("@doc", "@typedoc"), ('"""', "'''")
+"""The attributes of Elixir whose text may span lines, and its last line."""
 
 
 def begins_definition(line: str) -> bool:
@@ -210,22 +216,23 @@ def by_patterns(text: str) -> list[Definition]:
             continue
         indent = len(line) - len(bare)
         while open_ and indent <= open_[-1][0]:
-            _, at = open_.pop()
-            closes = bare[0] in "})]" or bare.startswith("end")
+            outer, at = open_.pop()
+            closes = indent == outer and (bare[0] in "})]" or bare.startswith("end"))
             found[at] = _until(found[at], number if closes else number - 1)
         match = _DEFINITION.match(line)
         if match:
             kind = _KINDS.get(match[1], match[1])
             name = f"{found[open_[-1][1]].name}.{match[2]}" if open_ else match[2]
             open_.append((indent, len(found)))
-            found.append(Definition(kind if kind in KINDS else "type", name, number, number, number))
+            first = _with_leading(lines, number, _LEADING)
+            found.append(Definition(kind if kind in KINDS else "type", name, number, first, number))
     for _, at in open_:
         found[at] = _until(found[at], len(lines) - 1)
     return found
 
 
 def _until(each: Definition, last: int) -> Definition:
-    return Definition(each.kind, each.name, each.line, each.first, last)
+    return replace(each, last=last)
 
 
 MAX_PARSED_CHARACTERS = 1_000_000
@@ -321,6 +328,8 @@ def _with_leading(lines: Sequence[str], first: int, leading: tuple[str, ...]) ->
         start: int | None = first - 1
         if "/*" in leading and above.rstrip().endswith("*/"):
             start = _comment_start(lines, first - 1)
+        elif "@" in leading and above.strip() in _END_OF_DOC:
+            start = _doc_start(lines, first - 1)
         elif not above.lstrip().startswith(leading):
             start = None
         if start is None:
@@ -335,6 +344,15 @@ def _comment_start(lines: Sequence[str], end: int) -> int | None:
         if "/*" in lines[at]:
             return at if lines[at].lstrip().startswith("/*") else None
     return None
+
+
+def _doc_start(lines: Sequence[str], end: int) -> int | None:
+    """Return the line with the attribute whose text ends with the quotes at ``end``."""
+    begins = (
+        at for at in range(end - 1, max(-1, end - MAX_COMMENT_LINES), -1) if lines[at].rstrip().endswith(_END_OF_DOC)
+    )
+    start = next(begins, None)
+    return start if start is not None and lines[start].lstrip().startswith(_DOC) else None
 
 
 def _qualified(found: Sequence[Definition]) -> list[Definition]:

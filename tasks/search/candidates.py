@@ -6,10 +6,9 @@ The result is the best of the candidates, best first (DESIGN, "Search").
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, repeat
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,8 @@ from driftline.tasks.search.ranking import (
     BM25_K1,
     WEIGHTS,
     CandidateLines,
+    Document,
+    FoundLine,
     Neighbourhood,
     Weights,
     count_words,
@@ -37,9 +38,8 @@ from driftline.tasks.search.ranking import (
 )
 from driftline.tasks.search.request import is_auxiliary, is_prose, is_test
 
-Document = tuple[str, str, str]
-"""Entity, path and hash."""
 NO_DEFINITION, UNKNOWN = -1, -2
+_NUMBER_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +72,6 @@ class Candidates:
 
     def __len__(self) -> int:
         return len(self.texts)
-
-    def rows(self, at: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-        """Yield lines as ``storage.queries.nearest_lines`` does, without distances, each with its ``definition``."""
-        columns = (values[at].tolist() for values in (self.lines.document, self.lines.number, self.column))
-        for line, document, number, column, position in zip(
-            at.tolist(), *columns, self.definition[at].tolist(), strict=True
-        ):
-            entity, path, digest = self.documents[document]
-            yield {
-                "entity": entity,
-                "path": path,
-                "line_number": number,
-                "column_number": column,
-                "text": self.texts[line],
-                "hash": digest,
-                "definition": self.definitions[position] if position >= 0 else None,
-                "outlined": position != UNKNOWN,
-            }
 
     def definition_of(self, at: int) -> Definition | None:
         """Return the innermost definition around a line, if it is known."""
@@ -171,18 +153,23 @@ def _definitions(
 ) -> tuple[list[Definition], NDArray[np.int64]]:
     """Return the definitions in the outlines of blocks, and for each line, ``(n,)``, the innermost around it."""
     definitions: list[Definition] = []
-    innermost = np.full(len(block), UNKNOWN)
     starts = np.flatnonzero(np.diff(block, prepend=-1))  # the lines of a block are adjacent
-    for start, stop in pairwise([*starts.tolist(), len(block)]):
-        outline = outlines[block[start]]
-        if outline is None:
-            continue
-        innermost[start:stop] = NO_DEFINITION
-        numbers = number[start:stop].tolist()
-        for each in decode(outline):
-            first, end = bisect_left(numbers, each.first), bisect_right(numbers, each.last)
-            innermost[start + first : start + end] = len(definitions)
-            definitions.append(each)
+    of_blocks = [outlines[at] for at in block[starts].tolist()]
+    counts = []
+    for outline in of_blocks:
+        definitions += (found := decode(outline or ""))
+        counts.append(len(found))
+    sizes = np.diff(starts, append=len(block))
+    known = np.fromiter((outline is not None for outline in of_blocks), np.bool_, len(of_blocks))
+    innermost = np.repeat(np.where(known, NO_DEFINITION, UNKNOWN), sizes)
+    # Numbers that increase through all blocks, so that one search finds the lines of all definitions.
+    at = np.repeat(np.arange(len(starts)), counts) << _NUMBER_BITS
+    keys = np.repeat(np.arange(len(starts)), sizes) << _NUMBER_BITS | number
+    bounds = np.array([(each.first, each.last) for each in definitions], np.int64).reshape(-1, 2)
+    first = np.searchsorted(keys, at | bounds[:, 0])
+    end = np.searchsorted(keys, at | bounds[:, 1], side="right")
+    for position, (start, stop) in enumerate(zip(first.tolist(), end.tolist(), strict=True)):
+        innermost[start:stop] = position  # inner definitions come later
     return definitions, innermost
 
 
@@ -271,13 +258,11 @@ def rank(
     meaning: bool = True,
     only: LineKinds = ALL_LINES,
     weights: Weights = WEIGHTS,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[FoundLine]:
     """Return the best of ``candidates``, which are of ``blocks`` (``lines_of``) and others (``gather``), best first.
 
-    They are rows of ``storage.queries.nearest_lines`` with a ``relevance``, which orders them, the ``attainable``
-    relevance, a ``fit``, which ignores their neighbours, and whether they begin the ``named`` definition. ``vector``
-    ``(dim,) float32`` is the query's. Without ``meaning``, words alone decide, and lines without any are dropped; so
-    are lines that ``only`` does not allow.
+    ``vector`` ``(dim,) float32`` is the query's. Without ``meaning``, words alone decide, and lines without any are
+    dropped; so are lines that ``only`` does not allow.
     """
     if not len(candidates):
         return iter(())
@@ -305,29 +290,41 @@ def rank(
         bonus = weights.definition * (_begins_definition(candidates, chosen) & (relevance > 0) & ~prose)
         relevance, fit = relevance + gain + bonus, fit + own_gain + bonus
     relevance, fit = relevance + weights.name * named[chosen], fit + weights.name * named[chosen]
-    relevance = np.where(relevance > 0, _of_kinds(candidates, weights)[lines.document[chosen]], 1) * relevance
+    relevance = np.where(relevance > 0, _kept_shares(candidates, chosen, weights), 1) * relevance
     order = np.argsort(-relevance, kind="stable")
-    columns = (values[order].tolist() for values in (own_cosines, relevance, fit, named[chosen] > 0))
-    return (
-        {
-            **row,
-            "distance": round(1 - cosine, DISTANCE_DIGITS),
-            "relevance": score,
-            "fit": own_score,
-            "attainable": attainable,
-            "named": is_named,
-        }
-        for row, cosine, score, own_score, is_named in zip(candidates.rows(chosen[order]), *columns, strict=True)
+    distances = (1 - own_cosines[order].astype(np.float64)).round(DISTANCE_DIGITS)
+    at = chosen[order]
+    position = candidates.definition[at]
+    definitions = [*candidates.definitions, None]
+    columns: tuple[Iterable[Any], ...] = (
+        map(candidates.documents.__getitem__, lines.document[at].tolist()),
+        lines.number[at].tolist(),
+        candidates.column[at].tolist(),
+        map(texts.__getitem__, at.tolist()),
+        distances.tolist(),
+        relevance[order].tolist(),
+        fit[order].tolist(),
+        repeat(attainable),
+        (named[at] > 0).tolist(),
+        map(definitions.__getitem__, position.clip(-1).tolist()),
+        (position != UNKNOWN).tolist(),
     )
+    return map(FoundLine._make, zip(*columns, strict=False))  # lazily: the first rows make enough windows
 
 
-def _of_kinds(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
-    """Return ``(d,)``: the share of relevance that each document keeps, by its kind."""
+def _kept_shares(candidates: Candidates, chosen: NDArray[np.int64], weights: Weights) -> NDArray[np.float32]:
+    """Return ``(n,)``: the share of relevance that each of the ``chosen`` rows keeps, by the kind of its document.
+
+    A module of tests in a source, as of Rust, is a test.
+    """
     shares = np.where(_of_documents(candidates, is_prose), weights.text, weights.source)
     shares *= np.where(_of_documents(candidates, is_auxiliary), weights.auxiliary, 1.0)
+    of_rows = shares[candidates.lines.document[chosen]]
     if weights.source < weights.text or not _ASKS_FOR_TESTS & {*candidates.words}:  # how to test: not in a test, either
-        shares *= np.where(_of_documents(candidates, is_test), weights.test, 1.0)
-    return shares.astype(np.float32)
+        tests = _of_documents(candidates, is_test)[candidates.lines.document[chosen]]
+        inline = np.fromiter((*(each.is_test for each in candidates.definitions), False), np.bool_)
+        of_rows *= np.where(tests | inline[candidates.definition[chosen].clip(-1)], weights.test, 1.0)
+    return of_rows.astype(np.float32)
 
 
 def _allowed(candidates: Candidates, only: LineKinds) -> NDArray[np.bool_]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.deep.files import FOLDERS, as_words
 from driftline.tasks.search.filters import LineKinds, relative_to_sources
 from driftline.tasks.search.hits import Window, add_definitions, by_score
+from driftline.tasks.search.ranking import FoundLine
 
 LINES_AROUND, HEAD_LINES = 3, 6
 """Lines on each side of a window to read, and lines from the head of its definition if that is farther up."""
@@ -56,7 +57,7 @@ def reranked(
 ) -> list[Window]:
     """Return ``windows``, best first, by their scores plus ``weight`` times the cosine of ``query`` and their texts.
 
-    A cosine without words would prefer texts that resemble the question to answers.
+    The cosine alone would prefer texts that resemble the question over answers.
     """
     if len(windows) < 2:
         return list(windows)
@@ -225,7 +226,7 @@ def _windows(
             continue
         if not deep.only.allow(definition, definition.line, location.path):
             continue
-        row: dict[str, Any] = {"entity": location.entity, "path": location.path, "hash": location.hash}
-        row |= {"line_number": definition.line, "distance": distance, "text": text}
-        windows[location] = Window.around(row | {"definition": definition, "outlined": True})
+        document = location.entity, location.path, location.hash
+        hit = FoundLine(document, definition.line, 0, text, distance, 1 - distance, -distance)
+        windows[location] = Window.around(hit._replace(definition=definition, outlined=True))
     return windows

@@ -33,6 +33,7 @@ from driftline.tasks.scanning.selection import STDIN, files_named
 from driftline.tasks.search.filters import where_named
 from driftline.tasks.search.hits import Hit, anchored, clipped, clipped_context, match_in, merge_windows, symbol_of
 from driftline.tasks.search.query import UNKNOWN_WORDS, SearchReport, answer, nearest_note
+from driftline.tasks.search.ranking import FoundLine
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.text import rows_of_line, split_documents, split_lines
@@ -208,15 +209,15 @@ def _hits(
 
     nearest = zip(*(column.tolist() for column in lines), strict=True)
     rows = (
-        {
-            "entity": "",
-            "path": str(document),  # two texts may have one path
-            "hash": "",
-            "line_number": number,
-            "column_number": column,
-            "distance": distance,
-            "text": dict(rows_of_line(lines_of(document)[number]))[column],
-        }
+        FoundLine(
+            ("", str(document), ""),  # two texts may have one path
+            number,
+            column,
+            dict(rows_of_line(lines_of(document)[number]))[column],
+            distance,
+            1 - distance,
+            -distance,
+        )
         for distance, document, number, column in nearest
     )
     windows = merge_windows(rows, 2 * n_lines + 1 if n_lines else 0, request.top_k)

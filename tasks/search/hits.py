@@ -46,7 +46,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.scanning.scan import holds_records
 from driftline.tasks.search.links import Links, SourceRecords, find_links, is_archive_unchanged
-from driftline.tasks.search.ranking import WEIGHTS, Weights, stem_shares
+from driftline.tasks.search.ranking import WEIGHTS, Document, FoundLine, Weights, stem_shares
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
 
@@ -102,27 +102,37 @@ class Window:
         return self.entity, self.path
 
     @classmethod
-    def around(cls, row: Mapping[str, Any]) -> Window:
+    def around(cls, found: FoundLine) -> Window:
         """Return the window of one hit."""
-        line, distance = row["line_number"], row["distance"]
-        fit = row.get("fit", -distance)
-        known: dict[str, Any] = {"score": row.get("relevance", 1 - distance), "column": row.get("column_number", 0)}
-        known |= {name: row[name] for name in ("attainable", "named") if name in row}
-        known |= {"definition": row["definition"], "outlined": row["outlined"]} if "definition" in row else {}
-        document = row["entity"], row["path"], row["hash"]
-        return cls(*document, line, distance, row["text"], fit, first=line, last=line, **known)
+        line = found.number
+        return cls(
+            *found.document,
+            line,
+            found.distance,
+            found.text,
+            found.fit,
+            first=line,
+            last=line,
+            definition=found.definition,
+            outlined=found.outlined,
+            score=found.relevance,
+            column=found.column,
+            attainable=found.attainable,
+            named=found.named,
+        )
 
     def may_take_in(self, line: int) -> bool:
         """Return whether it may grow to a line: any line, unless the query names its definition."""
         return not self.named or self.definition is None or self.definition.first <= line <= self.definition.last
 
-    def gains_by(self, row: Mapping[str, Any], across: float) -> bool:
+    def gains_by(self, found: FoundLine, across: float) -> bool:
         """Return whether a later hit is inside, or relevant enough to extend it, ``across`` definitions, too."""
-        if self.first <= row["line_number"] <= self.last or not self.attainable or self.score <= 0:
+        if self.first <= found.number <= self.last or not self.attainable or self.score <= 0:
             return True
-        share = across if self.is_apart_from(row.get("definition")) else GROWTH
-        worth: bool = row["relevance"] >= share * self.score
-        return worth
+        if found.relevance < min(across, GROWTH) * self.score:
+            return False
+        share = across if self.is_apart_from(found.definition) else GROWTH
+        return found.relevance >= share * self.score
 
     def is_apart_from(self, definition: Definition | None) -> bool:
         """Return whether its definition and ``definition`` are code, and neither is part of the other."""
@@ -139,33 +149,34 @@ class Window:
         self.first, self.last = min(self.first, other.first), max(self.last, other.last)
 
 
-def merge_windows(rows: Iterable[Mapping[str, Any]], max_gap: int, limit: int, across: float = GROWTH) -> list[Window]:
+def merge_windows(rows: Iterable[FoundLine], max_gap: int, limit: int, across: float = GROWTH) -> list[Window]:
     """Merge hits, best first, into at most ``limit`` windows, in the order of their first hits.
 
-    ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` unless
-    nearer is simply better. Hits up to ``max_gap`` lines apart become one window; if that would be too long, or the
-    later hit has less than GROWTH of the relevance of one of them (``across`` definitions: this share), it is dropped.
-    Hits are read until there are enough windows, so that no window grows by hits that are worse than all of them. A
-    window that begins shortly after its definition begins with it, and one that ends shortly before its end ends there.
+    Hits up to ``max_gap`` lines apart become one window; if that would be too long, or the later hit has less than
+    GROWTH of the relevance of one of them (``across`` definitions: this share), it is dropped. Hits are read until
+    there are enough windows, so that no window grows by hits that are worse than all of them. A window that begins
+    shortly after its definition begins with it, and one that ends shortly before its end ends there.
     """
     windows: list[Window] = []
-    of_document: dict[tuple[str, str], list[Window]] = {}
+    of_document: dict[Document, list[Window]] = {}
     for row in rows:
-        known = of_document.setdefault((row["entity"], row["path"]), [])
-        line, fit = row["line_number"], row.get("fit", -row["distance"])
+        known = of_document.setdefault(row.document, [])
+        line = row.number
         near = [window for window in known if window.first - max_gap <= line <= window.last + max_gap]
         if near:
-            first, last = min(line, *(each.first for each in near)), max(line, *(each.last for each in near))
-            if last - first >= MAX_WINDOW_LINES or not all(window.may_take_in(line) for window in near):
-                continue
+            kept, *others = near
+            if not others and kept.first <= line <= kept.last and row.fit <= kept.fit:
+                continue  # most rows change nothing
             if not any(window.gains_by(row, across) for window in near):
                 continue
-            kept, *others = near
+            first, last = min(line, *[each.first for each in near]), max(line, *[each.last for each in near])
+            if last - first >= MAX_WINDOW_LINES or not all(window.may_take_in(line) for window in near):
+                continue
             for other in others:
                 kept.take_in(other)
                 known.remove(other)
                 windows.remove(other)
-            if fit > kept.fit:
+            if row.fit > kept.fit:
                 kept.take_in(Window.around(row))
             kept.first, kept.last = first, last
             continue

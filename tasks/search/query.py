@@ -24,7 +24,7 @@ from driftline.storage.errors import DriftlineError, FingerprintMismatch, Missin
 from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
-from driftline.storage.lines.queries import NOTHING, LineQuery, Scored
+from driftline.storage.lines.queries import NOTHING, RESULT_COLUMNS, LineQuery, Scored
 from driftline.storage.lines.words import QueryForm, keywords, names_in, places_in, query_for_index, query_form
 from driftline.storage.model import Embedder, html_table
 from driftline.storage.options import from_keywords
@@ -57,7 +57,7 @@ from driftline.tasks.search.hits import (
     merge_windows,
 )
 from driftline.tasks.search.links import SourceRecords
-from driftline.tasks.search.ranking import WEIGHTS, WEIGHTS_OF_FORMS
+from driftline.tasks.search.ranking import WEIGHTS, WEIGHTS_OF_FORMS, FoundLine
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest, without_empty
 
@@ -469,19 +469,18 @@ class _Finder:
     explanation: Explanation
     records: SourceRecords
     only: LineKinds = ALL_LINES
-    ranked: list[dict[str, Any]] | None = None
+    ranked: list[FoundLine] | None = None
     """The lines that the last attempt has ranked, best first, if facets need them."""
 
     def matches(self) -> Iterator[Match]:
         """Yield the files of the ranked lines."""
         kinds: dict[tuple[str, str], set[str]] = {}
         for row in self.ranked or ():
-            definition = row.get("definition")
-            of_file = kinds.setdefault((row["entity"], row["path"]), set())
-            of_file |= {definition.kind} if definition is not None else set()
+            of_file = kinds.setdefault(row.file, set())
+            of_file |= {row.definition.kind} if row.definition is not None else set()
         return (Match(*file, frozenset(found)) for file, found in kinds.items())
 
-    def _kept(self, rows: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    def _kept(self, rows: Iterable[FoundLine]) -> Iterable[FoundLine]:
         """Return ``rows``, and keep them for facets."""
         if self.ranked is None:
             return rows
@@ -501,9 +500,7 @@ class _Finder:
         while True:
             with self.explanation.timed("vector"):
                 found = self._nearest(fetch)
-            windows = merge_windows(
-                self._kept(self._allowed(found.sort_by("distance").to_pylist())), max_gap, n_windows
-            )
+            windows = merge_windows(self._kept(self._allowed(found.sort_by("distance"))), max_gap, n_windows)
             if len(windows) == n_windows or len(found) < fetch:
                 return windows
             fetch *= 2
@@ -525,10 +522,10 @@ class _Finder:
                 options: dict[str, Any] = {"n_windows": n_windows, "meaning": meaning, "only": self.only}
                 options["weights"] = WEIGHTS_OF_FORMS.get(form, WEIGHTS)
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
-                farthest = np.inf if self.max_distance is None else self.max_distance
-                near = self._kept(row for row in rows if row["distance"] <= farthest)
+                if (farthest := self.max_distance) is not None:
+                    rows = (row for row in rows if row.distance <= farthest)
                 across = GROWTH if form == "sentence" else GROWTH_ACROSS
-                merged = merge_windows(near, max_gap, max(n_windows, JUDGED_WINDOWS), across)
+                merged = merge_windows(self._kept(rows), max_gap, max(n_windows, JUDGED_WINDOWS), across)
                 windows = arranged(merged, lines.words, form)[:n_windows]
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
@@ -542,7 +539,7 @@ class _Finder:
 
     def nearest_allowed(self) -> list[Window]:
         """Return the nearest line that ``only`` allows, if it is among the nearest ones."""
-        rows = self._allowed(self._nearest(CANDIDATE_BLOCKS).to_pylist())
+        rows = self._allowed(self._nearest(CANDIDATE_BLOCKS))
         return [Window.around(row) for row in rows[:1]]
 
     def _candidates(self, blocks: int, near: int) -> tuple[pa.Table, int, Candidates]:
@@ -604,17 +601,24 @@ class _Finder:
         order = np.argsort(-blocks["bm25"].to_numpy(), kind="stable")
         return blocks.take(pa.array(order.tolist(), pa.int64()))
 
-    def _allowed(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the ``rows`` of nearest lines that ``only`` allows, with their definitions if it needs them."""
+    def _allowed(self, found: pa.Table) -> list[FoundLine]:
+        """Return the nearest lines that ``only`` allows, with their definitions if it needs them."""
+        columns = (found[name].to_pylist() for name in (*RESULT_COLUMNS, "distance"))
+        rows = [
+            FoundLine((entity, path, digest), number, column, text, distance, 1 - distance, -distance)
+            for entity, path, number, column, text, digest, distance in zip(*columns, strict=True)
+        ]
         if self.only.needs_definitions:
-            lines = [(row["entity"], row["path"], row["line_number"]) for row in rows]
+            lines = [(*row.file, row.number) for row in rows]
             outlines = {line: text for table in self.tables for line, text in table.outlines(lines).items()}
-            for row, line in zip(rows, lines, strict=True):
-                row["definition"] = innermost(decode(outlines.get(line, "")), line[2])
-                row["outlined"] = line in outlines
+            known = ((innermost(decode(outlines.get(line, "")), line[2]), line in outlines) for line in lines)
+            rows = [
+                row._replace(definition=definition, outlined=outlined)
+                for row, (definition, outlined) in zip(rows, known, strict=True)
+            ]
         if self.only == ALL_LINES:
             return rows
-        return [row for row in rows if self.only.allow(row.get("definition"), row["line_number"], row["path"])]
+        return [row for row in rows if self.only.allow(row.definition, row.number, row.document[1])]
 
     def _nearest(self, limit: int) -> pa.Table:
         found = [table.nearest(self.embedded, limit, self.max_distance) for table in self.tables]

@@ -16,10 +16,12 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.words import QueryForm, name_parts, terms, terms_of
 
 
@@ -68,7 +70,7 @@ class Weights:
     file: float = 0.25
     stem: float = 0.2
     whole_stem: float = 0.35
-    again: float = -0.3
+    again: float = -0.5
     phrase_words: int = 5
     question_words: int = 8
     code: tuple[Neighbourhood, ...] = (Neighbourhood(8.0, 3, 0.7),)
@@ -85,6 +87,8 @@ WEIGHTS_OF_FORMS: Mapping[QueryForm, Weights] = {"usage": USAGE_WEIGHTS, "senten
 
 
 BM25_K1, BM25_B = 1.2, 0.75
+_NO_LENGTH = 1e-6
+"""Rounding leaves zero vectors shorter than this."""
 STEMS_OF_FOLDERS = frozenset(("__init__", "index", "init", "mod"))
 """Names of files that stand for their folders."""
 _ASCII_PARTS = bytes(code if chr(code).isalnum() else ord(" ") for code in range(256))
@@ -100,6 +104,36 @@ class CandidateLines:
 
     document: NDArray[np.int64]
     number: NDArray[np.int64]
+
+
+Document = tuple[str, str, str]
+"""Entity, path and hash."""
+
+
+class FoundLine(NamedTuple):
+    """A row that answers a query: its line, 0-based, and how well.
+
+    ``relevance`` orders the rows, ``attainable`` is its maximum, 0 if it is a cosine, and ``fit`` ignores the
+    neighbours of the line. ``named`` means that it begins the definition that the query names, and ``definition`` is
+    the innermost around it, if it is ``outlined``.
+    """
+
+    document: Document
+    number: int
+    column: int
+    text: str
+    distance: float
+    relevance: float
+    fit: float
+    attainable: float = 0.0
+    named: bool = False
+    definition: Definition | None = None
+    outlined: bool = False
+
+    @property
+    def file(self) -> tuple[str, str]:
+        """Return the key of its document."""
+        return self.document[:2]
 
 
 def word_weights(
@@ -162,12 +196,32 @@ def document_scores(
 def meaning_scores(
     lines: CandidateLines, vectors: NDArray[np.float32], query: NDArray[np.float32], meaning: Sequence[Neighbourhood]
 ) -> NDArray[np.float32]:
-    """Return ``(n,)``: weighted cosines of ``query`` and the mean ``vectors``, ``(n, dim)``, around each line."""
+    """Return ``(n,)``: weighted cosines of ``query`` and the mean ``vectors``, ``(n, dim)``, around each line.
+
+    The products of vectors that are near each other give the lengths of the means, which are faster than the means.
+    """
     scores = np.zeros(len(vectors), np.float32)
+    if not len(vectors):
+        return scores
+    of_query = vectors @ query
     for near in meaning:
-        around = _around(lines, vectors, near.lines, near.decay)
-        norms = np.sqrt(np.einsum("ij,ij->i", around, around))
-        scores += near.weight * np.divide(around @ query, norms, out=np.zeros_like(norms), where=norms > 0)
+        at = _spread(lines, near.lines)
+        shares = (near.decay ** np.abs(np.arange(-near.lines, near.lines + 1))).astype(np.float32)
+        padded = np.zeros((2 * near.lines + 1, int(at[-1]) + len(shares)), np.float32)  # of pairs, by their distance
+        padded[0, at + near.lines] = of_query
+        products = np.correlate(padded[0], shares)[at]
+        padded[0, at + near.lines] = np.einsum("ij,ij->i", vectors, vectors)
+        for step in range(1, min(len(padded), len(vectors))):
+            distance = at[step:] - at[:-step]
+            pairs = np.flatnonzero(distance < len(padded))
+            if not len(pairs):
+                break
+            of_pairs = np.einsum("ij,ij->i", vectors[:-step], vectors[step:])
+            padded[distance[pairs], at[pairs] + near.lines] = 2 * of_pairs[pairs]
+        kernels = (shares[: len(shares) - apart] * shares[apart:] for apart in range(len(padded)))
+        squares = sum(np.correlate(row, kernel)[at] for row, kernel in zip(padded, kernels, strict=True))
+        norms = np.sqrt(np.maximum(squares, 0))
+        scores += near.weight * np.divide(products, norms, out=np.zeros_like(norms), where=norms > _NO_LENGTH)
     return scores
 
 
@@ -257,14 +311,25 @@ def _saturated(counts: NDArray[np.float32], lengths: NDArray[np.float32]) -> NDA
 
 def _around(lines: CandidateLines, values: NDArray[np.float32], reach: int, decay: float) -> NDArray[np.float32]:
     """Return ``(n, c)``: the sum of the ``values``, ``(n, c)``, around each line, with less weight for farther ones."""
-    total = values.copy()
-    shares = decay ** np.arange(reach + 1, dtype=np.float32)
-    product = np.empty_like(values)
-    for step in range(1, min(reach, len(values) - 1) + 1):
-        distance = lines.number[step:] - lines.number[:-step]
-        distance = np.maximum(distance, step)  # the rows of one line are neighbours, too
-        near = (lines.document[step:] == lines.document[:-step]) & (distance <= reach)
-        share = np.where(near, shares[distance.clip(0, reach)], 0)[:, None]
-        total[step:] += np.multiply(share, values[:-step], out=product[step:])
-        total[:-step] += np.multiply(share, values[step:], out=product[step:])
-    return total
+    if not len(values):
+        return values
+    at = _spread(lines, reach)
+    spread = np.zeros((int(at[-1]) + 1, values.shape[1]), np.float32)
+    spread[at] = values
+    total, product = spread.copy(), np.empty_like(spread)
+    for step in range(1, min(reach, len(spread) - 1) + 1):
+        np.multiply(spread, np.float32(decay**step), out=product)
+        total[step:] += product[:-step]
+        total[:-step] += product[step:]
+    return total[at]
+
+
+def _spread(lines: CandidateLines, reach: int) -> NDArray[np.int64]:
+    """Return ``(n,)``: positions of lines at their distances, but beyond each other's ``reach`` in two documents.
+
+    So a sum of slices adds a neighbour to all lines at once. The rows of one line are neighbours, too.
+    """
+    steps = np.diff(lines.number, prepend=lines.number[:1]).clip(1, reach + 1)
+    steps[np.diff(lines.document, prepend=lines.document[:1]) != 0] = reach + 1
+    steps[0] = 0
+    return steps.cumsum()

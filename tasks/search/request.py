@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -65,7 +66,7 @@ _TEST = re.compile(
     r"|(?:^|/)[^/]*[a-z0-9](?:Test|Tests|TestCase|IT|Spec)\.(?:java|kt|scala|cs|swift|php)$"
 )
 _AUXILIARY = re.compile(
-    r"(?:^|/)(?:vendor|_?vendored|_vendor|third[_-]?party|node_modules|dist|_esm|_cjs|locales?|i18n|examples?|samples?|demos?"
+    r"(?:^|/)(?:vendor|_?vendored|_vendor|third[_-]?party|node_modules|dist|_esm|_cjs|locales?|i18n|_?examples?|samples?|demos?|stubs"
     r"|docs?_src|compat|_compat|legacy|fixtures?)/"
     r"|(?:^|/)(?:changelog|changes|history|news|releases?)(?:\.\w+)?$"
     r"|(?:^|/)(?:(?:index|genindex|toc|contents)\.x?html?|summary\.md|_sidebar\.md)$"
@@ -80,11 +81,13 @@ def is_prose(path: str) -> bool:
     return path.lower().endswith(PROSE_EXTENSIONS)
 
 
+@lru_cache(65_536)
 def is_test(path: str) -> bool:
     """Return whether a document is a test or belongs to tests, by the names of its folders and its own."""
     return _TEST.search(path) is not None
 
 
+@lru_cache(65_536)
 def is_auxiliary(path: str) -> bool:
     """Return whether a document repeats or lists others: lock files, changelogs, tables of contents, examples, data,
     and vendored, generated or translated files.

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError
+from driftline.storage.errors import AccessDenied, DriftlineError, SourceNotFound, StorageError, UsageError
 from driftline.storage.sources import mirror, repository
 from driftline.storage.sources.isolation import spawn
 from driftline.storage.sources.mirror import Mirror, parse_remote, resolve
@@ -202,9 +202,10 @@ def test_a_force_push_and_a_lost_mirror_lose_nothing(
     assert (counts(last), last["bytes_read"]) == ((0, 1, 0, 1), len("new = 2\n"))
 
 
-def test_a_mirror_fetches_only_what_is_new_and_keeps_two_commits(
-    git_server: GitServer, project: Checkout, run: Driftline
+def test_a_mirror_fetches_only_what_is_new_and_keeps_the_last_commits(
+    git_server: GitServer, project: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mirror, "KEPT_COMMITS", 2)
     project.write("large.txt", "".join(f"{number} words of a large file\n" for number in range(40_000)))
     project.push()
     url = git_server.url("team/app.git")
@@ -446,11 +447,53 @@ def test_a_reader_that_was_closed_or_killed_is_replaced(
         for source in sources:
             assert source.read("docs/b.md") == b"beta\n"
     (reader,) = repository._readers.values()
-    reader._process.kill()
-    reader._process.wait()
+    for process in reader._processes.values():
+        process.kill()
+        process.wait()
     with pytest.raises(StorageError):
         sources[1].read("docs/b.md")
     assert sources[1].read("docs/b.md") == b"beta\n"
+
+
+def test_an_older_git_reads_the_same(project: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.write("a/b/c.md", "deep\n")
+    project.push()
+    source = open_source(f"git+file://{project.remote}")
+
+    def read() -> dict[str, tuple[int, bytes | DriftlineError]]:
+        repository.close_readers()
+        infos = list(source.list())
+        contents = source.read_many([info.path for info in infos], [info.etag for info in infos])
+        return {info.path: (info.size_bytes, data) for info, data in zip(infos, contents, strict=True)}
+
+    found = read()
+    assert found["a/b/c.md"] == (5, b"deep\n")
+    monkeypatch.setattr(repository, "_takes_commands", lambda: False)
+    assert read() == found
+
+
+def test_a_run_reads_the_folders_and_files_that_changed(
+    project: Checkout, run: Driftline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(60):
+        project.write(f"d{number % 6}/e/{number}.md", f"file {number}\n" * 100)
+    project.push()
+    uri = f"git+file://{project.remote}"
+    run(uri)
+    project.write("d3/e/3.md", "changed\n" * 100)
+    project.push()
+    read: list[int] = []
+    original = repository._Reader._read
+
+    def counted(self: Any, requests: Any, kind: Any) -> Any:
+        found = original(self, requests, kind)
+        read.extend(len(each.data) for each in found if each is not None)
+        return found
+
+    monkeypatch.setattr(repository._Reader, "_read", counted)
+    last = run(uri)
+    assert (last["changed"], last["bytes_read"]) == (1, 800)
+    assert 800 < sum(read) < 6_000
 
 
 def test_a_worker_reads_blobs_by_id_from_its_own_mirror(

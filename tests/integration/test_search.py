@@ -21,6 +21,7 @@ from driftline.storage.lines.queries import LineFilter, nearest_lines
 from driftline.tasks.search import query as searching
 from driftline.tasks.search.hits import GROWTH_ACROSS, MAX_WINDOW_LINES, Hit, merge_windows
 from driftline.tasks.search.query import search, search_workspace
+from driftline.tasks.search.ranking import FoundLine
 
 Driftline = Callable[..., Any]
 
@@ -137,8 +138,8 @@ def test_lines_count_from_one_and_windows_stop_at_both_ends_of_the_file(corpus: 
                 assert (hit.start_line, hit.end_line, hit.context) == (line, line, (query,))
 
 
-def row(line: int, distance: float, path: str = "a") -> dict[str, Any]:
-    return {"entity": "e", "path": path, "hash": "h", "line_number": line, "distance": distance, "text": f"line {line}"}
+def row(line: int, distance: float, path: str = "a") -> FoundLine:
+    return FoundLine(("e", path, "h"), line, 0, f"line {line}", distance, 1 - distance, -distance)
 
 
 def test_hits_whose_contexts_touch_become_one_window() -> None:
@@ -173,10 +174,9 @@ def test_windows_do_not_grow_beyond_a_screen() -> None:
     assert (window.first, window.last) == (0, MAX_WINDOW_LINES - 1)
 
 
-def scored(line: int, relevance: float, definition: Definition | None = None) -> dict[str, Any]:
-    return row(line, 0.5) | {
-        "relevance": relevance, "fit": relevance, "attainable": 20.0, "definition": definition, "outlined": True
-    }  # fmt: skip
+def scored(line: int, relevance: float, definition: Definition | None = None) -> FoundLine:
+    found = row(line, 0.5)._replace(relevance=relevance, fit=relevance, attainable=20.0)
+    return found._replace(definition=definition, outlined=True)
 
 
 def test_windows_grow_only_by_hits_that_are_nearly_as_relevant() -> None:

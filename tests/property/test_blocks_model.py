@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +15,9 @@ from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.table import LINES_PER_BLOCK, SPELLED
 from driftline.storage.model import ManifestRow
 from driftline.tasks.indexing.rows import Numbers, blocks, line_rows
-from driftline.tasks.search.candidates import gather, lines_of
+from driftline.tasks.search.candidates import UNKNOWN, gather, lines_of
 from driftline.tasks.search.hits import MAX_WINDOW_LINES, merge_windows
+from driftline.tasks.search.ranking import FoundLine
 
 texts = st.text(st.characters(exclude_characters=f"\r\n{SPELLED}", codec="utf-8"), min_size=1, max_size=6)
 documents = st.dictionaries(
@@ -135,13 +135,17 @@ def test_candidates_are_the_lines_of_blocks_and_the_nearest_once_and_in_order(
         if inside or position in near:
             around = [each for each in outlines[at] if inside and each.first <= number <= each.last]
             definition = around[-1] if around else None
-            expected.append((str(entity), paths[at], number, 0, text, f"hash of {paths[at]}", definition, inside))
-    found = [*candidates.rows(np.arange(len(candidates)))]
-    assert [tuple(row.values()) for row in found] == sorted(expected, key=lambda row: row[:3])
-    for row, block in zip(found, candidates.block.tolist(), strict=True):
+            expected.append(((str(entity), paths[at], f"hash of {paths[at]}"), number, text, definition, inside))
+    documents = [candidates.documents[at] for at in candidates.lines.document.tolist()]
+    numbers = candidates.lines.number.tolist()
+    innermost = [candidates.definition_of(at) for at in range(len(candidates))]
+    known = (candidates.definition != UNKNOWN).tolist()
+    found = [*zip(documents, numbers, candidates.texts, innermost, known, strict=True)]
+    assert found == sorted(expected, key=lambda row: row[:2])
+    for (_, path, _), number, block in zip(documents, numbers, candidates.block.tolist(), strict=True):
         if block >= 0:
-            at, number, _ = rows[chosen[block]]
-            assert (paths[at], number // LINES_PER_BLOCK) == (row["path"], row["line_number"] // LINES_PER_BLOCK)
+            at, of_block, _ = rows[chosen[block]]
+            assert (paths[at], of_block // LINES_PER_BLOCK) == (path, number // LINES_PER_BLOCK)
 
 
 parts_of_lines = st.dictionaries(
@@ -173,9 +177,9 @@ def test_the_rows_of_long_lines_come_back_from_their_blocks(lines: dict[int, lis
     assert all(end - start <= LINES_PER_BLOCK for start, end in pairwise([*begin, len(rows)]))
     none = table.take(pa.array([], pa.int64()))
     candidates = gather(lines_of(table.take(pa.array(begin[::-1], pa.int64())), "x"), none)
-    found = [*candidates.rows(np.arange(len(candidates)))]
-    assert [(row["line_number"], row["column_number"], row["text"]) for row in found] == rows
-    assert all(row["definition"] is not None for row in found)
+    found = zip(candidates.lines.number.tolist(), candidates.column.tolist(), candidates.texts, strict=True)
+    assert [*found] == rows
+    assert all(candidates.definition_of(at) is not None for at in range(len(candidates)))
 
 
 hits = st.lists(st.tuples(st.sampled_from(("a", "b")), st.integers(0, 90)), unique=True, max_size=40).map(
@@ -183,26 +187,20 @@ hits = st.lists(st.tuples(st.sampled_from(("a", "b")), st.integers(0, 90)), uniq
 )
 
 
-def hit(path: str, number: int, rank: int) -> dict[str, Any]:
-    return {
-        "entity": "e",
-        "path": path,
-        "hash": "h",
-        "line_number": number,
-        "distance": rank / 100,
-        "text": f"{path} {number}",
-    }
+def hit(path: str, number: int, rank: int) -> FoundLine:
+    distance = rank / 100
+    return FoundLine(("e", path, "h"), number, 0, f"{path} {number}", distance, 1 - distance, -distance)
 
 
 @settings(max_examples=300, deadline=None)
 @given(rows=hits, reach=st.integers(0, 9), top_k=st.integers(1, 12))
-def test_windows_hold_what_is_near_and_never_touch(rows: list[dict[str, Any]], reach: int, top_k: int) -> None:
+def test_windows_hold_what_is_near_and_never_touch(rows: list[FoundLine], reach: int, top_k: int) -> None:
     windows = merge_windows(rows, reach, top_k)
     assert len(windows) <= top_k
     assert [w.distance for w in windows] == sorted(w.distance for w in windows)
     if rows:
-        assert (windows[0].path, windows[0].best) == (rows[0]["path"], rows[0]["line_number"])
-    numbers = {(row["path"], row["line_number"]) for row in rows}
+        assert (windows[0].path, windows[0].best) == (rows[0].document[1], rows[0].number)
+    numbers = {(row.document[1], row.number) for row in rows}
     for at, window in enumerate(windows):
         assert window.first <= window.best <= window.last < window.first + MAX_WINDOW_LINES
         assert {(window.path, window.first), (window.path, window.last)} <= numbers
@@ -211,7 +209,5 @@ def test_windows_hold_what_is_near_and_never_touch(rows: list[dict[str, Any]], r
             assert other.path != window.path or other.last + reach < window.first or window.last + reach < other.first
     if len(windows) < top_k:  # then all hits were read: each is in a window or would make one too long
         for row in rows:
-            near = [
-                w for w in windows if w.path == row["path"] and w.first - reach <= row["line_number"] <= w.last + reach
-            ]
-            assert near, row
+            of_file = [w for w in windows if w.path == row.document[1]]
+            assert any(w.first - reach <= row.number <= w.last + reach for w in of_file), row

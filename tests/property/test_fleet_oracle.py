@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StorageError
 from driftline.storage.sources import discovery, mirror
+from driftline.storage.workspace.branches import branch_at, branch_records
 from driftline.storage.workspace.fleet import read_fleets
 from tests.faults.faults import Crash, Faults, Mode, injected, wrap
 from tests.servers.git_server import GitServer, Reply
@@ -32,6 +34,7 @@ STEPS = 6 + min(18, examples(1))
 PROVIDERS = ("github", "gitlab", "gitea", "server")
 OWNERS = {"github": "org", "gitlab": "group", "gitea": "org", "server": "org"}
 BRANCHES = ("main", "trunk", "release/1")
+FOLLOWED = ("trunk", "release/*")
 Files = dict[str, bytes]
 
 
@@ -91,6 +94,7 @@ class World:
         fleet.tables = (
             f'[[fleet]]\nprovider = "{provider}"\nurl = "http://{server.host}"\n{OWNERS[self.provider]} = "acme"\n'
             f"archived = {str(self.takes_archived).lower()}\n"
+            f"branches = {json.dumps([*FOLLOWED])}\n"
         )
 
     def _time(self) -> float:
@@ -262,6 +266,16 @@ class World:
             if self.is_selected(project) and project.files is not None:
                 assert identifier in sources, f"{project.hosted.path} is not indexed"
                 assert_in_step(self.fleet.workspace, sources[identifier], project.files)
+                self._check_branches(sources[identifier], project)
+
+    def _check_branches(self, entity: Entity, project: Project) -> None:
+        """The followed branches, but the default one, are branches of the index, and no others."""
+        records = {record.name: record for record in branch_records(self.fleet.workspace, entity)}
+        names = {name for name in project.branches if any(fnmatchcase(name, glob) for glob in FOLLOWED)}
+        assert records.keys() == names - {project.hosted.branch}, project.hosted.path
+        for name, record in records.items():
+            on_branch = self.fleet.workspace.on([branch_at(entity, record)])
+            assert_in_step(on_branch, entity, project.branches[name])
 
     def sync(self, **options: Any) -> dict[str, Any]:
         print("sync")

@@ -584,11 +584,42 @@ def test_a_deeply_nested_document_is_parsed() -> None:
         "type Alias = int",
         "impl Trait for X {",
         "\tfunc main() {",
+        "  def fetch!(id) when is_integer(id) do",
+        "  def name, do: :x",
+        "defmacro from(expr) do",
+        "defimpl Enumerable, for: Lease do",
     ],
 )
 def test_lines_that_begin_a_definition_are_recognized(line: str) -> None:
     assert begins_definition(line)
     assert [each.line for each in by_patterns(f"x = 1\n{line}\n")] == [1]
+
+
+def test_the_text_above_a_definition_of_elixir_belongs_to_it() -> None:
+    text = """
+        defmodule Lease do
+          @doc \"\"\"
+          Renews it.
+          \"\"\"
+          @spec renew!(t) :: t
+          def renew!(lease), do: lease
+
+          # Old.
+          def held?(lease) do
+            true
+          end
+        end
+    """
+    found = by_patterns(dedent(text).strip())
+    assert [(each.name, each.first, each.last) for each in found] == [
+        ("Lease", 0, 11), ("Lease.renew!", 1, 6), ("Lease.held?", 7, 10),
+    ]  # fmt: skip
+
+
+def test_a_module_of_tests_is_a_test_and_a_function_of_that_name_is_not() -> None:
+    named = [("module", "tests"), ("function", "tests.renews"), ("method", "Rule.test"), ("section", "tests.x")]
+    found = [Definition(kind, name, 0, 0, 1).is_test for kind, name in named]
+    assert found == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
