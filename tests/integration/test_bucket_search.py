@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import driftline as dl
-from driftline.storage.workspace.workspace import Workspace
+from driftline.storage.workspace.workspace import Workspace, _EarlyListing
 from driftline.tasks.search.query import SearchReport, search
 from tests.servers.delaying import DelayingProxy, Exchange, delaying, rounds
 from tests.servers.s3_server import S3Server
@@ -75,6 +77,19 @@ def test_a_warm_search_takes_few_rounds_even_if_the_documents_are_gone(
     assert len(cold) <= 200
     assert rounds(warm) <= MAX_ROUNDS
     assert rounds(alone) <= rounds(warm) + 6  # the context of all hits is read at once
+
+
+def test_the_listing_that_begins_with_the_opening_serves_one_call_and_is_not_pickled(tmp_path: Path) -> None:
+    workspace = Workspace.open_for_writing(str(tmp_path))
+    (tmp_path / "org:one").mkdir()
+    listing = _EarlyListing.begin(workspace.objects)
+    assert listing.names is not None
+    assert listing.names.result() == ["org:one"]
+    opened = replace(workspace, early_listing=listing)
+    (tmp_path / "org:two").mkdir()
+    assert len(pickle.loads(pickle.dumps(opened)).tenants()) == 2
+    assert len(opened.tenants()) == 1
+    assert len(opened.tenants()) == 2
 
 
 def test_a_command_asks_for_each_range_once(proxy: DelayingProxy, workspace: str) -> None:
