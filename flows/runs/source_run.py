@@ -74,6 +74,8 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="segments")
         self._planned: dict[Entity, set[int]] = {}
         self._builds: dict[Entity, list[Future[list[Segment]]]] = {}
+        self.have_failed = False
+        """Whether a build has failed, which may have left files."""
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
@@ -94,6 +96,7 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
             try:
                 built += work.result()
             except DriftlineError as error:
+                self.have_failed = True
                 self._progress.message(f"A segment of the search indexes of {owner} is built again: {error}")
         return built
 
@@ -477,6 +480,8 @@ class SourceRun:
                     self._commit(committer, pending)
                     pending, since = [], time.monotonic()
             self._commit(committer, pending)
+            if self._executor.has_repeated:
+                committer.lease.expect_garbage()
 
     def _next(
         self, results: Iterator[BatchResult], committer: Committer, pending: list[BatchResult]
