@@ -136,7 +136,7 @@ class ExactFinder:
 
     ``order`` sorts the documents, and ``chosen`` leaves some of them out; ``documents`` are the only ones, if given.
     ``late`` returns whether the time is up, and ``max_packs`` is the number to read; ``cut`` then means that some were
-    not read. ``read`` counts them.
+    not read. ``read`` counts them; ``matched`` has the texts of some that match, by table and row id.
     """
 
     tables: Sequence[LineQuery]
@@ -148,6 +148,7 @@ class ExactFinder:
     max_packs: int | None = None
     cut: bool = False
     read: int = 0
+    matched: dict[tuple[int, int], pa.StringScalar] = field(default_factory=dict)
 
     def lines(self) -> Iterator[Matches]:
         """Yield each document that matches every pattern, with its lines that match any of them."""
@@ -238,11 +239,14 @@ class ExactFinder:
         matched = np.stack([pattern.matches(lines).to_numpy(zero_copy_only=False) for pattern in self.patterns])
         # The empty text after the last line feed of a pack is not a line.
         matched[:, bounds[1:][pc.ends_with(read, "\n").to_numpy(zero_copy_only=False)] - 1] = False
-        for row, start, stop in zip(rows.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        limits = zip(rows.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+        for at, (row, start, stop) in enumerate(limits):
             inside = matched[:, start:stop]
             numbers = np.flatnonzero(inside.any(axis=0))
             if len(numbers):
-                document, _, first = batch[row]
+                document, row_id, first = batch[row]
+                if len(self.matched) < _MOST_PACKS:
+                    self.matched[document.table, row_id] = read[at]
                 yield document, np.asarray(first + numbers, np.int64), np.asarray(inside[:, numbers])
 
     def _texts(self, batch: Sequence[_PackRow]) -> pa.StringArray:
@@ -335,6 +339,7 @@ class ExactSearch:
     records: SourceRecords = field(init=False)
     timers: Explanation = field(default_factory=lambda: Explanation("exact", "auto"))
     cut: bool = False
+    matched: dict[tuple[int, int], pa.StringScalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.records = SourceRecords(self.workspace)
@@ -383,6 +388,7 @@ class ExactSearch:
         """Yield documents, and the lines that match each pattern, or without patterns those of the definitions."""
         if self.patterns:
             finder = ExactFinder(self.tables, self.patterns, self.late, order, self._chosen, documents, self.max_packs)
+            self.matched = finder.matched
             for document, numbers, matched in finder.lines():
                 yield document, [{*numbers[of_pattern].tolist()} for of_pattern in matched]
             self.cut = finder.cut
@@ -498,7 +504,7 @@ class ExactSearch:
         read = read_documents(self.workspace, windows, self.records, context=False)
         anchors = anchors_of(self.tables, windows, read)
         links = links_of(self.workspace, windows, self.records, read)
-        contexts = [*_contexts(self.tables, lines, n_lines)]
+        contexts = [*_contexts(self.tables, lines, n_lines, self.matched)]
         own = [context[number - start] for (_, number), (start, context) in zip(lines, contexts, strict=True)]
         spans = self.terms.spans(own)
         named = {document for document, _ in lines}
@@ -581,9 +587,12 @@ def _these(workspace: Workspace, documents: Iterable[Document]) -> LineFilter:
 
 
 def _contexts(
-    tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int
+    tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int, read: Mapping[tuple[int, int], pa.StringScalar]
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield for each of ``lines`` the number of the first line of its context, and the context."""
+    """Yield for each of ``lines`` the number of the first line of its context, and the context.
+
+    ``read`` has texts of packs by table and row id.
+    """
     packs = {
         document: packs_of(tables[document.table]).of(*document.key) for document in {document for document, _ in lines}
     }
@@ -592,13 +601,14 @@ def _contexts(
         first_lines, _ = packs[document]
         first = bisect_right(first_lines, max(0, number - n_lines)) - 1
         needed[document, number] = range(first, bisect_right(first_lines, number + n_lines))
-    texts_of: dict[tuple[int, int], str] = {}
+    keys = {(document.table, packs[document][1][at]) for (document, _), span in needed.items() for at in span}
+    texts_of: dict[tuple[int, int], str] = {key: read[key].as_py() for key in keys & read.keys()}
     for table in range(len(tables)):
-        rows = sorted({packs[p][1][at] for (p, _), span in needed.items() if p.table == table for at in span})
+        rows = sorted(row for of, row in keys - read.keys() if of == table)
         for start in range(0, len(rows), _MOST_PACKS):
             part = rows[start : start + _MOST_PACKS]
-            read = texts(tables[table], part).to_pylist()
-            texts_of |= {(table, row): text for row, text in zip(part, read, strict=True)}
+            found = texts(tables[table], part).to_pylist()
+            texts_of |= {(table, row): text for row, text in zip(part, found, strict=True)}
     split: dict[tuple[int, int], list[str]] = {}
     for document, number in lines:
         first_lines, rows = packs[document]

@@ -36,6 +36,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "incremental": (),
     "embedding": (),
     "extraction": (),
+    "exact": (),
     "memory": (),
     "bucket": (),
     "cluster": (),
