@@ -203,6 +203,14 @@ def options(argument: str, meanings: Mapping[str, str]) -> str:
     return _table(("Argument", "Default", "Meaning"), rows)
 
 
+def filters(argument: str, meanings: Mapping[str, str]) -> str:
+    """Return the options of the command line that filter a search."""
+    request = importlib.import_module("driftline.tasks.search.request")
+    offered = request.options_in("command", *request.FILTERS, "max_distance", "min_relevance")
+    rows = [(f"`{' '.join(filter(None, (row.flag, row.metavar)))}`", row.help) for row in offered.values()]
+    return _table(("Option", "Meaning"), rows)
+
+
 # -- errors ----------------------------------------------------------------------------------------
 
 
@@ -357,6 +365,7 @@ def _recorded(name: str) -> Mapping[str, Any]:
 PARTS: Mapping[str, Callable[[str, Mapping[str, str]], str]] = {
     "cli": cli,
     "options": options,
+    "filters": filters,
     "figures": figures,
     "recorded": recorded,
     "errors": errors,

@@ -30,9 +30,9 @@ from driftline.storage.entities import Entity, EntityName
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.listings import KeyRange
+from driftline.storage.memory.maintenance import compact_index, compact_indexes, entries_of
 from driftline.storage.memory.search import MemoryHits, Mode
 from driftline.storage.memory.store import MemoryItem, MemoryStore
-from driftline.storage.memory.upkeep import compact_index, compact_indexes, entries_of
 
 Result = dict[str, Any]
 Errors = Literal["return", "raise"]
@@ -667,7 +667,7 @@ class HierarchicalLTMBackend:
         """
         return {"entries_deleted": self.core.delete_entity(entity, cascade=cascade)}
 
-    # -- upkeep ------------------------------------------------------------------------------
+    # -- maintenance -------------------------------------------------------------------------
 
     @_as_result
     def compact_indexes(self, entity_path: EntityName | None = None, max_deltas: int | None = None) -> Result:

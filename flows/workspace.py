@@ -556,7 +556,7 @@ def sql(
 
 
 def connect(url: str, token: str | None = None) -> Client:
-    """Return a client of a web server, which asks nothing yet.
+    """Return a client of a web server. Sends no request yet.
 
     Args:
         url: where ``driftline web`` serves.

@@ -212,7 +212,7 @@ class Host:
         return bool(_HEX.fullmatch(given)) and hmac.compare_digest(given, expected)
 
     def ids(self, headers: Mapping[str, str], body: bytes) -> set[str]:
-        """Return what identifies a delivery: its id and, if that is not signed, the signed part."""
+        """Return the keys of a delivery: its id and, if that is not signed, the signed part."""
         named = next((f"{name}:{headers[name][:200]}" for name in self.deliveries if headers.get(name)), None)
         if named is not None and self.is_token:
             return {named}
@@ -263,7 +263,7 @@ def _with_ref(uri: str, ref: str) -> str:
 
 
 def work_of(event: Event, source: SourceRequest, settings: HookSettings, request_ref: str) -> Work | None:
-    """Return what an event means for a source, or None.
+    """Return the work that an event requires for a source, or None.
 
     Raises UsageError if the default branch is unknown, and for a name that no ref may have.
     """
@@ -382,7 +382,7 @@ class _Waiting:
 class Hooks:
     """Answers deliveries, and executes their runs one after the other.
 
-    ``secrets`` are those of the kinds of hosts that may deliver. ``of_fleets`` tells the repositories of fleets.
+    ``secrets`` are those of the kinds of hosts that may deliver. ``of_fleets`` returns the repositories of fleets.
     """
 
     settings: HookSettings

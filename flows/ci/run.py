@@ -300,7 +300,7 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
     build = request.build
     if request.duplicates_of not in (None, "main"):
         fix = "Write: --duplicates-of main"
-        raise UsageError("Functions can be compared with the main index only", str(request.duplicates_of), fix)
+        raise UsageError("Functions can only be compared with the main index", str(request.duplicates_of), fix)
     if request.only_branch is not None and not build.is_push_to(request.only_branch):
         report.action = "skipped"
     elif request.max_staleness_seconds is not None:

@@ -38,7 +38,7 @@ def _color(_context: Any, _option: Any, given: str | None) -> None:
 
 
 def output_options() -> list[Any]:
-    """Return the options that every command takes, before its name or behind it."""
+    """Return the options that every command takes, before or after its name."""
     shared: dict[str, Any] = {"expose_value": False}
     return [
         TyperOption(

@@ -121,7 +121,7 @@ def diff(
     """Search the lines that BRANCH adds to the main index. Exit code 1 if nothing is found."""
     if base != MAIN:
         raise UsageError(
-            "A branch can be compared with the main index only", base, f"Write: driftline diff {MAIN} BRANCH"
+            "A branch can only be compared with the main index", base, f"Write: driftline diff {MAIN} BRANCH"
         )
     opened, _ = _opened(workspace, None)
     from driftline.flows.output.plain import print_search

@@ -172,7 +172,7 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 
 def explain_aborts(as_json: bool) -> None:
-    """Print the reason if native code aborts the process: some panics leave Rust no other way.
+    """Print the reason if native code aborts the process: Rust aborts on some panics.
 
     No exception reports an abort, and Python runs its own signal handlers in the main thread only, between two
     instructions. This handler runs at once, in the thread that receives the signal.

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from driftline.flows.output.svg_plots import Series
 from driftline.storage.objects.request_counts import price
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
@@ -31,6 +30,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SUMMED = ("new", "changed", "touched", "deleted", "lines_embedded", "bytes_read")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of a plot: its values over time, oldest first."""
+
+    name: str
+    points: Sequence[tuple[datetime, float]]
 
 
 def newest_runs(workspace: Workspace, limit: int, others: Iterable[RunRecord] = ()) -> list[RunRecord]:

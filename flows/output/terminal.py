@@ -146,7 +146,7 @@ def print_sources(result: Result) -> None:
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> None:
-    """Print rows of text as a table; the columns that hold ``numbers`` stand to the right."""
+    """Print rows of text as a table; columns of ``numbers`` are right-aligned."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column, is_number in zip(columns, numbers, strict=True):
         table.add_column(Text(printable(column)), justify="right" if is_number else "left", overflow="fold")

@@ -312,7 +312,7 @@ def _refuse_older(part: SourcePlan, known: BranchRecord, build: int | None, *, b
 
 
 def _decide(plan: IndexPlan, part: SourcePlan, known: BranchRecord | None) -> _Decision:
-    """Decide whether to recut a branch: if fewer documents differ from the current main index than from its present
+    """Decide whether to recut a branch: if no more documents differ from the current main index than from its present
     content.
     """
     workspace = plan.workspace

@@ -27,7 +27,7 @@ from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.lines.indexes import Segment, SegmentSpec, maintain
 from driftline.storage.lines.table import LineTable
-from driftline.storage.memory.upkeep import compact_indexes, compact_vectors
+from driftline.storage.memory.maintenance import compact_indexes, compact_vectors
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.model import new_ulid
 from driftline.storage.workspace.records import RunHistory, RunRecord

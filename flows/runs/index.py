@@ -55,7 +55,7 @@ from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.deep.transformer import deep_model
 from driftline.tasks.embedding.context import Stopwatch, TaskContext
 from driftline.tasks.indexing.commit import ChangeSet, Committer, complete_reembedding, remove_strays, settle
-from driftline.tasks.indexing.deepen import batches, deepen_batch, plan_deep
+from driftline.tasks.indexing.deep_definitions import batches, deepen_batch, plan_deep
 from driftline.tasks.scanning.ignore import Matcher
 from driftline.tasks.scanning.scan import Claim, Neighbours, claim_of, claimed
 

@@ -249,7 +249,7 @@ class SourceRun:
             raise refused
 
     def end(self, refused: DeletionRefused | None = None) -> None:
-        """Record what the run has reached, and count. Raises LeaseLost, StorageError."""
+        """Record the state that the run has reached, and count. Raises LeaseLost, StorageError."""
         workspace, entity, committer, record = self._plan.workspace, self.entity, self.committer, self._work.record
         token, batch = committer.lease.token, committer.batch
         self.report.revision = revision(token, batch)

@@ -13,8 +13,8 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from driftline.flows.config.environment import SERVER_VARIABLE
 from driftline.flows.config.toml_file import prices_for
-from driftline.flows.output.run_series import History, newest_runs
-from driftline.flows.output.svg_plots import Series, line_plot
+from driftline.flows.output.html_report import line_plot
+from driftline.flows.output.run_series import History, Series, newest_runs
 from driftline.flows.output.terminal import requests_text
 from driftline.flows.runs.index import IndexRequest
 from driftline.storage.errors import DriftlineError

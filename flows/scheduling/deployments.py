@@ -58,7 +58,7 @@ ANCHOR = "2026-01-01T00:00:00+00:00"
 class Deployments:
     """Deployments and automations, each a dictionary as in the file.
 
-    ``notify`` are blocks of the server, as ``TYPE/NAME``, that tell of failed runs of the deployments.
+    ``notify`` are blocks of the server, as ``TYPE/NAME``, that report failed runs of the deployments.
     """
 
     deployments: tuple[dict[str, Any], ...]
@@ -270,7 +270,7 @@ _PAYLOAD = f'{{"text": {{{{ {_LINES} | join("\\n") | tojson }}}} }}'
 
 
 def notifications(client: SyncPrefectClient, deployments: Deployments) -> list[dict[str, Any]]:
-    """Return the actions that tell of a failed run. Raises UsageError if the server lacks one of the blocks."""
+    """Return the actions that report a failed run. Raises UsageError if the server lacks one of the blocks."""
     found = []
     for name in deployments.notify:
         kind, _, block = name.partition("/")
@@ -319,7 +319,7 @@ def register_automations(
 ) -> None:
     """Create or update the automations, and delete duplicates by name.
 
-    ``actions`` tell of failed runs; without any, nothing does.
+    ``actions`` report failed runs; without any, nothing does.
     """
     on_failure = _on_failure(deployments, actions)
     if not actions:

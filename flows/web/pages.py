@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from driftline.flows.output.html_report import plots_of, run_row
-from driftline.flows.output.svg_plots import Series, bar_plot, line_plot
+from driftline.flows.output.html_report import bar_plot, line_plot, plots_of, run_row
+from driftline.flows.output.run_series import Series
 from driftline.flows.web.requests import HomeView, IndexView, SqlView
 from driftline.storage.errors import NotIndexed
 from driftline.storage.lines.outline import OF_TEXT

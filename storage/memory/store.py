@@ -22,7 +22,7 @@ from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
-from driftline.storage.memory import listings, upkeep
+from driftline.storage.memory import listings, maintenance
 from driftline.storage.memory.binding import Generations, open_own_catalog
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog import queries as entry_queries
@@ -423,7 +423,7 @@ class MemoryStore:
         """
         return self._entities.delete_entity(entity, cascade=cascade)
 
-    # -- upkeep ------------------------------------------------------------------------------
+    # -- maintenance ------------------------------------------------------------------------------
 
     def flush(self) -> int:
         """Apply all pending changes of the catalog to indexes and vectors.
@@ -447,7 +447,7 @@ class MemoryStore:
             >>> store.collect_expired()
             0
         """
-        removed = upkeep.collect_expired(self.catalog, self._now(), self.names.boundary)
+        removed = maintenance.collect_expired(self.catalog, self._now(), self.names.boundary)
         self._flusher.notify(removed)
         return removed
 
@@ -471,7 +471,7 @@ class MemoryStore:
         self.flush()
         counts: dict[str, int] = {}
         for top in self.names.tops(within):
-            counts |= upkeep.rebuild(self.catalog, self.workspace, self._search, top, self._now, self._encoding)
+            counts |= maintenance.rebuild(self.catalog, self.workspace, self._search, top, self._now, self._encoding)
         return counts
 
     def query_index(

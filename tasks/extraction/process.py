@@ -1,7 +1,7 @@
-"""Run an extractor in a process of its own, with limits, so that a hostile document ends nothing but its reader.
+"""Run an extractor in a process of its own, with limits, so that a hostile document kills only its reader.
 
 The process has no network where the kernel allows that, writes no file, gets no credentials from the environment, and
-answers in JSON: its answers are never executed here. It stays for the next document; one that dies, hangs, or
+answers in JSON: its answers are never executed here. It is reused for the next document; one that dies, hangs, or
 takes too much is replaced.
 """
 

@@ -126,7 +126,7 @@ class Staged:
 
 
 class Dissolved(Exception):
-    """A group of sources was not committed, nor ever will be: each has to be committed alone."""
+    """The transaction of a group of sources can never commit: each must be committed alone."""
 
 
 def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: Sequence[str]) -> list[Staged]:

@@ -26,7 +26,7 @@ from driftline.storage.memory.catalog.database import Catalog, embedded_url
 from driftline.storage.memory.catalog.queries import blob_references
 from driftline.storage.memory.catalog.writes import forget_blobs
 from driftline.storage.memory.flush import Flusher
-from driftline.storage.memory.upkeep import collect_expired
+from driftline.storage.memory.maintenance import collect_expired
 from driftline.storage.objects.store import TEMPORARY_PREFIX, ObjectInfo, ObjectStore
 from driftline.storage.workspace.records import WorkspaceConfig, read_record
 from driftline.storage.workspace.workspace import Workspace, acquire_source

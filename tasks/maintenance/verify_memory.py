@@ -14,7 +14,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile
 from driftline.storage.lance.worker import survived
 from driftline.storage.layout import Kind, parse_name
-from driftline.storage.memory import upkeep as memory_upkeep
+from driftline.storage.memory import maintenance as memory_maintenance
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog import outbox
 from driftline.storage.memory.catalog.database import Catalog
@@ -67,14 +67,14 @@ def repair_memory(workspace: Workspace, catalog: Catalog, findings: Sequence[Fin
         if finding.kind is FindingKind.MEMORY_INDEX:
             wrong[finding.entity].append(Entity.of_directory(finding.path))
     for tenant, entities in wrong.items():
-        memory_upkeep.rebuild_indexes(
+        memory_maintenance.rebuild_indexes(
             catalog, workspace, Entity.of_directory(tenant), entities, lambda: datetime.now(UTC)
         )
 
 
 def _check(workspace: Workspace, catalog: Catalog, tenant: Entity) -> tuple[list[Finding], int]:
     waiting = frozenset(catalog.read(lambda connection: outbox.keys(connection, tenant)))
-    rows = [row for page in memory_upkeep.pages(catalog, tenant, EVER) for row in page]
+    rows = [row for page in memory_maintenance.pages(catalog, tenant, EVER) for row in page]
     now = datetime.now(UTC)
     alive = [row for row in rows if row.expires is None or row.expires > now]
     listing = {info.path: info.size_bytes for info in workspace.objects.list(tenant.directory)}

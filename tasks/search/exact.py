@@ -72,7 +72,7 @@ Document = tuple[str, str]
 class ExactTerms:
     """Describe what a document must contain: a match of each pattern, a definition of each name, a use of each name.
 
-    Its lines match that match one of the patterns, define one of the names of ``definitions``, or use one of ``uses``
+    Its matching lines match one of the patterns, define one of the names of ``definitions``, or use one of ``uses``
     and do not define it. ``inside`` leaves out lines outside of definitions of these names.
     """
 

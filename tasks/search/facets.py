@@ -57,7 +57,7 @@ class Facets:
 
 
 def counted(matches: Iterable[Match], request: SearchRequest, *, complete: bool = True) -> Facets:
-    """Return the facets of ``matches``, each of which is a file of its own.
+    """Return the facets of ``matches``, each a different file.
 
     Examples:
         >>> found = counted([Match("source:a", "src/x.py"), Match("source:a", "y.go")], SearchRequest("x"))

@@ -151,7 +151,7 @@ class Address:
 
 
 def address_of(remote: str) -> Address | None:
-    """Return the repository that a remote names, however it is spelled; None for a folder and anything doubtful.
+    """Return the repository that a remote names, however it is spelled; None for a folder or an ambiguous remote.
 
     User, password and port of ssh are dropped.
 

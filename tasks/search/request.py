@@ -157,7 +157,12 @@ class SearchFilter:
         pattern=_GLOB,
     )
     exts: Sequence[str] | None = option(
-        None, "Only in files with these extensions.", flag="--ext", parameter="ext", metavar="EXT", pattern=_EXT
+        None,
+        "Only in files with these extensions, such as py or {ts,tsx}.",
+        flag="--ext",
+        parameter="ext",
+        metavar="EXT",
+        pattern=_EXT,
     )
     languages: Sequence[str] | None = option(
         None,

@@ -487,7 +487,7 @@ def test_line_embeddings_are_stored_by_hand(store: dl.LineStore, tiny_model: Pat
 
 
 @criterion("000", "AC 15", "index, modify, index again, search")
-def test_the_whole_flow(registry: Registry, tmp_path: Path) -> None:
+def test_the_example_workflow_runs_from_start_to_end(registry: Registry, tmp_path: Path) -> None:
     tree = plant(tmp_path / "tree", {"a.txt": "Boil the potatoes.\n", "b.txt": "Fry the onions.\n"})
     made = ok(registry["search.workspace_create"]({}, path=str(tmp_path / "ws")))
     given = {"workspace": made["workspace"]}
@@ -508,7 +508,7 @@ def test_the_whole_flow(registry: Registry, tmp_path: Path) -> None:
 
 
 @criterion("000", "T16", "a workspace that is not there is an error of its own")
-def test_a_missing_workspace_is_an_error_of_its_own(registry: Registry, tmp_path: Path) -> None:
+def test_a_missing_workspace_has_its_own_error(registry: Registry, tmp_path: Path) -> None:
     given = {"workspace": str(tmp_path / "nowhere")}
     for name, arguments in (
         ("search.workspace_index", {"paths": [str(tmp_path)]}),
@@ -540,7 +540,7 @@ def test_another_size_is_a_change(own: Path, registry: Registry) -> None:
 
 
 @criterion("000", "T3", "another time is noticed, even at the same size")
-def test_another_time_is_noticed(own: Path, registry: Registry) -> None:
+def test_another_mtime_is_noticed(own: Path, registry: Registry) -> None:
     """A file with another time and the same content may be called touched: it is not embedded again."""
     index(registry, own)
     (own / "tree/a.md").write_text("PARSER\none\n")

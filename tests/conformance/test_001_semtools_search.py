@@ -134,7 +134,7 @@ def test_n_results_limits_the_matches(either: Search) -> None:
 
 @criterion("001", "AC 6", "n_lines adds the lines around a match")
 @criterion("001", "T6", "n_lines adds the lines around a match")
-def test_n_lines_adds_the_lines_around(either: Search) -> None:
+def test_n_lines_adds_context(either: Search) -> None:
     """The line of a match and its text stay those of the match, at both ends of a file, too."""
     text = Path(GATE[0]).read_text().splitlines()
     for n_lines in (0, 1, 2, 9):
@@ -190,7 +190,7 @@ def test_has_matches_is_a_boolean(either: Search) -> None:
 
 @criterion("001", "AC 11", "the program is looked for before it is run")
 @criterion("001", "T10", "a missing program is an error that helps")
-def test_a_missing_program_is_an_error_that_helps(search: Search) -> None:
+def test_the_error_for_a_missing_program_says_how_to_install_it(search: Search) -> None:
     answer = search({}, query=QUERY, files="docs/stories/7.md", engine="cli")
     assert error_type(answer) == "prerequisite_missing"
     assert (answer["matches"], answer["has_matches"]) == ([], False)
@@ -265,7 +265,9 @@ def test_no_match_is_no_error(either: Search) -> None:
 
 
 @criterion("001", "AC 16", "what the program says when it fails is in the answer")
-def test_a_program_that_fails_is_quoted(search: Search, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_failing_program_is_quoted(
+    search: Search, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(FAILURE_VARIABLE, "the model cannot be loaded")
     answer = search({}, query=QUERY, files="docs/stories/7.md", engine="cli")
     assert error_type(answer) == "cli_error"

@@ -173,7 +173,7 @@ def test_few_matches_are_all_found(mode: str, strategy: str, search: Search) -> 
 
 
 @criterion("002", "fallback 3", "filtering afterwards stays available, for Python and on the command line")
-def test_filtering_afterwards_stays_available(search: Search, location: Path) -> None:
+def test_post_filtering_is_available(search: Search, location: Path) -> None:
     where = dl.LineFilter(dirs=("work",))
     after = dl.search(str(location / "ws"), "parser", where=where, strategy="postfilter", explain=True, n_lines=0)
     command = search("parser", "--dir", "work", "--strategy", "postfilter")
@@ -222,7 +222,7 @@ def test_a_filter_saves_comparisons(search: Search) -> None:
 
 
 @criterion("002", "impact 2", "a filtered search finds what a search of that directory alone finds")
-def test_a_filter_loses_nothing(search: Search, location: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_filter_drops_no_matching_line(search: Search, location: Path, tiny_model: Path, tmp_path: Path) -> None:
     dl.index(str(location / "home/work"), workspace=str(tmp_path / "alone"), model=str(tiny_model))
     alone = dl.search(str(tmp_path / "alone"), "parser group", mode="vector", top_k=12, n_lines=0).to_dict()
     among = search("parser group", "--dir", str(location / "home/work"), "--mode", "vector", "--top-k", 12)
@@ -230,7 +230,7 @@ def test_a_filter_loses_nothing(search: Search, location: Path, tiny_model: Path
 
 
 @criterion("002", "impact 3", "the work of a filtered search does not grow with what lies elsewhere")
-def test_a_filtered_search_does_not_grow(tmp_path: Path, tiny_model: Path) -> None:
+def test_windows_of_a_filtered_search_do_not_grow(tmp_path: Path, tiny_model: Path) -> None:
     def examined() -> int:
         dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
         where = dl.LineFilter(dirs=("mine",))
@@ -255,7 +255,9 @@ def test_quality_is_measured(tmp_path: Path, tiny_model: Path, driftline: Driftl
 
 
 @criterion("002", "monitoring 1", "the hit rate of a filter is told, and kept")
-def test_hit_rates_are_reported_and_kept(location: Path, search: Search, driftline: Driftline, tmp_path: Path) -> None:
+def test_hit_rates_are_reported_and_recorded(
+    location: Path, search: Search, driftline: Driftline, tmp_path: Path
+) -> None:
     """Kept in the run history: the report plots it."""
     rate = search("parser", "--dir", "work", "--entity", "source:home")["explanation"]["hit_rate"]
     assert rate == pytest.approx(40 / 202, abs=0.01)
@@ -264,7 +266,7 @@ def test_hit_rates_are_reported_and_kept(location: Path, search: Search, driftli
 
 
 @criterion("002", "monitoring 2", "the times of searches are told by phase, and kept")
-def test_times_are_reported_and_kept(location: Path, search: Search, driftline: Driftline) -> None:
+def test_search_times_are_reported_and_recorded(location: Path, search: Search, driftline: Driftline) -> None:
     seconds = search("parser", "--dir", "work")["explanation"]["seconds"]
     assert {"vector", "text", "rank"} <= set(seconds)
     assert all(value >= 0 for value in seconds.values())

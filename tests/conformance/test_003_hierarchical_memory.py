@@ -418,7 +418,7 @@ def test_a_failed_blob_leaves_no_entry(backend: HierarchicalLTMBackend, monkeypa
 
 
 @criterion("003", "AC 15", "a lost connection is made again")
-def test_a_lost_connection_is_made_again(
+def test_a_lost_connection_is_reopened(
     folder: Path, postgres_catalog: str, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
@@ -777,7 +777,7 @@ def test_an_agent_writes_reads_and_queries(
 
 
 @criterion("003", "E2E-002", "two organisations work side by side and never meet")
-def test_two_organisations_never_meet(
+def test_two_organisations_never_share_data(
     tmp_path: Path, tiny_model: Path, postgres_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "memory"

@@ -145,7 +145,7 @@ def test_top_k_is_the_number_of_hits(store: MemoryStore) -> None:
 
 @criterion("004", "test 6", "a filter on source gives records of that source alone")
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_filter_on_source_holds(source: str, store: MemoryStore) -> None:
+def test_a_filter_by_source_applies(source: str, store: MemoryStore) -> None:
     hits = store.search_memory("query", 10, {"source": source}, ACME)
     assert [hit.record.key for hit in hits] == TEXTS[SOURCES.index(source) :: 3]
     assert {hit.record.metadata["source"] for hit in hits} == {source}
@@ -244,7 +244,7 @@ def test_a_field_without_a_value_is_left_out(store: MemoryStore) -> None:
 
 
 @criterion("004", "review 4", "top_k=0 gives nothing and embeds nothing")
-def test_no_hits_cost_no_embedding(store: MemoryStore, embedder: Directions) -> None:
+def test_a_search_for_no_hits_embeds_nothing(store: MemoryStore, embedder: Directions) -> None:
     embedder.texts.clear()
     embedder.queries.clear()
     assert found(store, "query", 0) == []
@@ -262,7 +262,7 @@ def test_fewer_records_than_asked_are_no_error(store: MemoryStore, tmp_path: Pat
 
 
 @criterion("004", "run 1", "the same search through dictionaries, actions, the command line and MCP")
-def test_every_door_gives_the_same_hits(
+def test_every_interface_gives_the_same_hits(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, driftline: Callable[..., Any]
 ) -> None:
     from mcp import Client

@@ -92,7 +92,7 @@ def test_the_pins_of_the_engine_are_allowed() -> None:
 
 
 @criterion("engine", "3", "of typer only what 0.20 has is used")
-def test_only_what_an_old_typer_has_is_used() -> None:
+def test_only_features_of_an_old_typer_are_used() -> None:
     used: set[str] = set()
     for path in (ROOT / "flows").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -322,7 +322,7 @@ nodes:
 
 @criterion("engine", "7", "an agent of templates works, whether they keep types or render to text")
 @pytest.mark.parametrize("keeps_types", [True, False])
-def test_an_agent_of_templates_works(keeps_types: bool, registry: Registry, ws: str) -> None:
+def test_a_templated_agent_works(keeps_types: bool, registry: Registry, ws: str) -> None:
     state: dict[str, Any] = {"ws": ws, "paths": ["docs", "src"], "deep": True, "none": None}
     state |= {"question": "parser", "count": 1, "zero": 0}
     done = run_yaml(TEMPLATES, registry, state, keeps_types=keeps_types)
@@ -348,7 +348,7 @@ def test_an_agent_of_templates_works(keeps_types: bool, registry: Registry, ws: 
         ("search.workspace_stats", "work_space", "workspace"),
     ],
 )
-def test_a_misspelt_argument_is_named(name: str, misspelt: str, meant: str, registry: Registry, ws: str) -> None:
+def test_a_misspelt_argument_is_reported(name: str, misspelt: str, meant: str, registry: Registry, ws: str) -> None:
     given: dict[str, Any] = {}
     if "workspace" in name:
         given["workspace"] = ws
@@ -365,7 +365,7 @@ def test_a_misspelt_argument_is_named(name: str, misspelt: str, meant: str, regi
 
 
 @criterion("engine", "7", "messages are ours, and name the argument")
-def test_messages_are_ours(registry: Registry, ws: str) -> None:
+def test_messages_of_the_parser_are_translated_to_our_own(registry: Registry, ws: str) -> None:
     calls: list[tuple[str, dict[str, Any], str]] = [
         ("search.workspace_search", {"workspace": ws}, "query"),
         ("search.workspace_search", {"workspace": ws, "query": " "}, "query"),
@@ -394,7 +394,7 @@ def test_messages_are_ours(registry: Registry, ws: str) -> None:
 
 @criterion("engine", "7", "impossible names and numbers give dictionaries")
 @pytest.mark.parametrize("wrong", ["a\0b", "a\ud800b", "x" * 5_000], ids=["NUL", "surrogate", "long"])
-def test_impossible_names_give_dictionaries(wrong: str, registry: Registry, ws: str) -> None:
+def test_impossible_names_return_errors(wrong: str, registry: Registry, ws: str) -> None:
     for name, given in (
         ("search.workspace_create", {"workspace": wrong}),
         ("search.workspace_create", {"workspace": f"/nonexistent/{wrong}"}),
@@ -420,7 +420,7 @@ def test_impossible_names_give_dictionaries(wrong: str, registry: Registry, ws: 
 
 @criterion("engine", "7", "numbers that are too large give dictionaries")
 @pytest.mark.parametrize("number", [10**30, 2**63, "1" + "0" * 30, float("inf")])
-def test_numbers_that_are_too_large_give_dictionaries(number: Any, registry: Registry, ws: str) -> None:
+def test_too_large_numbers_return_errors(number: Any, registry: Registry, ws: str) -> None:
     """As many as there are, or an error."""
     for name, given, argument in (
         ("search.workspace_search", {"workspace": ws, "query": "parser"}, "top_k"),
@@ -437,7 +437,7 @@ def test_numbers_that_are_too_large_give_dictionaries(number: Any, registry: Reg
 
 
 @criterion("engine", "7", "every error_type stands in the reference")
-def test_every_error_type_stands_in_the_reference() -> None:
+def test_the_reference_lists_every_error_type() -> None:
     kinds = {
         "workspace_not_found",
         "file_not_found",
@@ -463,7 +463,7 @@ def test_every_error_type_stands_in_the_reference() -> None:
 
 @criterion("engine", "8", "path means the same with a workspace and without")
 @pytest.mark.parametrize("files", ["docs", "docs/a.md", "docs/*.md", "./docs", ["docs", "src/c.py"], "{project}/docs"])
-def test_path_means_the_same(files: Any, registry: Registry, ws: str) -> None:
+def test_path_is_an_alias(files: Any, registry: Registry, ws: str) -> None:
     """Whatever it is relative to: one file has one ``path``, whether or not a workspace helps."""
     if isinstance(files, str):
         files = files.format(project=Path.cwd())
@@ -478,7 +478,7 @@ def test_path_means_the_same(files: Any, registry: Registry, ws: str) -> None:
 
 
 @criterion("engine", "8", "searches in one workspace at once are not slower than in turn")
-def test_searches_at_once_cost_no_more_than_in_turn(registry: Registry, ws: str) -> None:
+def test_concurrent_searches_cost_no_more_than_sequential_ones(registry: Registry, ws: str) -> None:
     given = {"query": "parser of groups", "files": ["docs", "src"], "workspace": ws}
 
     def search(_: int) -> Answer:

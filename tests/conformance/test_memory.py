@@ -270,7 +270,7 @@ def ask_mcp(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 @criterion("memory", "4", "what names no organisation is in that of the root")
-def test_what_names_no_organisation_is_in_the_root(acme: HierarchicalLTMBackend) -> None:
+def test_names_without_an_organisation_are_in_the_root(acme: HierarchicalLTMBackend) -> None:
     assert ok(acme.store("a", 1))["entity"] == ACME
     assert ok(acme.store("b", 1, "project:alpha"))["entity"] == ALPHA
     filled = f"{ACME}/project:_unassigned/user:bob"
@@ -321,7 +321,7 @@ def test_the_command_line_and_mcp_look_in_the_root(
     ("variable", "value", "root"),
     [("LTM_ROOT_ENTITY_ID", "acme", ACME), ("LTM_ROOT_ENTITY_TYPE", "org", "org:default")],
 )
-def test_either_half_of_the_root_works_alone(
+def test_type_and_id_of_the_root_work_alone(
     variable: str, value: str, root: str, folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -495,7 +495,7 @@ def test_an_error_does_not_reveal_what_exists_outside(walls: Walls, tmp_path: Pa
 
 @criterion("memory", "5", "upkeep of a bound store counts and touches what lies within")
 @pytest.mark.parametrize("within", [ACME, ALPHA])
-def test_the_upkeep_of_a_bound_store_stays_within(within: str, walls: Walls, tmp_path: Path) -> None:
+def test_the_maintenance_of_a_bound_store_stays_within_its_boundary(within: str, walls: Walls, tmp_path: Path) -> None:
     folder = tmp_path / "memory"
     shutil.copytree(walls.folder, folder)
     with Walls(folder, walls.model).open("backend", within) as backend:
@@ -618,7 +618,7 @@ def test_the_catalog_lives_beside_an_application(folder: Path, postgres_server: 
 
 @criterion("memory", "6", "an index without memory never connects to DATABASE_URL")
 @pytest.mark.parametrize("command", ["cleanup", "verify", "compact", "status"])
-def test_an_index_without_memory_never_connects(
+def test_an_index_without_memory_never_connects_to_a_catalog(
     command: str, index_only: Path, monkeypatch: pytest.MonkeyPatch, driftline: Run
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", NOWHERE)
@@ -627,7 +627,9 @@ def test_an_index_without_memory_never_connects(
 
 @criterion("memory", "6", "the MCP server of an index does not connect, either")
 @pytest.mark.parametrize("url", [NOWHERE, "mysql://app:secret@localhost/shop"])
-def test_the_mcp_server_of_an_index_never_connects(url: str, index_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mcp_server_of_an_index_never_connects_to_a_catalog(
+    url: str, index_only: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import os
 
     done = subprocess.run(
@@ -712,7 +714,7 @@ def test_compact_knows_the_threshold(configured: Damaged, driftline: Run) -> Non
 
 @criterion("memory", "7", "what the Prefect flows call knows the configuration, too")
 @pytest.mark.parametrize("configured", ["LTM_CONFIG"], indirect=True)
-def test_the_work_of_the_flows_knows_the_configuration(configured: Damaged) -> None:
+def test_the_flows_use_the_configuration(configured: Damaged) -> None:
     """The flows of compaction, cleanup and verification run these with the same requests."""
     folder = str(configured.folder)
     report = verify_workspace(VerifyRequest(folder))
@@ -846,7 +848,7 @@ def test_the_backend_can_raise(folder: Path) -> None:
 
 
 @criterion("memory", "9", "every blob that was written in vain is named: error, dictionary, log")
-def test_every_blob_written_in_vain_is_named(
+def test_every_orphaned_blob_is_reported(
     backend: HierarchicalLTMBackend, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(entry_rows, "put", _fail)
@@ -1027,7 +1029,7 @@ def test_no_hits_can_be_asked_for_through_mcp(
 
 
 @criterion("memory", "12", "the reference says what scores are")
-def test_the_reference_says_what_scores_are() -> None:
+def test_the_reference_documents_scores() -> None:
     pages = [text for text in reference_pages().values() if "memory.search" in text]
     assert any("1 - distance" in page and "cosine" in page for page in pages)
 

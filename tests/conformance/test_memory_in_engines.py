@@ -158,7 +158,7 @@ READERS = [search_by_action, search_by_command, list_by_command, search_by_mcp]
 
 @criterion("engine", "1", "what is stored just before a process ends is found by every reader")
 @pytest.mark.parametrize("read", READERS)
-def test_what_a_process_left_is_found(
+def test_leftovers_of_a_process_are_found(
     read: Callable[[Path, Run], list[str]],
     ended: tuple[Path, str],
     configuration: Path,
@@ -175,7 +175,7 @@ def test_what_a_process_left_is_found(
 
 @criterion("engine", "1", "a process that ends says nothing, and has flushed")
 @pytest.mark.parametrize("ended", ["exit"], indirect=True)
-def test_a_process_ends_without_a_complaint(ended: tuple[Path, str]) -> None:
+def test_a_process_ends_without_warnings(ended: tuple[Path, str]) -> None:
     assert ended[1] == ""
     assert files(ended[0], "_index_delta_*.parquet")
 
@@ -362,7 +362,7 @@ def test_a_value_that_is_text_stays_text(registry: dict[str, Run]) -> None:
 
 
 @criterion("engine", "7", "what an engine passes of its own is ignored")
-def test_what_an_engine_passes_is_ignored(registry: dict[str, Run]) -> None:
+def test_arguments_of_the_engine_are_ignored(registry: dict[str, Run]) -> None:
     own = {"engine": object(), "node": "remember", "checkpoint_dir": None, "config": {}, "_private": 1}
     ok(registry["ltm.store"]({}, key="key", value=1, **own))
     assert ok(registry["ltm.retrieve"]({}, key="key", **own))["found"]
@@ -444,7 +444,7 @@ def test_json_text_is_read(registry: dict[str, Run]) -> None:
 
 @criterion("engine", "7", "an agent whose templates all render to text works")
 @pytest.mark.parametrize("keeps_types", [True, False])
-def test_an_agent_of_templates_works(keeps_types: bool, registry: dict[str, Run]) -> None:
+def test_a_templated_agent_works(keeps_types: bool, registry: dict[str, Run]) -> None:
     document = """
 nodes:
   - name: remember
@@ -484,7 +484,7 @@ nodes:
         ("ltm.retrieve", "entity_", "entity"),
     ],
 )
-def test_a_misspelt_argument_is_named(name: str, misspelt: str, meant: str, registry: dict[str, Run]) -> None:
+def test_a_misspelt_argument_is_reported(name: str, misspelt: str, meant: str, registry: dict[str, Run]) -> None:
     required = {"query": "x", "key": "k", "value": 1, "entity_type": "org", "entity_id": "default"}
     signature = inspect.signature(registry[name])
     given = {key: value for key, value in required.items() if key in signature.parameters}
@@ -495,7 +495,7 @@ def test_a_misspelt_argument_is_named(name: str, misspelt: str, meant: str, regi
 
 
 @criterion("engine", "7", "messages are ours")
-def test_messages_are_ours(registry: dict[str, Run]) -> None:
+def test_messages_of_the_parser_are_translated_to_our_own(registry: dict[str, Run]) -> None:
     failures = [
         registry["ltm.store"]({}, value=1),
         registry["ltm.store"]({}, key=[1], value=1),
@@ -521,7 +521,7 @@ def test_messages_are_ours(registry: dict[str, Run]) -> None:
 
 @criterion("engine", "7", "impossible names and numbers give dictionaries")
 @pytest.mark.parametrize("wrong", ["a\0b", "\ud800", "", "x" * 5_000], ids=["NUL", "surrogate", "empty", "long"])
-def test_impossible_names_give_dictionaries(wrong: str, registry: dict[str, Run]) -> None:
+def test_impossible_names_return_errors(wrong: str, registry: dict[str, Run]) -> None:
     """What cannot be stored is a failure; a read of it is one, too, or finds nothing."""
     for answer in (
         registry["ltm.store"]({}, key=wrong, value=1),
@@ -544,7 +544,7 @@ def test_impossible_names_give_dictionaries(wrong: str, registry: dict[str, Run]
 
 
 @criterion("engine", "7", "every error_type stands in the reference")
-def test_every_error_type_stands_in_the_reference() -> None:
+def test_the_reference_lists_every_error_type() -> None:
     """Memory answers with the kinds of its errors; the page of the actions, or one that it leads to, lists them."""
     fill = runpy.run_path(str(ROOT / "docs/hooks.py"))["fill"]  # the kinds of errors come from their classes
     pages = [fill(text) for path, text in reference_pages().items() if path.endswith(("yaml-actions.md", "errors.md"))]
@@ -572,7 +572,7 @@ def test_the_typed_store_refuses_impossible_names(wrong: str, tmp_path: Path) ->
 
 @criterion("engine", "7", "numbers that are too large give dictionaries")
 @pytest.mark.parametrize("limit", [10**30, 2**63, "1" + "0" * 30])
-def test_a_number_that_is_too_large_gives_a_dictionary(limit: object, registry: dict[str, Run]) -> None:
+def test_a_too_large_number_returns_an_error(limit: object, registry: dict[str, Run]) -> None:
     ok(registry["ltm.store"]({}, key="key", value=1))
     for answer in (
         registry["ltm.retrieve_by_entity"]({}, entity_type="org", entity_id="default", limit=limit),

@@ -68,7 +68,7 @@ def test_positional_arguments_work(registry: Registry, tmp_path: Path) -> None:
 
 
 @criterion("search", "1", "too many or too few arguments give a dictionary, never a TypeError")
-def test_wrong_numbers_of_arguments_give_dictionaries(registry: Registry) -> None:
+def test_wrong_numbers_of_arguments_return_errors(registry: Registry) -> None:
     for name, action in registry.items():
         assert error_type(action({}, *range(40))) == "validation_error", name
         if name.startswith(("search.", "semtools.")):
@@ -345,7 +345,7 @@ def test_blank_lines_stay_in_the_context(program: tuple[str, Path], registry: Re
 
 
 @criterion("search", "5", "auto takes the program that is there, and the answer names engine and version")
-def test_auto_takes_the_program_that_is_there(
+def test_auto_selects_the_installed_program(
     program: tuple[str, Path], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``engine`` and ``version`` name them; 3.0.1 does not say its version, so that there it may be none, or 3."""
@@ -693,7 +693,7 @@ def test_another_model_than_that_of_the_workspace_is_an_error(
 
 
 @criterion("search", "10", "a program of semtools does not know models: auto takes our own engine then")
-def test_auto_takes_the_engine_that_knows_the_model(
+def test_auto_selects_the_engine_that_has_the_model(
     registry: Registry, project: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path / "bin", VERSIONS[-1], monkeypatch)
@@ -886,7 +886,7 @@ def test_a_deleted_file_can_be_dropped(registry: Registry, ws: str, project: Pat
 
 
 @criterion("search", "12", "search.workspace_remove takes places out of a workspace, and leaves the files alone")
-def test_locations_are_taken_out_of_a_workspace(registry: Registry, ws: str, project: Path) -> None:
+def test_locations_are_removed_from_a_workspace(registry: Registry, ws: str, project: Path) -> None:
     remove = registry["search.workspace_remove"]
     assert "actions.search_workspace_remove" in registry
     before = files_of(project)

@@ -14,11 +14,11 @@ def test_no_row_is_missing(row: Row) -> None:
     assert CARRIED.get(row), f"no test carries {row.document} {row.number}"
 
 
-def test_every_row_stands_once() -> None:
+def test_every_row_appears_once() -> None:
     assert len(set(ROWS)) == len(ROWS)
 
 
-def test_every_test_carries_a_row_that_there_is() -> None:
+def test_every_conformance_test_names_an_existing_row() -> None:
     assert {row: tests for row, tests in CARRIED.items() if row not in ROWS} == {}
 
 

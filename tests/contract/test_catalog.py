@@ -29,7 +29,7 @@ def test_a_new_catalog_has_the_tables_and_no_others(catalog_url: str) -> None:
     catalog.close()
 
 
-def test_many_may_open_a_new_catalog_at_once_and_one_workspace_gets_it(empty_url: str) -> None:
+def test_only_one_of_many_concurrent_workspaces_gets_a_new_catalog(empty_url: str) -> None:
     barrier = threading.Barrier(4)
 
     def open_one(n: int) -> str | None:

@@ -37,7 +37,7 @@ def taken(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Rows]:
     return url, rows
 
 
-def test_the_catalog_keeps_apart_from_tables_of_its_names(taken: tuple[str, Rows], tmp_path: Path) -> None:
+def test_the_catalog_avoids_foreign_tables_of_its_names(taken: tuple[str, Rows], tmp_path: Path) -> None:
     url, theirs = taken
     location = str(tmp_path / "workspace")
     for n in range(2):

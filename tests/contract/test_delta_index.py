@@ -101,7 +101,7 @@ def test_a_state_before_the_last_compaction_is_refused(index: DeltaIndex) -> Non
         index.read(as_of=1)
 
 
-def test_a_forgotten_removal_still_bounds_the_oldest_readable_state(index: DeltaIndex) -> None:
+def test_a_dropped_removal_still_limits_the_oldest_readable_revision(index: DeltaIndex) -> None:
     change(index, 1, {"a": 1, "b": 1})
     change(index, 2, None, "a")
     index.compact(now=LATER)
@@ -160,7 +160,7 @@ def test_a_late_delta_cannot_resurrect_a_key(index: DeltaIndex) -> None:
     assert pq.read_table(pa.BufferReader(index.objects.get(path(index, BASE)))).num_rows == 0, "removals go in the end"
 
 
-def test_what_one_compaction_could_not_delete_is_never_folded_again(disk: DeltaIndex, monkeypatch: Any) -> None:
+def test_deltas_that_a_compaction_could_not_delete_are_not_folded_again(disk: DeltaIndex, monkeypatch: Any) -> None:
     removal, addition = sorted([new_ulid(), new_ulid()])
     change(disk, 1, {"a": 1}, ulid=addition)
     change(disk, 2, None, "a", ulid=removal)
@@ -173,7 +173,7 @@ def test_what_one_compaction_could_not_delete_is_never_folded_again(disk: DeltaI
     assert rows(disk.read()) == {}
 
 
-def test_a_removal_outlives_the_deltas_that_are_folded_after_it(disk: DeltaIndex, monkeypatch: Any) -> None:
+def test_a_removal_survives_later_folds(disk: DeltaIndex, monkeypatch: Any) -> None:
     removal, addition = sorted([new_ulid(), new_ulid()])
     change(disk, 1, {"a": 1}, ulid=addition)
     change(disk, 2, None, "a", ulid=removal)
@@ -183,7 +183,7 @@ def test_a_removal_outlives_the_deltas_that_are_folded_after_it(disk: DeltaIndex
 
 
 @pytest.mark.parametrize("has_base", [True, False])
-def test_of_two_compactors_one_publishes_and_the_other_deletes_nothing(
+def test_only_one_of_two_compactors_publishes_and_the_other_deletes_nothing(
     index: DeltaIndex, monkeypatch: Any, has_base: bool
 ) -> None:
     if has_base:
@@ -372,7 +372,7 @@ def test_a_file_of_a_newer_format_asks_for_a_newer_driftline(disk: DeltaIndex) -
         disk.read()
 
 
-def test_a_failing_store_is_not_mistaken_for_a_damaged_file(disk: DeltaIndex, monkeypatch: Any) -> None:
+def test_a_store_failure_is_not_reported_as_damage(disk: DeltaIndex, monkeypatch: Any) -> None:
     change(disk, 1, {"a": 1})
     monkeypatch.setattr(pq, "ParquetFile", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     with pytest.raises(DriftlineError) as raised:

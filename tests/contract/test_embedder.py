@@ -112,7 +112,7 @@ def test_rows_are_unit_vectors_or_zero(embedder: WordTableEmbedder, expected: ND
     assert not known[LINES.index("")]
 
 
-def test_no_lines_have_no_rows(embedder: WordTableEmbedder) -> None:
+def test_zero_lines_give_zero_rows(embedder: WordTableEmbedder) -> None:
     assert embedder.embed([]).shape == (0, embedder.dim)
 
 
@@ -143,7 +143,7 @@ def test_a_tiny_table_gives_the_same_vectors(model_directory: Path, expected: ND
         assert_same(embedder.embed(LINES), expected, LINES)
 
 
-def test_a_plan_made_midway_does_not_change_vectors(
+def test_replanning_midway_does_not_change_vectors(
     model_directory: Path, expected: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedding, "_BLOCK_LINES", 100)

@@ -375,7 +375,7 @@ def test_the_tasks_of_a_killed_worker_are_run_again(local: Executor, tmp_path: P
     assert (tmp_path / "killed").exists()
 
 
-def test_a_task_that_kills_every_worker_ends_in_one_clear_error(context: TaskContext) -> None:
+def test_a_task_that_kills_every_worker_is_one_clear_error(context: TaskContext) -> None:
     # With its own cluster: Dask does not restart a worker that dies during its start.
     with DaskExecutor(None, 2) as executor:
         executor.start(context, [])
@@ -484,7 +484,7 @@ def _slow(spec: int, context: TaskContext) -> int:
     return spec
 
 
-def test_a_scheduler_that_goes_away_during_a_run_is_one_clear_error(
+def test_a_scheduler_that_dies_during_a_run_is_one_clear_error(
     forking: ForkServerContext, context: TaskContext, tmp_path: Path
 ) -> None:
     with cluster(forking, tmp_path, workers=1) as started, open_executor(started.address, None) as executor:
@@ -496,7 +496,7 @@ def test_a_scheduler_that_goes_away_during_a_run_is_one_clear_error(
             list(results)
 
 
-def test_what_tasks_log_reaches_the_log_of_the_caller(executor: Executor, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_of_tasks_reach_the_caller(executor: Executor, caplog: pytest.LogCaptureFixture) -> None:
     assert sorted(executor.map(_warn, [1, 3])) == [1, 3]
     until(lambda: len(caplog.messages) >= 2, "the messages")
     assert sorted(caplog.messages) == ["number 1 is odd", "number 3 is odd"]

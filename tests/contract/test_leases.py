@@ -140,7 +140,7 @@ def test_a_lease_is_written_held_and_released_with_its_token_kept(store: ObjectS
         assert (lease.token, lease.taken_over) == (2, False)
 
 
-def test_a_held_lease_says_who_holds_it(store: ObjectStore) -> None:
+def test_the_error_for_a_held_lease_names_its_holder(store: ObjectStore) -> None:
     with acquire(store, PATH, "run-1"):
         with pytest.raises(LeaseHeld) as caught:
             acquire(store, PATH, "run-2")
@@ -156,7 +156,7 @@ def test_a_released_lease_can_be_waited_for(store: ObjectStore) -> None:
         assert (second.token, second.taken_over) == (2, False)
 
 
-def test_a_lease_unchanged_for_one_ttl_is_taken_over_and_not_before(store: ObjectStore) -> None:
+def test_a_lease_expires_after_one_ttl_without_a_change(store: ObjectStore) -> None:
     held_by_another_host(store)
     with pytest.raises(LeaseHeld, match="far-away"):
         acquire(store, PATH, "run-2")
@@ -176,7 +176,7 @@ def test_a_renewing_holder_on_another_host_is_never_taken_over(disk: ObjectStore
         acquire(disk, PATH, "run-2", wait_seconds=300, clock=clock, sleep=clock.sleep)
 
 
-def test_a_killed_holder_on_this_host_is_taken_over_at_once(disk: ObjectStore) -> None:
+def test_a_killed_holder_on_this_host_is_replaced_at_once(disk: ObjectStore) -> None:
     with Child(HOLDER, disk.uri, "60") as holder:
         assert holder.answer() == "1"
         with pytest.raises(LeaseHeld, match="run-child"):
@@ -203,7 +203,7 @@ def test_a_pid_of_another_boot_or_container_proves_nothing(disk: ObjectStore) ->
 # -- proof of death: what is not proven does not count -------------------------------------------------------------
 
 
-def test_a_holder_that_proc_hides_keeps_its_lease_until_it_is_killed(
+def test_a_holder_hidden_from_proc_keeps_its_lease_until_it_is_killed(
     disk: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Child(HOLDER, disk.uri, "60") as holder:
@@ -218,7 +218,7 @@ def test_a_holder_that_proc_hides_keeps_its_lease_until_it_is_killed(
                 acquire(disk, PATH, "run-2")
 
 
-def test_a_killed_holder_that_proc_hid_is_taken_over_at_once(
+def test_a_killed_holder_hidden_from_proc_is_replaced_at_once(
     disk: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Child(HOLDER, disk.uri, "60") as holder:
@@ -241,7 +241,7 @@ def test_a_holder_on_a_host_that_shares_the_boot_id_is_not_judged(disk: ObjectSt
         acquire(disk, PATH, "run-2")
 
 
-def test_without_a_life_sign_only_a_process_of_the_same_host_is_judged(disk: ObjectStore) -> None:
+def test_without_a_liveness_file_only_a_process_of_the_same_host_is_judged(disk: ObjectStore) -> None:
     with Child(HOLDER, disk.uri, "60") as holder:
         assert holder.answer() == "1"
     rewrite(disk, liveness_file="", host="far-away")
@@ -282,11 +282,11 @@ print(lease.token"""
 @pytest.mark.parametrize(
     "name", ["", "1", "../../etc-0123456789abcdef", f"{os.getuid()}-../../../../etc/passwd", "x" * 300]
 )
-def test_a_life_sign_of_another_form_is_unknown(name: str) -> None:
+def test_a_liveness_file_of_another_form_proves_nothing(name: str) -> None:
     assert liveness.read(name) is Liveness.UNKNOWN
 
 
-def test_a_folder_that_others_may_write_to_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_folder_that_others_may_write_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder, name = tmp_path / f"driftline-{os.getuid()}", f"{os.getuid()}-{'a' * 16}"
     folder.mkdir(mode=0o755)
@@ -299,7 +299,7 @@ def test_a_folder_that_others_may_write_to_proves_nothing(tmp_path: Path, monkey
     assert liveness.read(f"12345-{'a' * 16}") is Liveness.UNKNOWN
 
 
-def test_a_process_leaves_its_life_sign_only_with_a_lease(disk: ObjectStore, tmp_path: Path) -> None:
+def test_a_process_writes_its_liveness_file_only_with_a_lease(disk: ObjectStore, tmp_path: Path) -> None:
     program = """
 import sys
 from driftline.storage.leases.lease import acquire
@@ -317,7 +317,7 @@ getattr(lease, sys.argv[3])()
         assert len(list((tmp_path / "tmp" / f"driftline-{os.getuid()}").iterdir())) == left
 
 
-def test_where_nothing_is_writable_leases_work_and_prove_nothing(
+def test_without_a_writable_folder_leases_work_without_proof_of_death(
     disk: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> str:
@@ -330,7 +330,7 @@ def test_where_nothing_is_writable_leases_work_and_prove_nothing(
     assert liveness.read(f"{os.getuid()}-{'a' * 16}") is Liveness.UNKNOWN
 
 
-def test_life_signs_of_processes_long_dead_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_liveness_files_of_dead_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(liveness._process, "own", None)
     folder = tmp_path / f"driftline-{os.getuid()}"
@@ -396,7 +396,7 @@ def test_a_holder_renews_for_longer_than_its_ttl(store: ObjectStore) -> None:
         assert record["acquired"] < record["renewed"]
 
 
-def test_an_abandoned_lease_stays_held_and_its_next_holder_is_warned(disk: ObjectStore) -> None:
+def test_an_abandoned_lease_stays_held_and_warns_its_next_holder(disk: ObjectStore) -> None:
     with acquire(disk, PATH, "run-1", ttl_seconds=0.4) as first:
         first.abandon()
     assert lease_file(disk)["state"] == "held"
@@ -406,7 +406,7 @@ def test_an_abandoned_lease_stays_held_and_its_next_holder_is_warned(disk: Objec
         assert (lease.token, lease.taken_over) == (2, True)
 
 
-def test_check_and_release_after_a_take_over_do_not_touch_the_new_lease(store: ObjectStore) -> None:
+def test_check_and_release_after_a_takeover_do_not_touch_the_new_lease(store: ObjectStore) -> None:
     first = acquire(store, PATH, "run-1")
     rewrite(store, boot_id="another boot")
     data, version = store.get_versioned(PATH)
@@ -425,7 +425,7 @@ def test_a_renewal_whose_acknowledgement_is_lost_does_not_lose_the_lease(disk: O
     assert lease_file(disk)["state"] == "released"
 
 
-def test_a_store_that_fails_for_a_while_does_not_lose_the_lease(
+def test_a_temporary_failure_of_the_store_does_not_lose_the_lease(
     disk: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures: list[object] = []
@@ -443,7 +443,7 @@ def test_a_store_that_fails_for_a_while_does_not_lose_the_lease(
         lease.check()
 
 
-def test_of_two_racing_processes_one_wins(disk: ObjectStore) -> None:
+def test_exactly_one_of_two_racing_processes_wins(disk: ObjectStore) -> None:
     with Child(RACER, disk.uri, "1") as one, Child(RACER, disk.uri, "2") as two:
         assert one.answer() == two.answer() == "ready"
         one.tell()
@@ -451,7 +451,7 @@ def test_of_two_racing_processes_one_wins(disk: ObjectStore) -> None:
         assert sorted([one.answer(), two.answer()]) == ["held", "won"]
 
 
-def test_of_six_racing_for_a_dead_lease_one_wins(store: ObjectStore) -> None:
+def test_exactly_one_of_six_racing_for_a_dead_lease_wins(store: ObjectStore) -> None:
     held_by_another_host(store, ttl_seconds=0.5)
     barrier = threading.Barrier(6)
 

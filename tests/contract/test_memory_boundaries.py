@@ -88,13 +88,13 @@ def test_keys_that_begin_alike_are_different_keys(opened: Opened) -> None:
     assert set(alpha.retrieve_batch(["a", "a b", "a!", "ab"])) == {"a b", "a!", "ab"}
 
 
-def test_a_boundary_at_the_tenant_replaces_what_it_has(opened: Opened) -> None:
+def test_a_boundary_at_the_tenant_may_overwrite_its_entries(opened: Opened) -> None:
     opened(BETA).store("plan", 1, BETA)
     opened(ACME).store("plan", 2, ALPHA)
     assert listed(opened(None), within=ACME) == [("plan", 2)]
 
 
-def test_names_are_looked_up_inside_alone(opened: Opened) -> None:
+def test_names_are_resolved_only_inside_the_boundary(opened: Opened) -> None:
     unbound, alpha = opened(None), opened(ALPHA)
     unbound.register_entity(f"{BETA}/user:alice")
     record = alpha.register_entity("user:alice")
@@ -105,7 +105,7 @@ def test_names_are_looked_up_inside_alone(opened: Opened) -> None:
         unbound.retrieve("note", "user:alice")
 
 
-def test_what_is_outside_is_refused_alike_whether_it_exists_or_not(opened: Opened) -> None:
+def test_existing_and_missing_names_outside_are_refused_alike(opened: Opened) -> None:
     opened(BETA).store("plan", 1, f"{BETA}/user:bob")
     alpha = opened(ALPHA)
     calls: list[Callable[[str], object]] = [

@@ -91,7 +91,7 @@ def test_reads_of_a_name_agree_with_writes(opened: Opened) -> None:
 @pytest.mark.parametrize(
     "name", ["user:", "user:a\0b", "user:\ud800", ("user", ""), ("user",), ("user", 1), 5, "galaxy:x"]
 )
-def test_what_cannot_be_a_name_is_refused_before_the_catalog_sees_it(opened: Opened, name: Any) -> None:
+def test_invalid_names_are_refused_before_the_catalog_sees_them(opened: Opened, name: Any) -> None:
     with pytest.raises(BadEntity) as refusal:
         opened().names.find(name)
     assert str(refusal.value).encode()
@@ -112,7 +112,7 @@ KEYED: dict[str, Callable[[MemoryStore, str], object]] = {
 @pytest.mark.parametrize("call", KEYED)
 @pytest.mark.parametrize("root", [None, "org:acme", ALPHA, f"{ALPHA}/user:alice"])
 @pytest.mark.parametrize("owner", ["org:acme", ALPHA, S123, ("session", "s123"), None])
-def test_what_was_stored_is_found_without_a_scope(call: str, root: Any, owner: Any, opened: Opened) -> None:
+def test_stored_entries_are_found_without_a_scope(call: str, root: Any, owner: Any, opened: Opened) -> None:
     opened().register_entity(S123)
     store = opened(root)
     owner = store.names.root if owner is None else owner

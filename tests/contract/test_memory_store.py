@@ -141,7 +141,7 @@ def test_a_batch_returns_the_entries_that_exist(store: MemoryStore) -> None:
     assert {key: entry.value for key, entry in found.items()} == {f"key {n}": LARGE + str(n) for n in range(0, 40, 2)}
 
 
-def test_of_equal_keys_in_one_bulk_the_last_one_counts(store: MemoryStore) -> None:
+def test_the_last_of_equal_keys_in_a_bulk_wins(store: MemoryStore) -> None:
     items = [MemoryItem("key", n, f"{ALICE}/session:s{n % 3}") for n in range(5)]
     assert store.store_many(items) == 1
     page = store.retrieve_by_entity("user", "alice", within=ACME)
@@ -149,7 +149,7 @@ def test_of_equal_keys_in_one_bulk_the_last_one_counts(store: MemoryStore) -> No
     assert page.total_count == 1
 
 
-def test_a_bulk_larger_than_one_statement_is_stored_whole(store: MemoryStore) -> None:
+def test_a_bulk_insert_may_exceed_one_statement(store: MemoryStore) -> None:
     count = 6_000
     store.store_many(MemoryItem(f"{n:05}", n, f"{ALICE}/session:s{n % 50}") for n in range(count))
     store.store_many(MemoryItem(f"{n:05}", -n, f"{ALICE}/session:s{n % 50}") for n in range(1_000))
@@ -284,7 +284,7 @@ def test_allowed_ancestors_limit_and_an_empty_list_allows_nothing(filled: Memory
             filled.search("alice", None, ACME, allowed_ancestors=allowed)
 
 
-def test_a_scope_below_the_tenant_hides_what_lies_beside_it(filled: MemoryStore) -> None:
+def test_a_scope_below_the_tenant_hides_its_siblings(filled: MemoryStore) -> None:
     key = f"{S1} 0"
     for scope, visible in [(ACME, True), (ALICE, True), (S1, True), (S2, False), (BOB, False), (None, True)]:
         assert (filled.retrieve(key, scope) is not None) == visible, scope
@@ -398,7 +398,7 @@ def test_fifty_threads_storing_one_key_leave_one_entry(store: MemoryStore) -> No
         assert indexed(store, session) == ({"key": owner} if session == owner else {})
 
 
-def test_many_may_register_the_same_entities_at_once(opened: Callable[..., MemoryStore]) -> None:
+def test_the_same_entities_may_be_registered_concurrently(opened: Callable[..., MemoryStore]) -> None:
     stores = [opened() for _ in range(4)]
     barrier = threading.Barrier(8)
 
@@ -462,7 +462,7 @@ HOSTILE = [
 ]
 
 
-def test_hostile_ids_are_names_like_any_other_and_stay_in_their_directory(store: MemoryStore) -> None:
+def test_hostile_ids_are_ordinary_names_and_stay_in_their_directory(store: MemoryStore) -> None:
     owners = [Entity((("org", "acme"), ("project", name), ("user", name))) for name in HOSTILE]
     store.store_many(MemoryItem(f"{n}", LARGE + str(n), owner) for n, owner in enumerate(owners))
     for n, owner in enumerate(owners):
@@ -476,7 +476,7 @@ def test_hostile_ids_are_names_like_any_other_and_stay_in_their_directory(store:
 
 
 @everywhere
-def test_hostile_keys_are_keys_like_any_other(store: MemoryStore) -> None:
+def test_hostile_keys_are_ordinary_keys(store: MemoryStore) -> None:
     names = [*HOSTILE, "k" * 1_024, "é" * 1_024, "%", "_"]
     store.store_many(MemoryItem(name, LARGE + name, S1) for name in names)
     for name in names:

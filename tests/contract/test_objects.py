@@ -100,7 +100,7 @@ def test_create_refuses_an_existing_object_and_does_not_change_it(store: ObjectS
     assert store.get("a") == b"first"
 
 
-def test_create_of_the_same_bytes_is_the_same_write(store: ObjectStore) -> None:
+def test_creating_the_same_bytes_again_succeeds(store: ObjectStore) -> None:
     assert store.create("a", b"first") == store.create("a", b"first")
 
 
@@ -122,7 +122,7 @@ def test_replace_refuses_a_missing_object(store: ObjectStore) -> None:
     assert store.head("a") is None
 
 
-def test_of_eight_racing_creators_exactly_one_wins(store: ObjectStore) -> None:
+def test_exactly_one_of_eight_racing_creators_wins(store: ObjectStore) -> None:
     for attempt in range(10 if store.is_local else 2):  # the S3 server makes some contenders wait for seconds
         path = f"race/{attempt}"
         results = race([lambda i=i, path=path: store.create(path, f"{i}".encode()) for i in range(8)])  # type: ignore[misc]
@@ -132,7 +132,7 @@ def test_of_eight_racing_creators_exactly_one_wins(store: ObjectStore) -> None:
         assert store.get(path) == f"{winners[0]}".encode()
 
 
-def test_of_eight_racing_replacements_exactly_one_wins(store: ObjectStore) -> None:
+def test_exactly_one_of_eight_racing_replacements_wins(store: ObjectStore) -> None:
     version = store.create("race", b"start")
     for attempt in range(10 if store.is_local else 2):  # the S3 server makes some contenders wait for seconds
         results = race(
@@ -310,7 +310,7 @@ def test_a_local_path_may_be_given_in_several_ways(tmp_path: Path, monkeypatch: 
         assert store.lance_uri("org:acme/t.lance") == f"{root}/org:acme/t.lance"
 
 
-def test_a_memory_store_is_private_and_removed_at_exit() -> None:
+def test_a_memory_uri_is_private_and_removed_at_exit() -> None:
     code = (
         "from driftline.storage.objects.store import ObjectStore\n"
         "store = ObjectStore.open('memory://')\n"
@@ -523,14 +523,14 @@ def test_a_missing_bucket_is_named(s3_environment: Any) -> None:
             operation()
 
 
-def test_a_wrong_endpoint_is_no_connection(s3_environment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_endpoint_is_a_connection_error(s3_environment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(StorageError, match="no connection"):
         ObjectStore.open("s3://bucket/x").get("a")
 
 
 @pytest.mark.parametrize("proxy", [{"lose_answers": 1}], indirect=True)
-def test_a_connection_that_breaks_after_the_write_is_no_failure(s3_bucket: str, proxy: Any) -> None:
+def test_a_write_whose_connection_breaks_afterwards_succeeds(s3_bucket: str, proxy: Any) -> None:
     store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
     version = store.create("a", b"1")
     assert proxy.answers_to_lose == 0

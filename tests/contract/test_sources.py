@@ -102,7 +102,7 @@ def test_a_listing_is_never_stale(location: tuple[str, Put]) -> None:
     assert (after.etag, after.mtime_ns) != (before.etag, before.mtime_ns)
 
 
-def test_what_is_listed_is_what_is_read_and_stated(location: tuple[str, Put]) -> None:
+def test_listed_files_can_be_read_and_stated(location: tuple[str, Put]) -> None:
     uri, put = location
     names = [*ODD_NAMES, *(f"folder {name}/{name}" for name in ODD_NAMES)]
     for name in names:
@@ -116,7 +116,7 @@ def test_what_is_listed_is_what_is_read_and_stated(location: tuple[str, Put]) ->
     assert source.read_many(names) == [name.encode() for name in names]
 
 
-def test_missing_files_are_errors_of_their_own(location: tuple[str, Put]) -> None:
+def test_missing_files_have_their_own_error(location: tuple[str, Put]) -> None:
     uri, put = location
     put("a", b"1")
     put("folder/b", b"")
@@ -182,7 +182,7 @@ def test_a_prefix_without_objects_and_a_key_are_no_sources(
     assert [document.path for document in document_page(Workspace.open(workspace), limit=9).documents] == ["a.txt"]
 
 
-def test_a_known_prefix_that_has_no_object_is_an_error_that_loses_nothing(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_empty_known_prefix_is_an_error_and_deletes_nothing(tiny_model: Path, tmp_path: Path) -> None:
     name = uuid.uuid4().hex
     fs = fsspec.filesystem("memory")
     fs.pipe_file(f"/{name}/a.txt", b"the heron lands\n")
@@ -277,7 +277,7 @@ def test_keys_that_are_not_paths_are_reported(s3_bucket: str, s3_environment: An
 
 
 @pytest.mark.parametrize("key", ["a//b.py", "/a.py", "a/../b.py", "./a.py", "a?versionId=1"])
-def test_a_key_that_would_not_read_back_is_left_out_with_its_reason(
+def test_a_key_that_cannot_round_trip_is_skipped_with_its_reason(
     key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from driftline.storage.sources.source import FileInfo

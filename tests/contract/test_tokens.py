@@ -66,7 +66,7 @@ def test_wrong_tokens_are_refused_before_anything_is_written(workspace: Workspac
     assert workspace.objects.head(TOKENS) is None
 
 
-def test_a_damaged_file_admits_nobody(workspace: Workspace) -> None:
+def test_nobody_is_admitted_while_the_file_of_tokens_is_damaged(workspace: Workspace) -> None:
     workspace.objects.create(TOKENS, b"{}")
     with pytest.raises(CorruptFile):
         read_tokens(workspace.objects)

@@ -49,7 +49,7 @@ def test_reads_listings_and_deletions_survive_each_fault(s3_bucket: str, s3_serv
         assert proxy.met[fault] >= ROUNDS
 
 
-def test_a_large_object_is_read_in_parts_that_break_off(
+def test_a_large_object_is_read_although_its_parts_break_off(
     s3_bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket, "WHOLE_OBJECT_BYTES", 10)
@@ -62,7 +62,7 @@ def test_a_large_object_is_read_in_parts_that_break_off(
             assert b"".join(iter(lambda: opened.read(1000), b"")) == data
 
 
-def test_a_listing_that_breaks_off_goes_on_after_its_last_key(
+def test_a_broken_listing_resumes_after_its_last_key(
     s3_bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = sorted([f"many/{n:04}" for n in range(1050)] + ["many/0500~20 a%2Fb é"])
@@ -101,7 +101,7 @@ def test_a_source_in_a_bucket_survives_each_fault(s3_bucket: str, s3_server: Any
         assert proxy.met[fault]
 
 
-def test_an_unsorted_listing_that_breaks_off_is_no_complete_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_unsorted_listing_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     def pages(*_: Any, **__: Any) -> Any:
         yield [{"path": "x/b", "size": 1, "last_modified": datetime.now(UTC), "e_tag": "1", "version": None}]
         yield [{"path": "x/a", "size": 1, "last_modified": datetime.now(UTC), "e_tag": "1", "version": None}]
@@ -123,7 +123,7 @@ def test_an_unsorted_listing_that_breaks_off_is_no_complete_one(monkeypatch: pyt
         (PermissionDeniedError("status code: 403 Forbidden"), 1),
     ],
 )
-def test_only_what_may_pass_is_tried_again_and_only_so_often(
+def test_only_transient_failures_are_retried_and_only_a_few_times(
     error: Exception, attempts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = itertools.count()
@@ -152,7 +152,7 @@ def test_attempts_end_in_time_and_their_delays_grow() -> None:
 
 
 @pytest.mark.parametrize("status", [412, 400])
-def test_a_store_that_takes_bare_etags_only_is_a_workspace(s3_bucket: str, s3_server: Any, status: int) -> None:
+def test_a_store_with_bare_etags_works(s3_bucket: str, s3_server: Any, status: int) -> None:
     with serving(CephProxy(s3_server, status=status)) as proxy:
         store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
         store.probe_conditional_writes()
@@ -169,7 +169,7 @@ def test_a_store_that_takes_bare_etags_only_is_a_workspace(s3_bucket: str, s3_se
         assert [info.path for info in store.list(temporary=True)] == ["a"]
 
 
-def test_a_store_that_compares_no_bare_etags_is_not_trusted_with_them(
+def test_a_store_that_ignores_bare_etags_gets_quoted_ones(
     s3_bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(CephProxy(s3_server)) as proxy:
@@ -181,7 +181,7 @@ def test_a_store_that_compares_no_bare_etags_is_not_trusted_with_them(
         assert store.get("a") == b"1"
 
 
-def test_a_conflict_on_a_store_that_takes_quoted_etags_costs_one_look(s3_bucket: str, proxy: Any) -> None:
+def test_a_conflict_on_a_store_with_quoted_etags_costs_one_request(s3_bucket: str, proxy: Any) -> None:
     store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
     first = store.create("a", b"1")
     store.replace("a", b"2", first)
@@ -196,7 +196,7 @@ def test_a_conflict_on_a_store_that_takes_quoted_etags_costs_one_look(s3_bucket:
 
 @pytest.mark.parametrize("tells", [True, False])
 @pytest.mark.parametrize(("seconds", "says"), [(3600, "(0:59:5.|1:00:0.) h slow"), (-1200, "0:(19:5.|20:0.) h fast")])
-def test_a_skewed_clock_is_reported_as_what_it_is(
+def test_a_skewed_clock_is_reported_as_such(
     s3_bucket: str, s3_server: Any, seconds: float, says: str, tells: bool
 ) -> None:
     with serving(SkewedProxy(s3_server, seconds=seconds, tells=tells)) as proxy:
@@ -209,7 +209,7 @@ def test_a_skewed_clock_is_reported_as_what_it_is(
             open_source(s3_bucket, options)
 
 
-def test_a_store_without_times_still_names_the_clock() -> None:
+def test_a_store_without_times_still_reports_a_skewed_clock() -> None:
     assert bucket.describe("<Code>RequestTimeTooSkewed</Code>", "http://127.0.0.1:1").endswith("of the store")
     assert bucket.describe("<ServerTime>soon</ServerTime>", "").endswith("of the store")
     with contextlib.suppress(ValueError):

@@ -123,7 +123,7 @@ def test_every_quoted_figure_of_a_benchmark_is_one_that_it_recorded(page: Path) 
     assert {line: figures for line, figures in wrong.items() if figures} == {}
 
 
-def test_a_figure_that_no_benchmark_recorded_is_found() -> None:
+def test_an_unrecorded_figure_is_found() -> None:
     assert unrecorded("search in 3,141.5 ms, 28.1 ms (`searching.py`)") == ["3,141.5 ms"]
 
 

@@ -101,7 +101,7 @@ def test_a_run_of_a_branch_that_is_interrupted_anywhere_is_completed_by_the_next
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_a_deletion_that_is_interrupted_anywhere_leaves_a_branch_or_none(tmp_path: Path, tiny_model: Path) -> None:
+def test_an_interrupted_deletion_leaves_the_whole_branch_or_none_of_it(tmp_path: Path, tiny_model: Path) -> None:
     tree, template, folder = (tmp_path / name for name in ("tree", "template", "workspace"))
     workspace = str(folder)
     write_tree(tree, FIRST, OLD_NS)
@@ -128,7 +128,7 @@ def test_a_deletion_that_is_interrupted_anywhere_leaves_a_branch_or_none(tmp_pat
     everywhere(prepare, lambda: drop(workspace), check)
 
 
-def test_a_cleanup_that_dies_anywhere_leaves_versions_of_a_deleted_branch_to_the_next(
+def test_the_next_cleanup_removes_the_versions_that_a_killed_one_left_of_a_deleted_branch(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     tree, template, place = (tmp_path / name for name in ("tree", "template", "workspace"))
@@ -157,7 +157,7 @@ def test_a_cleanup_that_dies_anywhere_leaves_versions_of_a_deleted_branch_to_the
 
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("lost", ["manifest", "reference"])
-def test_a_cut_whose_requests_lance_repeats_is_made_anew(
+def test_a_cut_is_made_again_if_lance_repeats_its_requests(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     tree, workspace = tmp_path / "tree", str(tmp_path / "workspace")

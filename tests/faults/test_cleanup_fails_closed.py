@@ -151,7 +151,7 @@ class Reads:
         return listing if lists else wrapped
 
 
-def test_whichever_read_fails_nothing_is_deleted(corner: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_any_read_fails_nothing_is_deleted(corner: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = set(corner.plant())
     failing, aborted = 0, 0
     while True:

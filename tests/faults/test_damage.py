@@ -28,7 +28,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_damage_ends_in_a_traceback_and_a_repair_makes_whole(example: Example, kind: str, tmp_path: Path) -> None:
+def test_damage_causes_no_traceback_and_can_be_repaired(example: Example, kind: str, tmp_path: Path) -> None:
     for number, way in enumerate(cells(kind)):
         location = tmp_path / str(number)
         location.mkdir()

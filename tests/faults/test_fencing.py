@@ -81,7 +81,7 @@ def run_both(*holders: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("has_row", [False, True], ids=["first commit of a source", "later commit"])
-def test_whatever_the_order_the_successor_knows_what_its_predecessor_committed(tmp_path: Path, has_row: bool) -> None:
+def test_in_any_order_a_successor_knows_the_commits_of_its_predecessor(tmp_path: Path, has_row: bool) -> None:
     steps = range(OLD_STEPS + NEW_STEPS)
     orders = list(combinations(steps, OLD_STEPS))[:: 4 if has_row else 1]
     objects = ObjectStore.open(str(tmp_path))
@@ -125,9 +125,7 @@ def test_whatever_the_order_the_successor_knows_what_its_predecessor_committed(t
 
 
 @pytest.mark.parametrize("has_row", [False, True], ids=["first commit of a source", "later commit"])
-def test_whatever_the_order_sources_that_share_a_commit_are_all_committed_or_none_ever(
-    tmp_path: Path, has_row: bool
-) -> None:
+def test_sources_that_share_a_commit_are_all_committed_or_none(tmp_path: Path, has_row: bool) -> None:
     """A holder of two sources commits both at once, while another one takes over the first of them."""
     steps = range(OLD_STEPS + NEW_STEPS)
     objects = ObjectStore.open(str(tmp_path))

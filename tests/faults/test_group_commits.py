@@ -71,7 +71,7 @@ class Sources:
 
 @pytest.mark.parametrize("known", [False, True], ids=["first run", "later run"])
 @pytest.mark.parametrize("mode", list(Mode))
-def test_a_run_of_small_sources_that_is_interrupted_anywhere_leaves_each_old_or_new(
+def test_an_interrupted_run_of_small_sources_leaves_each_source_old_or_new(
     tmp_path: Path, tiny_model: Path, mode: Mode, known: bool
 ) -> None:
     """One source goes back to what it was, another goes on alone, and all of them are in step."""
@@ -113,7 +113,7 @@ def test_a_run_of_small_sources_that_is_interrupted_anywhere_leaves_each_old_or_
             raise AssertionError(f"after {mode} operation {at}, {undisturbed.log[at]}") from error
 
 
-def test_a_source_that_another_run_takes_over_fails_alone(
+def test_a_source_that_another_run_takes_over_does_not_fail_the_others(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = Sources(tmp_path, tiny_model)
@@ -156,7 +156,7 @@ def test_a_commit_that_fails_counts_for_each_source(
     sources.check()
 
 
-def test_a_source_that_cannot_be_staged_stops_no_other(
+def test_a_source_that_cannot_be_staged_does_not_stop_others(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = Sources(tmp_path, tiny_model)

@@ -85,9 +85,7 @@ def run_killed_after(seconds: float, command: list[str], workspace: Path) -> flo
     return time.monotonic() - started
 
 
-def test_runs_killed_at_random_moments_leave_nothing_that_a_last_run_does_not_mend(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_a_last_run_repairs_whatever_runs_killed_at_random_moments_left(tmp_path: Path, tiny_model: Path) -> None:
     chance = random.Random(20)
     tree, workspace, fresh = tmp_path / "tree", tmp_path / "workspace", tmp_path / "fresh"
     change_some(tree, chance)
@@ -112,7 +110,7 @@ def test_runs_killed_at_random_moments_leave_nothing_that_a_last_run_does_not_me
     assert indexed_rows(opened, ENTITY) == indexed_rows(Workspace.open(str(fresh)), ENTITY)
 
 
-def test_the_batch_of_a_killed_worker_is_done_again(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_batch_of_a_killed_worker_is_repeated(tmp_path: Path, tiny_model: Path) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "workspace"
     for number in range(200):
         target = tree / str(number % 7) / f"file{number}.txt"
@@ -135,7 +133,7 @@ def test_the_batch_of_a_killed_worker_is_done_again(tmp_path: Path, tiny_model: 
 
 
 @pytest.mark.parametrize("executor", ["inline", "local"])
-def test_an_interrupted_run_says_what_it_keeps_and_the_next_one_continues(
+def test_an_interrupted_run_reports_its_commits_and_the_next_one_continues(
     tmp_path: Path, tiny_model: Path, executor: str
 ) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "workspace"

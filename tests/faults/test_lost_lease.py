@@ -53,7 +53,7 @@ def test_after_a_lease_file_is_deleted_the_next_run_commits(
     assert driftline("verify", "--workspace", workspace).code == 0
 
 
-def test_a_damaged_lease_names_the_way_out_and_it_works(
+def test_the_error_for_a_damaged_lease_names_a_fix_that_works(
     tmp_path: Path, indexed: Callable[..., Any], driftline: Driftline
 ) -> None:
     lease = lease_of(tmp_path / "workspace")

@@ -90,7 +90,9 @@ def test_a_blob_that_cannot_be_written_leaves_nothing_in_the_catalog(
     assert store.list_entities(ACME) == []
 
 
-def test_a_catalog_that_fails_after_the_blob_names_it(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_failure_after_the_blob_write_names_the_blob(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise OperationalError("INSERT", None, Exception("disk I/O error"))
 
@@ -107,7 +109,7 @@ def test_a_catalog_that_fails_after_the_blob_names_it(store: MemoryStore, monkey
 
 
 @pytest.mark.parametrize("number", [1, BULK_ROWS], ids=["one entry", "a bulk, which is copied"])
-def test_a_connection_that_drops_in_a_transaction_is_made_again(
+def test_a_dropped_connection_is_reopened_and_the_transaction_repeated(
     shared_store: MemoryStore, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     enqueue, drops = entry_rows._enqueue, iter([True, True, False])
@@ -125,7 +127,7 @@ def test_a_connection_that_drops_in_a_transaction_is_made_again(
     assert shared_store.retrieve_by_entity("org", "acme", within=ACME).total_count == number
 
 
-def test_a_bulk_that_the_catalog_refuses_is_an_error_and_leaves_nothing(
+def test_a_refused_bulk_insert_raises_and_writes_nothing(
     store: MemoryStore, shared_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entry_drafts, "check_metadata", lambda metadata: None)  # a column that must not be null
@@ -151,7 +153,7 @@ def test_an_unreachable_catalog_is_a_connection_error_without_the_password(
 
 
 @pytest.mark.filterwarnings("ignore:transaction already deassociated")  # the simulated fault
-def test_a_commit_whose_acknowledgement_is_lost_is_repeated_without_harm(
+def test_a_commit_with_a_lost_acknowledgement_is_repeated_safely(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.store("key", LARGE, S1)
@@ -215,7 +217,7 @@ def test_a_flush_retries_what_another_process_holds(store: MemoryStore) -> None:
     assert store.flush() == 0
 
 
-def test_close_completes_a_failed_flush(tmp_path: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_completes_a_failed_flush(tmp_path: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> str:
         raise StorageError("The disk is full", "delta")
 
@@ -251,7 +253,7 @@ def _state(store: MemoryStore, embedder: Callable[[], Embedder]) -> dict[str, An
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_a_store_that_ends_at_any_step_has_happened_or_has_not(mode: Mode, store: MemoryStore) -> None:
+def test_an_interrupted_store_is_complete_or_has_no_effect(mode: Mode, store: MemoryStore) -> None:
     new = LARGE + "new"
     store._flusher.notify = lambda rows: None  # type: ignore[method-assign]  # nothing else is at work
 

@@ -177,7 +177,7 @@ def prebuilt(tree: Path, uri: str, model: Path) -> list[indexes.Segment]:
     return [build_segment(table, spec) for spec in plan_new_segments(table, "all", set())]
 
 
-def test_a_segment_of_fragments_that_were_rewritten_is_not_published(tmp_path: Path, tree: Path, model: Path) -> None:
+def test_a_segment_of_rewritten_fragments_is_not_published(tmp_path: Path, tree: Path, model: Path) -> None:
     uri = str(tmp_path / "workspace")
     built = prebuilt(tree, uri, model)
     table = lines(uri)

@@ -41,7 +41,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.timeout(SECONDS + 1800)
-def test_writers_compactors_and_readers_at_once_lose_nothing_and_bring_nothing_back(uri: str) -> None:
+def test_concurrent_writers_compactors_and_readers_lose_and_resurrect_nothing(uri: str) -> None:
     report = soak(uri)
     assert report["problems"] == []
     assert (len(report["changes"]), len(report["publications"]), len(report["reads"])) == (WRITERS, COMPACTORS, READERS)
@@ -64,7 +64,7 @@ def test_lost_resurrected_and_changed_rows_are_detected() -> None:
     assert contradictions(seen | {"own/0/0000020": 7}, done, done) == ["own/0/0000020 has value 7"]
 
 
-def test_concurrent_compactors_and_an_unreplaced_base_are_detected() -> None:
+def test_concurrent_compactors_and_an_old_base_are_detected() -> None:
     first = Publication(1, "", "a", 0.0, 1.0)
     assert chain_problems([Publication(2, "a", "b", 1.5, 2.0), first]) == []
     assert "same time" in chain_problems([first, Publication(2, "a", "b", 0.5, 2.0)])[0]

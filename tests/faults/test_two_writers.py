@@ -81,7 +81,7 @@ def writers(tmp_path: Path, tiny_model: Path) -> Iterator[Writers]:
             process.communicate()
 
 
-def test_two_sources_of_one_tenant_may_be_indexed_at_once(writers: Writers) -> None:
+def test_two_sources_of_one_tenant_may_be_indexed_concurrently(writers: Writers) -> None:
     trees = [writers.tree("one", 20), writers.tree("two", 24)]
     for _ in range(2):  # in the first round both also create the workspace and the table
         answers = [writers.finish(process) for process in [writers.start(tree, "--full") for tree in trees]]
@@ -89,7 +89,7 @@ def test_two_sources_of_one_tenant_may_be_indexed_at_once(writers: Writers) -> N
         writers.assert_in_step(*trees)
 
 
-def test_a_second_run_of_a_source_says_who_holds_it(writers: Writers) -> None:
+def test_a_second_run_of_a_source_names_the_lease_holder(writers: Writers) -> None:
     tree = writers.tree("one", 12)
     first = writers.start(tree, PAUSE="before 1")
     writers.wait_for_pause(first)
@@ -103,7 +103,7 @@ def test_a_second_run_of_a_source_says_who_holds_it(writers: Writers) -> None:
     writers.assert_in_step(tree)
 
 
-def test_a_second_run_of_a_source_waits_if_it_may(writers: Writers) -> None:
+def test_a_second_run_of_a_source_waits_if_allowed(writers: Writers) -> None:
     tree = writers.tree("one", 12)
     first = writers.start(tree, DELAY_SECONDS="0.7", LEASE_SECONDS=str(PATIENCE_SECONDS))
     writers.wait_for_lease(tree, first)
@@ -115,7 +115,7 @@ def test_a_second_run_of_a_source_waits_if_it_may(writers: Writers) -> None:
 
 
 @pytest.mark.parametrize("pause", ["before 1", "before 2", "after 2"])
-def test_a_holder_that_sleeps_through_its_own_replacement_publishes_nothing(writers: Writers, pause: str) -> None:
+def test_a_stale_lease_holder_publishes_nothing(writers: Writers, pause: str) -> None:
     tree = writers.tree("one", 12)
     sleeper = writers.start(tree, PAUSE=pause, LEASE_SECONDS=str(LEASE_SECONDS))
     writers.wait_for_pause(sleeper)

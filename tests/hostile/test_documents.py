@@ -100,7 +100,7 @@ def test_a_page_tree_in_a_circle_ends() -> None:
     assert read_document("loop.pdf", LOOP).reason in REASONS
 
 
-def test_a_sheet_that_claims_a_thousand_million_rows_is_as_short_as_it_is() -> None:
+def test_a_sheet_that_claims_a_billion_rows_has_only_its_real_rows() -> None:
     cell = '<table:table-cell table:number-columns-repeated="1000000000"><text:p>a</text:p></table:table-cell>'
     row = f'<table:table-row table:number-rows-repeated="1000000000">{cell}</table:table-row>'
     body = f'<table:table table:name="S">{row * 2}</table:table>'
@@ -162,11 +162,11 @@ ALMOST = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ALMOST)
-def test_what_is_almost_a_document_is_text(name: str) -> None:
+def test_files_that_resemble_documents_are_text(name: str) -> None:
     assert not is_extracted(name, ALMOST[name])
 
 
-def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(office, "MAX_PARTS_BYTES", 100_000)
     monkeypatch.setattr(office._Archive.__init__, "__defaults__", (100_000, frozenset()))
     with pytest.raises(Refused, match="unpacks"):
@@ -237,7 +237,7 @@ def readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 @pytest.mark.usefixtures("readers")
-def test_what_an_extractor_does_ends_with_its_process(name: str, reason: SkipReason) -> None:
+def test_children_of_an_extractor_end_with_it(name: str, reason: SkipReason) -> None:
     with pytest.raises(Refused) as refused:
         extract_apart(f"bad_readers:{name}", b"")
     assert refused.value.reason is reason
@@ -265,7 +265,7 @@ def started(monkeypatch: pytest.MonkeyPatch, readers: None) -> list[process._Rea
 
 
 @pytest.mark.parametrize("interrupted", ["_send", "_received"])
-def test_an_answer_that_nobody_awaits_is_given_to_no_other_document(
+def test_a_late_answer_is_not_given_to_another_document(
     interrupted: str, started: list[process._Reader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert echoed("first") == "first"
@@ -281,7 +281,7 @@ def test_an_answer_that_nobody_awaits_is_given_to_no_other_document(
     assert [each.is_alive for each in started] == [False, True]
 
 
-def test_a_process_that_is_killed_while_it_waits_harms_no_document(started: list[process._Reader]) -> None:
+def test_a_process_killed_while_idle_fails_no_document(started: list[process._Reader]) -> None:
     echoed("first")
     started[0]._process.kill()
     started[0]._process.wait()
@@ -295,7 +295,7 @@ def test_a_reused_process_that_dies_says_nothing_of_a_document(started: list[pro
 
 
 @pytest.mark.parametrize(("name", "processes"), [("die", 2), ("spin", 1)])
-def test_a_document_that_ends_its_process_is_asked_for_again_once_at_most(
+def test_a_document_that_kills_its_process_is_retried_at_most_once(
     name: str, processes: int, started: list[process._Reader]
 ) -> None:
     echoed("first")
@@ -330,7 +330,7 @@ def test_an_extractor_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("readers")
-def test_a_process_that_lies_is_not_believed() -> None:
+def test_answers_of_a_process_are_validated() -> None:
     with pytest.raises(Refused):
         Extracted.from_dict(extract_apart("bad_readers:lie", b""))
     said = Extracted.from_dict(extract_apart("bad_readers:half", b""))

@@ -164,7 +164,7 @@ def test_an_unchanged_page_that_was_never_sent_is_an_error(api: HostApi) -> None
     assert "another host" in str(listing.failure)
 
 
-def test_a_state_that_someone_has_changed_leads_nowhere_else(
+def test_a_changed_state_parameter_does_not_redirect_elsewhere(
     git_server: GitServer, tmp_path: Path, tiny_model: Path
 ) -> None:
     secret = tmp_path / "secret"

@@ -122,14 +122,14 @@ def trap(tmp_path: Path) -> Trap:
     return Trap(tmp_path)
 
 
-def test_the_trap_works(trap: Trap) -> None:
+def test_the_trap_for_executed_commands_works(trap: Trap) -> None:
     trap.arm()
     subprocess.run(["git", "status"], cwd=trap.tree, check=False, capture_output=True)
     assert any("filter.evil" in name for name in trap.sprung)
 
 
 @pytest.mark.parametrize("command", ["index", "ci", "grep"])
-def test_no_command_of_a_repository_runs(trap: Trap, tmp_path: Path, driftline: Driftline, command: str) -> None:
+def test_repository_commands_are_never_executed(trap: Trap, tmp_path: Path, driftline: Driftline, command: str) -> None:
     trap.arm()
     at = ("--workspace", tmp_path / "workspace")
     arguments: tuple[object, ...] = ("grep", "first", trap.tree) if command == "grep" else (command, trap.tree, *at)
@@ -175,7 +175,7 @@ def test_a_partial_clone_fetches_nothing(trap: Trap, tmp_path: Path, driftline: 
     assert trap.sprung == []
 
 
-def test_a_work_tree_that_the_configuration_moves_is_a_plain_one(
+def test_a_work_tree_that_the_configuration_moves_is_a_plain_tree(
     trap: Trap, tmp_path: Path, driftline: Driftline
 ) -> None:
     other = tmp_path / "other"

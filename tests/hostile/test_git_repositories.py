@@ -86,7 +86,7 @@ def test_paths_that_lead_elsewhere_or_collide_are_reasons_or_documents_of_their_
     assert (source["changed"], source["deleted"]) == (1, 1)
 
 
-def test_a_tree_without_end_is_an_error_and_a_huge_blob_is_not_read(
+def test_an_endless_tree_is_an_error_and_a_huge_blob_is_not_read(
     hostile: tuple[Path, str], tmp_path: Path, tiny_model: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, uri = hostile
@@ -139,7 +139,7 @@ def test_branches_of_odd_names_are_read(git_server: GitServer, tmp_path: Path) -
         assert open_source(f"git+file://{project.remote}@{name}").read("name.md") == name.encode()
 
 
-def test_no_command_of_a_repository_or_of_a_template_runs(
+def test_commands_of_repositories_and_templates_are_never_executed(
     hostile: tuple[Path, str],
     tmp_path: Path,
     tiny_model: Path,
@@ -179,7 +179,7 @@ def test_a_pipe_that_replaces_a_file_of_git_is_an_error(git_server: GitServer) -
         open_source(str(folder))
 
 
-def test_a_repository_that_outgrows_the_cache_is_not_fetched_to_its_end(
+def test_a_fetch_stops_at_the_limit_of_the_cache(
     git_server: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = Checkout.of(git_server.create("grown.git"), tmp_path / "grown")

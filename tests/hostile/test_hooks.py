@@ -96,7 +96,7 @@ def test_the_memory_of_deliveries_is_bounded(site: Site, monkeypatch: pytest.Mon
     assert len(hooks._seen) == made.KNOWN_DELIVERIES
 
 
-def test_a_huge_body_is_refused_announced_or_not(site: Site) -> None:
+def test_a_huge_body_is_refused_with_or_without_a_length(site: Site) -> None:
     body = "x" * (MAX_HOOK_BYTES + 1)
     assert ask(site.address, "/hooks/github", method="POST", body=body).status == 413
     host, _, port = site.address.rpartition(":")
@@ -185,7 +185,7 @@ def test_odd_numbers_of_pull_requests_never_reach_git(site: Site, number: str) -
         "",
     ],
 )
-def test_a_repository_that_no_source_is_starts_nothing(site: Site, url: str) -> None:
+def test_a_delivery_for_an_unknown_repository_starts_no_run(site: Site, url: str) -> None:
     answer = deliver(site.address, "github", *push("github", url))
     assert answer.status == 200
     assert "no source" in answer.body

@@ -223,7 +223,7 @@ def test_random_repositories_are_listed_as_git_lists_them(tmp_path: Path, home: 
     assert sorted(walk.run([Subtree()]).paths) == requested
 
 
-def test_our_own_ignore_file_excludes_what_git_tracks(tmp_path: Path, home: Path) -> None:
+def test_our_ignore_file_can_exclude_tracked_files(tmp_path: Path, home: Path) -> None:
     git(tmp_path, "init", "-q", "root")
     root = tmp_path / "root"
     for name in ("a.log", "b.log", "c.txt"):
@@ -234,7 +234,7 @@ def test_our_own_ignore_file_excludes_what_git_tracks(tmp_path: Path, home: Path
     assert listed(root) == {".gitignore", ".driftlineignore", "a.log"}
 
 
-def test_a_work_tree_inside_another_is_named_as_such(tmp_path: Path, home: Path) -> None:
+def test_a_work_tree_inside_another_is_reported_as_such(tmp_path: Path, home: Path) -> None:
     git(tmp_path, "init", "-q", "root")
     root = tmp_path / "root"
     (root / "a.txt").write_text("the heron lands\n")
@@ -249,7 +249,7 @@ def test_a_work_tree_inside_another_is_named_as_such(tmp_path: Path, home: Path)
     assert projects.paths == ["root/a.txt"]
 
 
-def test_a_repository_names_no_ignore_file_outside_of_its_work_tree(tmp_path: Path, home: Path) -> None:
+def test_a_repository_cannot_name_an_ignore_file_outside_its_work_tree(tmp_path: Path, home: Path) -> None:
     git(tmp_path, "init", "-q", "root")
     (tmp_path / "password").write_text("a.txt\n")
     (tmp_path / "root/a.txt").write_text("the heron lands\n")
@@ -258,7 +258,7 @@ def test_a_repository_names_no_ignore_file_outside_of_its_work_tree(tmp_path: Pa
         assert listed(tmp_path / "root") == {"a.txt"}
 
 
-def test_what_git_cannot_decide_is_kept(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_are_kept_if_git_fails(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tmp_path, "init", "-q", "root")
     (tmp_path / "root/a.log").write_text("the heron lands\n")
     (tmp_path / "root/.gitignore").write_text("*.log\n")

@@ -90,7 +90,7 @@ def is_closed(connection: socket.socket, seconds: float) -> bool:
     [b"", b"POST /mcp HTTP/1.1\r\nHost: x", b"POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n{"],
     ids=["nothing", "half a head", "half a body"],
 )
-def test_a_request_that_does_not_arrive_is_given_up(
+def test_an_incomplete_request_times_out(
     address: tuple[str, int], begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "REQUEST_SECONDS", REQUEST_SECONDS)
@@ -101,7 +101,7 @@ def test_a_request_that_does_not_arrive_is_given_up(
         assert time.monotonic() - started > REQUEST_SECONDS / 2
 
 
-def test_a_request_that_trickles_in_is_given_up(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trickling_request_times_out(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "REQUEST_SECONDS", REQUEST_SECONDS)
     with socket.create_connection(address) as connection:
         connection.sendall(b"POST /mcp HTTP/1.1\r\n")

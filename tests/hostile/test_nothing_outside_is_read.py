@@ -80,7 +80,7 @@ def test_a_link_that_appears_during_the_walk_is_not_followed(
     assert (listing.paths, listing.unread) == ([], [])
 
 
-def test_a_folder_that_becomes_a_link_again_and_again_never_shows_what_is_outside(root: Path) -> None:
+def test_a_folder_that_keeps_becoming_a_link_never_exposes_outside_files(root: Path) -> None:
     """A race as an attacker would run it: the folder and a link to the outside swap all the time."""
     (root / "other").symlink_to(root.parent / "outside/folder")
     stop = threading.Event()
@@ -132,7 +132,7 @@ def replace_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     listener.close()
 
 
-def test_what_replaces_a_file_is_skipped(root: Path, replace_file: Callable[[Path], None]) -> None:
+def test_special_files_in_place_of_a_file_are_skipped(root: Path, replace_file: Callable[[Path], None]) -> None:
     source = Source(str(root))
     change = {"path": "folder/deep/file.txt", "size_bytes": len(OURS), "mtime_ns": 1, "etag": ""}
     replace_file(root / "folder/deep/file.txt")
@@ -142,7 +142,7 @@ def test_what_replaces_a_file_is_skipped(root: Path, replace_file: Callable[[Pat
 
 
 @pytest.mark.parametrize("name", [".gitignore", ".driftlineignore", "folder/.gitignore"])
-def test_an_ignore_file_that_is_no_file_does_not_hang(
+def test_a_special_file_in_place_of_an_ignore_file_does_not_hang(
     root: Path, replace_file: Callable[[Path], None], name: str
 ) -> None:
     replace_file(root / name)
@@ -150,7 +150,7 @@ def test_an_ignore_file_that_is_no_file_does_not_hang(
 
 
 @pytest.mark.parametrize("name", ["info/exclude", "HEAD", "config", "index", "packed-refs", "shallow"])
-def test_a_git_file_that_is_no_file_does_not_hang(
+def test_a_special_file_in_place_of_a_git_file_does_not_hang(
     root: Path, replace_file: Callable[[Path], None], name: str, driftline: Callable[..., Any]
 ) -> None:
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):

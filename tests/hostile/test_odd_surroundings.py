@@ -138,7 +138,7 @@ def run_each(
     }
 
 
-def test_each_command_has_a_line() -> None:
+def test_each_command_has_a_summary() -> None:
     assert set(LINES) == set(COMMANDS)
 
 

@@ -55,7 +55,7 @@ def put_pipe(path: Path) -> None:
 
 
 @pytest.mark.parametrize("location", LOCATIONS)
-def test_a_pipe_that_git_would_read_holds_no_command_up(
+def test_a_pipe_in_place_of_a_git_file_does_not_block_commands(
     root: Path, tmp_path: Path, driftline: Driftline, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "_ASLEEP_SECONDS", 0.5)
@@ -73,9 +73,7 @@ def test_a_pipe_that_git_would_read_holds_no_command_up(
         assert texts == ["the heron lands"]
 
 
-def test_git_that_waits_for_a_pipe_is_ended_and_git_that_works_is_not(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_git_that_waits_for_a_pipe_is_killed_and_busy_git_is_not(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = find_repository(str(root))
     assert repository is not None
     monkeypatch.setattr(isolation, "_TIMEOUT_SECONDS", 10_000)
@@ -85,7 +83,7 @@ def test_git_that_waits_for_a_pipe_is_ended_and_git_that_works_is_not(
     assert run(repository, str(root), "status", "--porcelain", "--untracked-files=all") is not None
 
 
-def test_git_that_waits_for_a_slow_host_is_not_ended(
+def test_git_that_waits_for_a_slow_host_is_not_killed(
     root: Path, git_server: GitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "_ASLEEP_SECONDS", 0.1)
@@ -107,7 +105,7 @@ def test_git_that_waits_for_a_slow_host_is_not_ended(
 
 
 @pytest.mark.parametrize(("work", "is_asleep"), [("while :; do :; done", False), ("exec sleep 10000", True)])
-def test_git_is_not_asleep_while_a_process_that_it_has_started_works(work: str, is_asleep: bool) -> None:
+def test_git_counts_as_busy_while_its_child_works(work: str, is_asleep: bool) -> None:
     with subprocess.Popen(["sh", "-c", f"sh -c '{work}'; true"], start_new_session=True) as process:
         parent = psutil.Process(process.pid)
         try:

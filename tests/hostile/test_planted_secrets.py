@@ -103,11 +103,11 @@ def workspace(tree: Path, tiny_model: Path) -> Path:
     return location
 
 
-def test_nothing_of_them_is_stored(workspace: Path) -> None:
+def test_credentials_are_not_stored(workspace: Path) -> None:
     check_stored(workspace, SECRETS)
 
 
-def test_the_command_line_shows_none(tree: Path, workspace: Path, driftline: Driftline) -> None:
+def test_the_command_line_shows_no_credentials(tree: Path, workspace: Path, driftline: Driftline) -> None:
     at = ("--workspace", workspace)
     shown = [
         driftline("search", "deploy heron egret", "--top-k", 60, *at, *more)
@@ -148,7 +148,7 @@ def test_a_changed_document_is_judged_by_its_redacted_lines(tmp_path: Path, tiny
     assert leaked(json.dumps(report.to_dict()), SECRETS) == []
 
 
-def test_the_server_shows_none(workspace: Path) -> None:
+def test_the_server_shows_no_credentials(workspace: Path) -> None:
     reader = Reader(Workspace.open(str(workspace)).reread)
     reader.warm()
     with serving(web_server(reader, "127.0.0.1", 0)) as location:
@@ -164,7 +164,7 @@ def test_the_server_shows_none(workspace: Path) -> None:
     assert sum("[redacted:" in answer.body for answer in answers.values()) >= 8
 
 
-def test_the_tools_of_agents_show_none(workspace: Path) -> None:
+def test_the_tools_of_agents_show_no_credentials(workspace: Path) -> None:
     calls: list[tuple[str, dict[str, Any]]] = [
         ("search_lines", {"query": "deploy heron", "top_k": 50, "n_lines": 9}),
         ("grep_lines", {"pattern": "heron"}),
@@ -226,7 +226,7 @@ def test_a_wrong_mode_is_refused_before_anything_is_written(
 KEY = f"-----BEGIN RSA {'PRIVATE'} KEY-----\n{'MIIEowIBAAKCAQEA' * 4}\n-----END RSA {'PRIVATE'} KEY-----"
 
 
-def test_nothing_of_them_is_stored_in_memory(tmp_path: Path, tiny_model: Path, driftline: Driftline) -> None:
+def test_credentials_are_not_stored_in_memory(tmp_path: Path, tiny_model: Path, driftline: Driftline) -> None:
     location, embedder = tmp_path / "ws", WordTableEmbedder.open(str(tiny_model))
     with dl.MemoryStore(str(location), embedder=lambda: embedder) as store:
         for at, line in enumerate(LINES):
@@ -243,9 +243,7 @@ def test_nothing_of_them_is_stored_in_memory(tmp_path: Path, tiny_model: Path, d
     assert leaked("".join([*shown, driftline("sql", "SELECT * FROM memory", *where).out]), SECRETS) == []
 
 
-def test_a_program_or_its_settings_say_what_is_replaced_in_memory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_program_or_its_settings_choose_what_memory_redacts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (line,) = (line for line, rule in zip(LINES, STRICT, strict=True) if rule.name == "random-value")
     for mode in ("off", "known", "strict"):
         backend = dl.create_ltm_backend(
@@ -267,7 +265,7 @@ def test_a_key_of_memory_with_a_credential_is_refused_and_not_repeated(tmp_path:
         dl.MemoryStore(str(tmp_path / "ws"), redact="all")  # type: ignore[arg-type]
 
 
-def test_a_search_without_an_index_replaces_what_it_is_told_to(tmp_path: Path, driftline: Driftline) -> None:
+def test_a_search_without_an_index_redacts_as_configured(tmp_path: Path, driftline: Driftline) -> None:
     (tmp_path / "a.txt").write_text("\n".join(LINES))
     shown = {
         mode: driftline("grep", "deploy heron", tmp_path / "a.txt", "--redact", mode, "--top-k", 200, "-n", 0).out

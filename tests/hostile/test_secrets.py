@@ -215,12 +215,12 @@ def test_the_origin_of_a_repository(location: Path, watch: Watch, tiny_model: Pa
         ("'https://u:p@h/x?a=b'", "'https://h/x?…'"),
     ],
 )
-def test_redaction(text: str, expected: str) -> None:
+def test_redaction_of_sample_lines(text: str, expected: str) -> None:
     assert redacted(text) == expected
     assert str(StorageError(text)) == expected
 
 
-def test_what_may_hold_a_secret() -> None:
+def test_keys_that_may_hold_a_secret() -> None:
     plain = (
         "s3://bucket/what?.txt",
         "az://container@account/x",

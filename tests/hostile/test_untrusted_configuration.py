@@ -92,7 +92,7 @@ url = "postgresql://user:${{CI_TOKEN}}@127.0.0.1:{endpoint.port}/catalog"
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_configuration_that_nobody_trusted_is_not_obeyed(
+def test_an_untrusted_configuration_is_ignored(
     unpacked: Path, endpoint: Endpoint, driftline: Driftline, command: tuple[str, ...]
 ) -> None:
     # A workspace beside the file, so that no store of the real world is asked.
@@ -104,7 +104,7 @@ def test_a_configuration_that_nobody_trusted_is_not_obeyed(
     assert TOKEN not in done.out + done.err
 
 
-def test_a_trusted_configuration_is_obeyed_until_it_changes(
+def test_a_trusted_configuration_counts_until_it_changes(
     unpacked: Path, endpoint: Endpoint, driftline: Driftline
 ) -> None:
     trusted = driftline("trust")
@@ -123,7 +123,7 @@ def test_a_trusted_configuration_is_obeyed_until_it_changes(
 
 
 @pytest.mark.parametrize("how", ["--config", "DRIFTLINE_CONFIG"])
-def test_a_file_that_is_named_needs_no_trust(
+def test_a_named_configuration_needs_no_trust(
     unpacked: Path, endpoint: Endpoint, driftline: Driftline, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments: tuple[str, ...] = ("--config", "driftline.toml")

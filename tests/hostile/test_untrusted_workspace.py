@@ -102,7 +102,7 @@ def call(workspace: Path, tool: str, **arguments: Any) -> None:
     anyio.run(run)
 
 
-def test_no_door_contacts_what_only_the_workspace_names(
+def test_no_interface_contacts_sources_that_only_the_workspace_names(
     unpacked: Path, server: Server, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for uri in locations(server):
@@ -125,7 +125,7 @@ def test_no_door_contacts_what_only_the_workspace_names(
         assert server.requests == [], uri
 
 
-def test_what_the_caller_names_is_read(
+def test_sources_that_the_caller_names_are_read(
     unpacked: Path, server: Server, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = f"http://{server.address}/docs"
@@ -188,5 +188,5 @@ def test_pipes_and_links_that_replace_files_are_not_read(unpacked: Path, driftli
         ("zip::s3://bucket/docs", False),
     ],
 )
-def test_reach_is_a_matter_of_names(uri: str, expected: bool) -> None:
+def test_access_to_sources_depends_on_names(uri: str, expected: bool) -> None:
     assert SourceAccess(("s3://bucket/docs",), "/home/me/code").allows(uri) is expected

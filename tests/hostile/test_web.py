@@ -245,7 +245,7 @@ def test_every_answer_has_the_headers_that_guard_it(server: WebServer) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_an_address_that_others_reach_is_not_open(host: str) -> None:
+def test_an_address_that_other_machines_reach_requires_tokens(host: str) -> None:
     with pytest.raises(UsageError, match="loopback only"):
         web_server(Reader(lambda: pytest.fail("nothing is read")), host, 0)
 
@@ -267,7 +267,7 @@ def test_pages_of_a_search_and_of_documents_follow_each_other(server: WebServer)
                 assert (response.status, json.loads(body)["error"]) == (404, "not_indexed"), (target, cursor)
 
 
-def test_an_answer_that_the_client_has_is_not_sent_again(server: WebServer) -> None:
+def test_an_unchanged_answer_is_not_sent_again(server: WebServer) -> None:
     target = "/api/v1/search?q=lease"
     tag = ask(server, target)[0].getheader("etag")
     assert tag

@@ -112,7 +112,7 @@ def ask_mcp(site: Site, token: str, body: str) -> Answer:
     return site.ask("/mcp", token=token, method="POST", body=body, Accept=ACCEPT, Content_Type="application/json")
 
 
-def test_nobody_gets_in_without_a_valid_token(site: Site) -> None:
+def test_requests_need_a_valid_token(site: Site) -> None:
     expired = site.token("search", expires=datetime.now(UTC) + timedelta(milliseconds=1))
     for target in PROTECTED:
         for token in ("", "x", "driftline_" + "x" * 43, expired, "x" * 10_000):
@@ -259,7 +259,7 @@ def without_nearest(body: str) -> str:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(request=requests())
-def test_what_lies_beyond_the_boundary_is_as_if_it_were_not_there(
+def test_existing_and_missing_things_beyond_the_boundary_look_alike(
     site: Site, bound: str, request: tuple[str, str | None]
 ) -> None:
     def answer(replaced: bool) -> Answer:
@@ -279,7 +279,7 @@ def test_what_lies_beyond_the_boundary_is_as_if_it_were_not_there(
     assert (real.status, body, real.headers) == (twin.status, twin.body, twin.headers)
 
 
-def test_no_list_names_what_lies_beyond_the_boundary(site: Site, bound: str) -> None:
+def test_lists_omit_everything_beyond_the_boundary(site: Site, bound: str) -> None:
     assert OWN in site.ask("/index", token=bound).body
     assert f"/d/{OWN}/source:own/shared.md" in site.ask(f"/d/{OWN}/source:own/own.py?line=1", token=bound).body
     for target in ("status", "sources", "branches", "documents", "search?q=lease&top_k=50", "search?q=x&branch=none"):
@@ -438,7 +438,7 @@ def test_the_boundary_of_the_server_holds_for_every_token(site: Site, bound: str
         assert ask(address, "/api/v1/sources", token=beyond).status == 401
 
 
-def test_tokens_that_cannot_be_read_are_believed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_known_tokens_are_trusted_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     record = TokenRecord(id="1", hash=token_hash("t"), scopes=("search",), created=datetime.now(UTC))
     now, reads = [1_000.0], [True]
 

@@ -139,7 +139,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(folder / "cert.pem"), str(folder / "key.pem")
 
 
-def test_tls_serves_those_who_trust_the_certificate(workspace: Workspace, certificate: tuple[str, str]) -> None:
+def test_tls_serves_clients_that_trust_the_certificate(workspace: Workspace, certificate: tuple[str, str]) -> None:
     made = server(workspace, Exposure(certificate=certificate[0], key=certificate[1]))
     assert made.url.startswith("https://")
     with serving(made) as address:
@@ -162,7 +162,7 @@ def test_a_certificate_without_its_key_is_refused(workspace: Workspace, certific
         server(workspace, Exposure(certificate=certificate[0]))
 
 
-def test_a_request_that_does_not_arrive_is_dropped(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_request_is_dropped(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, serving(server(workspace)) as address:
         patch.setattr(http_server, "REQUEST_SECONDS", 0.5)
         for sent in (
@@ -178,7 +178,7 @@ def test_a_request_that_does_not_arrive_is_dropped(workspace: Workspace, monkeyp
         assert ask(address, "/healthz").status == 200
 
 
-def test_only_so_many_connections_are_held(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_limited(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 3)
     made = server(workspace)
     with serving(made) as address:
@@ -237,7 +237,7 @@ def test_parameters_have_limits_that_errors_name(address: str) -> None:
         assert (answer.status, limit in json.loads(answer.body)["detail"]) == (400, True), target
 
 
-def test_nobody_waits_for_an_answer_without_end(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_waits_forever(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "ANSWER_SECONDS", 0.3)
     go_on = threading.Event()
 
@@ -317,9 +317,7 @@ def test_clients_that_never_read_lose_their_connection(monkeypatch: pytest.Monke
             each.close()
 
 
-def test_a_new_client_replaces_one_that_lets_the_server_wait(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_client_replaces_an_idle_one(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 4)
     for name in ("WRITE_SECONDS", "REQUEST_SECONDS"):
         monkeypatch.setattr(http_server, name, 3_600.0)

@@ -146,7 +146,7 @@ def test_a_registry_may_be_an_object_and_an_engine_may_be_anything() -> None:
         assert len(shelf.held) == 2 * len([*NAMES, *MEMORY_ACTIONS])
 
 
-def test_the_arguments_are_those_of_the_reference() -> None:
+def test_the_arguments_match_the_reference() -> None:
     hooks = runpy.run_path(str(REFERENCE.parents[1] / "hooks.py"))
     text = hooks["fill"](REFERENCE.read_text()).partition("\n## Memory\n")[0]
     parts = re.split(r"^## (?:search|semtools)\.\w+$", text, flags=re.MULTILINE)[1:]
@@ -183,9 +183,7 @@ def test_without_a_hook_handles_close_when_the_engine_is_collected(tree: Path) -
 # Workspaces.
 
 
-def test_a_workspace_is_created_once_where_its_name_leads(
-    registry: Registry, tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_named_workspace_is_created_once(registry: Registry, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create = registry["search.workspace_create"]
     location = str(tree / "home" / "notes")
     assert create({}, workspace="notes") == {"success": True, "workspace": location, "created": True}
@@ -391,7 +389,7 @@ def test_a_defect_is_raised(registry: Registry, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_workflows_of_the_reference_run_and_end_where_they_say(registry: Registry) -> None:
-    assert len(WORKFLOWS) == 5
+    assert len(WORKFLOWS) == 3
     state: dict[str, Any] = {"question": "when does a lease expire"}
     for text in WORKFLOWS:
         workflow = yaml.safe_load(text)

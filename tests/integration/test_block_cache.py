@@ -79,7 +79,7 @@ def of_files(requested: list[Exchange]) -> list[str]:
     return [each.path for each in requested if block_cache._IMMUTABLE.search(each.path)]
 
 
-def test_a_new_process_reads_sound_blocks_of_another_from_the_disk(
+def test_a_new_process_reads_valid_blocks_of_another_from_the_disk(
     proxy: DelayingProxy, s3_bucket: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, cold = searched(proxy, s3_bucket)
@@ -112,7 +112,7 @@ def test_a_newer_version_and_another_table_at_the_same_location_are_seen(
     assert "new.txt" in {hit["path"].rpartition("/")[2] for hit in searched(proxy, s3_bucket)[0]}
 
 
-def test_a_folder_that_cannot_be_written_to_changes_no_answer(
+def test_a_read_only_cache_folder_does_not_change_answers(
     proxy: DelayingProxy, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRIFTLINE_BLOCK_CACHE", str(tmp_path / "file"))
@@ -123,14 +123,14 @@ def test_a_folder_that_cannot_be_written_to_changes_no_answer(
         search_workspace(s3_bucket, QUERY)
 
 
-def test_without_a_way_to_itself_a_process_reads_directly() -> None:
+def test_without_loopback_a_process_reads_directly() -> None:
     assert block_cache._is_proxied({"HTTP_PROXY": "http://proxy:3128"})
     assert block_cache._is_proxied({"all_proxy": "socks5://proxy:1080", "NO_PROXY": "localhost"})
     assert not block_cache._is_proxied({"http_proxy": "http://proxy:3128", "no_proxy": "localhost, 127.0.0.1"})
     assert not block_cache._is_proxied({"https_proxy": "http://proxy:3128"})
 
 
-def test_the_server_answers_only_its_process_and_only_reads(
+def test_the_server_answers_only_its_own_process_and_is_read_only(
     s3_environment: S3Server, s3_bucket: str, folder: Path
 ) -> None:
     prefix = s3_bucket.rpartition("/")[2]
@@ -201,7 +201,7 @@ def test_a_version_of_a_table_is_kept_only_under_the_etag_that_was_just_listed(t
     assert read(server) == (b"one", 0)
 
 
-def test_a_read_that_fails_unforeseen_ends_for_those_who_wait_for_it(tmp_path: Path) -> None:
+def test_an_unexpected_failure_of_a_read_reaches_all_waiters(tmp_path: Path) -> None:
     class Broken:
         identity, credentials = "broken", ()
 

@@ -73,7 +73,7 @@ def table(tmp_path: Path) -> LineTable:
     return table
 
 
-def test_codes_find_most_of_the_blocks_that_vectors_find(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codes_find_most_blocks_that_vectors_find(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_codes, "MIN_SELECTED", 16)  # so that signs alone select
     paths = [f"{at % 10}/{at}.py" for at in range(200)]
     vectors = vectors_of(200, 50, seed=5)
@@ -91,7 +91,7 @@ def test_codes_find_most_of_the_blocks_that_vectors_find(table: LineTable, monke
 
 @pytest.mark.parametrize("strategy", ["auto", "prefilter", "postfilter"])
 @pytest.mark.parametrize("folders", [1, 5])
-def test_a_filter_leaves_the_nearest_of_what_it_allows(table: LineTable, folders: int, strategy: str) -> None:
+def test_a_filter_keeps_the_nearest_allowed_lines(table: LineTable, folders: int, strategy: str) -> None:
     paths = [f"{at % 10}/{at}.py" for at in range(200)]
     vectors = vectors_of(200, 32, seed=6)
     committed(table, vectors, paths)
@@ -139,7 +139,7 @@ def test_only_new_fragments_are_read_and_replaced_documents_are_gone(
     assert [by_row[row] for row in afresh.rows.tolist()] == afresh.signs.T.tolist()
 
 
-def test_a_query_or_a_table_without_meaning_finds_nothing(table: LineTable) -> None:
+def test_a_query_or_a_table_without_vectors_finds_nothing(table: LineTable) -> None:
     assert len(LineQuery(table).near_blocks(np.ones(DIM, np.float32), 5)) == 0
     committed(table, np.zeros((1, 20, DIM), np.float32), ["zero.py"])
     assert len(LineQuery(table).near_blocks(np.ones(DIM, np.float32), 5)) == 0

@@ -87,7 +87,7 @@ def holds(workspace: str, branch: str | None, files: dict[str, bytes]) -> None:
     assert_in_step(on_branch(opened, branch) if branch else opened, ENTITY, files)
 
 
-def test_a_history_of_branches(repository: Path, workspace: str, run: Run) -> None:
+def test_branches_with_a_history_are_compared(repository: Path, workspace: str, run: Run) -> None:
     """Main and three branches, a merge commit, and a rebase."""
     run()
     main = committed(repository)
@@ -249,7 +249,9 @@ def test_a_branch_without_a_main_index_is_refused(repository: Path, run: Run) ->
         run("topic")
 
 
-def test_a_bucket_is_branched_as_well(s3_bucket: str, s3_environment: Any, tiny_model: Path, tmp_path: Path) -> None:
+def test_sources_in_buckets_have_branches(
+    s3_bucket: str, s3_environment: Any, tiny_model: Path, tmp_path: Path
+) -> None:
     client, prefix = s3_environment.client(), s3_bucket.removeprefix(f"s3://{s3_environment.bucket}/")
 
     def put(name: str, text: str) -> None:

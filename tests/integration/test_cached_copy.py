@@ -69,7 +69,7 @@ def copied(folder: Path) -> list[Path]:
     return sorted(location for location in folder.glob("*/copy") if location.exists())
 
 
-def test_a_copy_answers_as_the_bucket_and_follows_it(
+def test_a_copy_gives_the_answers_of_the_bucket_and_follows_it(
     index: Callable[[str], str], s3_bucket: str, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     origin, warned = index(s3_bucket), Warnings()
@@ -104,7 +104,7 @@ def test_a_deleted_file_of_a_copy_is_fetched_again(index: Callable[[str], str], 
     assert answers(location) == before
 
 
-def test_a_local_workspace_is_searched_where_it_is(index: Callable[[str], str], tmp_path: Path, folder: Path) -> None:
+def test_a_local_workspace_is_not_copied(index: Callable[[str], str], tmp_path: Path, folder: Path) -> None:
     origin = index(str(tmp_path / "ws"))
     assert follow(origin, max_bytes=PLENTY, warn=Warnings()) == origin
     assert not folder.exists()
@@ -132,7 +132,7 @@ def test_copies_stay_within_the_limit(index: Callable[[str], str], s3_bucket: st
     assert answers(location) == answers(first)
 
 
-def test_a_full_disk_stops_no_search(
+def test_a_search_works_on_a_full_disk(
     index: Callable[[str], str], s3_bucket: str, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     origin, warned = index(s3_bucket), Warnings()

@@ -158,7 +158,7 @@ def test_a_shallow_clone_is_scanned_and_embeds_nothing_twice(ci: Driftline, repo
     assert_exact(tmp_path / "checkout" / "web", tmp_path)
 
 
-def test_a_run_in_between_forces_a_full_scan(
+def test_an_intermediate_run_forces_a_full_scan(
     ci: Driftline, driftline: Driftline, repository: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     source_of(ci("--json"))

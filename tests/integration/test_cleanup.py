@@ -132,7 +132,7 @@ def test_run_records_are_deleted_after_their_retention(local: Corner) -> None:
 # -- traces --------------------------------------------------------------------------------------
 
 
-def test_a_cleanup_without_garbage_asks_a_larger_bucket_no_more(
+def test_a_cleanup_without_garbage_costs_the_same_in_a_larger_bucket(
     tmp_path: Path, s3_environment: S3Server, s3_bucket: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corner = make_corner(tmp_path, s3_bucket, tiny_model)
@@ -159,9 +159,7 @@ def test_a_cleanup_without_garbage_asks_a_larger_bucket_no_more(
         assert asked(full=True)[1] >= after_a_run[1] + 30
 
 
-def test_a_run_that_fails_or_dies_leaves_a_trace_of_its_garbage(
-    corner: Corner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_or_killed_run_leaves_a_trace_of_its_garbage(corner: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
     assert clean(corner.uri).full
     silent = corner.write_and_crash()  # as a worker does that outlives its run
     assert (report := clean(corner.uri)).orphans == ()
@@ -183,7 +181,7 @@ def test_a_run_that_fails_or_dies_leaves_a_trace_of_its_garbage(
     corner.assert_alive()
 
 
-def test_garbage_that_is_too_young_or_in_use_keeps_its_trace(corner: Corner) -> None:
+def test_garbage_that_is_too_new_or_in_use_keeps_its_trace(corner: Corner) -> None:
     planted = corner.plant()
     assert clean(corner.uri, 3_600).orphans == ()
     with acquire(corner.workspace.objects, lease_path(ENTITY), "a-long-run"):

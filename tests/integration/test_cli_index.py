@@ -157,7 +157,7 @@ def test_text_output_shows_the_same_figures(tree: Path, driftline: Driftline) ->
     assert "4 documents" in driftline("remove", "source:web", *at).out
 
 
-def test_a_quiet_command_prints_only_what_is_wrong_and_a_verbose_one_each_phase(
+def test_quiet_prints_only_problems_and_verbose_each_phase(
     tree: Path, driftline: Driftline, caplog: pytest.LogCaptureFixture
 ) -> None:
     quiet = driftline("index", tree, "--quiet")
@@ -230,9 +230,7 @@ def test_several_sources_are_indexed_and_searched_together(tree: Path, tmp_path:
     assert driftline("status", *at).json["total_documents"] == 5
 
 
-def test_a_default_name_that_is_taken_gets_a_hash_suffix_and_keeps_it(
-    tree: Path, tmp_path: Path, driftline: Driftline
-) -> None:
+def test_a_taken_default_name_gets_a_permanent_hash_suffix(tree: Path, tmp_path: Path, driftline: Driftline) -> None:
     namesake = write(tmp_path / "other" / "web", {"index.html": "<title>namesake</title>\n"})
     at = ("--workspace", tmp_path / "workspace", "--json")
     names = [
@@ -352,7 +350,7 @@ def test_skipped_files_are_in_the_run_history_with_their_reason(tree: Path, drif
 # Runs.
 
 
-def test_a_dry_run_writes_nothing_and_says_what_the_next_run_does(tree: Path, driftline: Driftline) -> None:
+def test_a_dry_run_predicts_the_next_run_and_writes_nothing(tree: Path, driftline: Driftline) -> None:
     def predicted_and_done() -> tuple[Any, Any]:
         reports = []
         for dry in (("--dry-run",), ()):
@@ -561,7 +559,7 @@ def test_a_run_under_any_locale_keeps_every_document(
     assert found == [(3, 0, 0), (0, 3, 0)]
 
 
-def test_a_process_that_decodes_names_otherwise_indexes_nothing(tmp_path: Path) -> None:
+def test_a_process_with_another_encoding_of_names_indexes_nothing(tmp_path: Path) -> None:
     environment = dict(os.environ) | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     program = "import sys, driftline as dl; dl.index(sys.argv[1], workspace=sys.argv[1] + '/ws')"
     run = subprocess.run(

@@ -87,7 +87,7 @@ def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "workspace") if request.param == "local" else str(request.getfixturevalue("s3_bucket"))
 
 
-def test_a_compaction_folds_merges_and_cleans_and_the_workspace_holds_the_same(
+def test_a_compaction_does_not_change_the_content_of_the_workspace(
     workspace: str, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexes, "MIN_ROWS_FOR_VECTOR_INDEX", 20)
@@ -130,7 +130,7 @@ def test_workers_of_a_dask_cluster_rewrite_the_fragments(tmp_path: Path, tree: P
     assert_in_step(Workspace.open(workspace), ENTITY, files_below(tree))
 
 
-def test_few_deltas_stay_unless_their_source_is_named(tmp_path: Path, tree: Path, model: Path) -> None:
+def test_few_deltas_are_kept_unless_their_source_is_named(tmp_path: Path, tree: Path, model: Path) -> None:
     workspace = str(tmp_path / "workspace")
     index(tree, workspace, model)
     assert compact_workspace(CompactRequest(workspace)).tenants[0].folded == {}
@@ -150,7 +150,7 @@ def test_the_commit_marker_survives_so_that_a_commit_still_counts_once(tmp_path:
     assert table.open().version == version, "a batch that is there already is not committed again"
 
 
-def test_a_compaction_that_a_commit_overtakes_is_planned_again(
+def test_a_compaction_that_conflicts_with_a_commit_is_planned_again(
     tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = str(tmp_path / "workspace")
@@ -172,7 +172,7 @@ def test_a_compaction_that_a_commit_overtakes_is_planned_again(
     assert_in_step(Workspace.open(workspace), ENTITY, files_below(tree))
 
 
-def test_a_commit_that_a_compaction_overtakes_is_planned_again(
+def test_a_commit_that_conflicts_with_a_compaction_is_planned_again(
     tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = str(tmp_path / "workspace")
@@ -243,7 +243,7 @@ def test_held_leases_are_skipped_and_reported_or_refused_if_named(
     assert_in_step(opened, ENTITY, files_below(tree))
 
 
-def test_an_index_that_misses_too_much_stops_the_compaction_before_anything_is_removed(
+def test_low_recall_stops_the_compaction_before_any_removal(
     tmp_path: Path, tree: Path, model: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = str(tmp_path / "workspace")
@@ -259,7 +259,7 @@ def test_an_index_that_misses_too_much_stops_the_compaction_before_anything_is_r
     assert last.outcome == RecallTooLow.kind
 
 
-def test_recall_separates_a_good_index_from_a_bad_one(
+def test_recall_distinguishes_a_good_index_from_a_bad_one(
     tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = str(tmp_path / "workspace")

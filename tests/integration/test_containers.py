@@ -59,7 +59,7 @@ def test_every_service_is_watched_or_said_to_end() -> None:
 
 
 @pytest.mark.xdist_group("prefect")
-def test_the_command_that_deploys_reads_the_example(prefect_server: PrefectServer, tmp_path: Path) -> None:
+def test_deploy_reads_the_example(prefect_server: PrefectServer, tmp_path: Path) -> None:
     example = FILE.with_name("driftline.example.toml")
     command = compose_command("deploy", {})
     prefixed = [*command, "--pool", "compose", "--prefix", "compose:"]

@@ -70,9 +70,7 @@ def found(workspace: str, **options: Any) -> list[tuple[str, str | None]]:
     return [(hit.path, hit.symbol) for hit in dl.search(workspace, QUESTION, **options).results]
 
 
-def test_a_question_finds_the_definition_that_shares_no_word_with_it(
-    tree: Path, workspace: str, driftline: Driftline
-) -> None:
+def test_a_question_finds_a_definition_without_a_common_word(tree: Path, workspace: str, driftline: Driftline) -> None:
     assert driftline("index", tree, "--workspace", workspace, "--deep", "--json").json["definitions_embedded"] == 4
     answer = driftline("search", QUESTION, "--workspace", workspace, "--explain", "--json").json
     assert answer["explanation"]["seconds"]["deep"] > 0
@@ -98,7 +96,7 @@ def test_a_run_embeds_the_definitions_of_what_has_changed(tree: Path, workspace:
     assert REFUND in found(workspace)[:2]
 
 
-def test_a_definition_that_has_not_changed_keeps_its_vector_in_a_document_that_has(tree: Path, workspace: str) -> None:
+def test_an_unchanged_definition_keeps_its_vector_in_a_changed_document(tree: Path, workspace: str) -> None:
     orders = tree / "shop/orders.py"
     orders.write_text(FILES["shop/orders.py"] + "\n\ndef ship(order):\n    post.send(order.parcel)\n")
     assert index(tree, workspace, deep=True) == 5
@@ -164,7 +162,7 @@ def test_a_branch_has_its_own_definitions(tree: Path, workspace: str) -> None:
     assert ("shop/returns.py", "pay_back") not in on_main
 
 
-def test_without_the_extra_lines_are_indexed_and_searched_all_the_same(
+def test_lines_are_indexed_and_searched_without_the_extra(
     tree: Path, workspace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index(tree, workspace, deep=True)

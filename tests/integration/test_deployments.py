@@ -91,7 +91,7 @@ def pager(prefect_server: PrefectServer) -> Iterator[list[str]]:
         receiver.shutdown()
 
 
-def test_a_run_that_fails_is_told_to_somebody(tmp_path: Path, prefect_server: PrefectServer, pager: list[str]) -> None:
+def test_a_failed_run_sends_a_notification(tmp_path: Path, prefect_server: PrefectServer, pager: list[str]) -> None:
     def configure(*notify: str) -> None:
         lines = [f"notify = {json.dumps(notify)}", '[[sources]]\nuri = "tree"', f'schedule = "{NEVER}"']
         (tmp_path / "driftline.toml").write_text("\n".join(lines))

@@ -74,7 +74,7 @@ def again(tree: Path, workspace: Path) -> Any:
     return source
 
 
-def test_a_cell_is_found_with_its_number_and_definition(workspace: Path, driftline: Driftline) -> None:
+def test_a_hit_in_a_notebook_has_its_cell_and_definition(workspace: Path, driftline: Driftline) -> None:
     outcome = driftline("search", "count_herons", "--workspace", workspace, "--top-k", "1", "--json")
     (hit,) = outcome.json["results"]
     assert (hit["path"], hit["line"], hit["anchor"], hit["symbol"]) == ("nb.ipynb", 5, "cell 2", "count_herons")
@@ -125,7 +125,7 @@ def test_an_unchanged_document_is_not_read_again(tree: Path, workspace: Path) ->
     assert (report.bytes_read, report.lines_embedded, sum(report.states.values())) == (0, 0, 3)
 
 
-def test_a_new_version_of_an_extractor_reads_again_only_what_it_concerns(
+def test_a_new_extractor_version_rereads_only_its_own_documents(
     tree: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer = tuple(
@@ -138,7 +138,7 @@ def test_a_new_version_of_an_extractor_reads_again_only_what_it_concerns(
     assert again(tree, workspace).bytes_read == 0
 
 
-def test_a_workspace_from_before_the_extractor_reads_such_files(
+def test_a_new_extractor_reads_files_that_were_skipped_before(
     tree: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before:
@@ -154,7 +154,7 @@ def test_a_workspace_from_before_the_extractor_reads_such_files(
     ]
 
 
-def test_a_changed_document_says_nothing_of_its_old_lines(tree: Path, workspace: Path) -> None:
+def test_a_changed_document_does_not_show_its_old_lines(tree: Path, workspace: Path) -> None:
     write(tree / "nb.ipynb", notebook(_CELLS[1:]))
     (hit,) = search(Workspace.open(str(workspace)), "egret fishes", mode="text", top_k=1).results
     assert (hit.freshness, hit.line_now) == (None, None)
@@ -220,7 +220,7 @@ def test_logs_and_documents_have_a_limit_of_their_own(large: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("location", ["folder", "bucket"])
-def test_of_a_larger_log_the_first_and_last_lines_are_indexed(
+def test_a_larger_log_is_indexed_at_its_beginning_and_end(
     location: str, large: Path, tmp_path: Path, tiny_model: Path, driftline: Driftline, request: pytest.FixtureRequest
 ) -> None:
     uri, log = str(large), large / "run.log"
@@ -250,9 +250,7 @@ def test_of_a_larger_log_the_first_and_last_lines_are_indexed(
     assert again(size) == {"bytes_read": size, "changed": 1, "lines_total": 3_000}
 
 
-def test_a_large_file_of_records_that_is_no_plain_text_is_too_large(
-    large: Path, tmp_path: Path, tiny_model: Path
-) -> None:
+def test_a_large_file_of_records_must_be_plain_text(large: Path, tmp_path: Path, tiny_model: Path) -> None:
     for path in large.iterdir():
         path.unlink()
     lines = "\n".join(f"line {number}" for number in range(1_000))

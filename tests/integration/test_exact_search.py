@@ -132,7 +132,7 @@ def locations(report: SearchReport) -> list[tuple[str, int]]:
     return [(hit.path, hit.line) for hit in report.results]
 
 
-def test_source_code_comes_before_tests_and_what_is_vendored(workspace: Workspace) -> None:
+def test_source_code_comes_before_tests_and_vendored_files(workspace: Workspace) -> None:
     report = find(workspace, fixed=["csrf_token"])
     in_order = [
         ("src/app.py", 1),
@@ -148,7 +148,7 @@ def test_source_code_comes_before_tests_and_what_is_vendored(workspace: Workspac
     assert locations(find(workspace, '"csrf_token" -file:vendor', prose=False)) == [in_order[0], *in_order[2:4]]
 
 
-def test_what_was_left_out_is_said(workspace: Workspace) -> None:
+def test_omitted_results_are_reported(workspace: Workspace) -> None:
     report = find(workspace, fixed=["csrf_token"], top_k=2)
     assert report.exact is not None
     assert (len(report.results), report.exact.reason) == (2, "limit")
@@ -226,7 +226,7 @@ def test_the_case_of_the_query_holds_for_options(workspace: Workspace) -> None:
         assert locations(find(workspace, "case:yes", **exact, ignore_case=True)) == []
 
 
-def test_what_does_not_apply_is_refused_and_what_does_is_explained(workspace: Workspace) -> None:
+def test_inapplicable_options_are_refused_and_applicable_ones_explained(workspace: Workspace) -> None:
     for limit in ({"min_relevance": 0.5}, {"max_distance": 1.0}):
         with pytest.raises(UsageError, match="min_relevance"):
             find(workspace, '"csrf_token" assert', **limit)
@@ -328,7 +328,7 @@ def test_facets_say_when_not_all_files_are_counted(workspace: Workspace, monkeyp
         ("-def:x", "character 1"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_its_location(workspace: Workspace, query: str, location: str) -> None:
+def test_unreadable_values_are_reported_with_their_location(workspace: Workspace, query: str, location: str) -> None:
     with pytest.raises(UsageError, match=re.escape(location)):
         find(workspace, query)
 
@@ -360,7 +360,7 @@ def test_filters_and_boundaries_hold(workspace: Workspace) -> None:
         assert find(workspace, query, where=elsewhere).results == ()
 
 
-def test_nothing_beyond_a_boundary_is_shown_or_counted(tmp_path: Path) -> None:
+def test_everything_beyond_a_boundary_is_hidden_and_not_counted(tmp_path: Path) -> None:
     at = str(tmp_path / "ws")
     for project in ("own", "other"):
         (tmp_path / project).mkdir()
@@ -412,7 +412,7 @@ def test_a_request_only_narrows_the_boundary_of_a_server(tmp_path: Path) -> None
         driftline.connect("http://127.0.0.1:1").search("token", within=own)
 
 
-def test_a_branch_is_searched_as_it_is(tmp_path: Path) -> None:
+def test_a_branch_is_searched_in_its_own_state(tmp_path: Path) -> None:
     root, at = tmp_path / "tree", str(tmp_path / "ws")
     root.mkdir()
     (root / "a.txt").write_text("both\n}\n")
@@ -427,7 +427,7 @@ def test_a_branch_is_searched_as_it_is(tmp_path: Path) -> None:
     assert find(at, fixed=["branch"]).results == ()
 
 
-def test_a_search_reads_no_more_packs_after_its_time(workspace: Workspace) -> None:
+def test_a_search_stops_reading_packs_at_its_time_limit(workspace: Workspace) -> None:
     def looked_at(late: Callable[[], bool]) -> tuple[bool, bool]:
         pattern = Pattern.of("(x+x+)+y")
         finder = ExactFinder(open_tables(workspace, None), [pattern], late, lambda *_: 0, iter)

@@ -82,7 +82,7 @@ def test_the_command_lists_syncs_and_shows_the_state(
     assert driftline("search", "file of b", "--workspace", fleet.folder / "index").out.startswith("b.md:1")
 
 
-def test_a_failing_repository_stops_no_other_and_is_tried_again_with_backoff(
+def test_a_failing_repository_is_retried_with_backoff_and_does_not_stop_others(
     git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet
 ) -> None:
     fleet.tables = listed(git_server, "a", "gone", "c")
@@ -108,7 +108,7 @@ def test_an_empty_repository_is_no_failure(git_server: GitServer, projects: dict
     assert (states(report)["team/empty"], has_failed(report)) == ("empty", False)
 
 
-def test_what_is_gone_is_retired_after_the_grace_period_and_what_returns_is_indexed_again(
+def test_missing_repositories_are_retired_after_the_grace_period_and_returning_ones_indexed_again(
     git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet
 ) -> None:
     fleet.sync()
@@ -125,7 +125,7 @@ def test_what_is_gone_is_retired_after_the_grace_period_and_what_returns_is_inde
     assert states(fleet.sync())["team/b"] == "indexed"
 
 
-def test_an_unreadable_folder_retires_nothing(
+def test_an_unreadable_folder_removes_no_repository(
     git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet.sync()

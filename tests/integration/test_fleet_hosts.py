@@ -70,7 +70,7 @@ def test_the_token_is_sent_to_the_host_by_its_own_scheme(api: HostApi, git_serve
         discover(host_of(api, variable="TOKEN"), environ={})
 
 
-def test_a_limit_is_waited_for_as_told_and_a_long_one_is_reported(api: HostApi) -> None:
+def test_rate_limits_are_respected_and_long_ones_reported(api: HostApi) -> None:
     api.faults = [throttled(429, Retry_After="17"), lambda _: None, throttled(403, Retry_After="5")]
     listing, waits = look(api)
     assert (listing.is_complete, waits) == (True, [17.0, 5.0])
@@ -85,7 +85,7 @@ def test_a_limit_is_waited_for_as_told_and_a_long_one_is_reported(api: HostApi) 
     assert "86,400 s" in str(listing.failure)
 
 
-def test_a_failing_page_is_asked_for_again_and_its_loss_makes_the_listing_incomplete(api: HostApi) -> None:
+def test_a_failing_page_is_retried_and_a_lost_one_makes_the_listing_incomplete(api: HostApi) -> None:
     api.faults = [lambda _: None, failing(), failing(500)]
     listing, waits = look(api)
     assert (listing.is_complete, waits, len(listing.repositories)) == (True, [1.0, 2.0], 5)
@@ -197,7 +197,7 @@ def test_a_renamed_repository_keeps_its_entity_and_its_lines(
     assert fleet.documents()["r1"] == {"f1.md"}
 
 
-def test_a_listing_that_lacks_a_repository_that_still_answers_retires_nothing(
+def test_a_repository_that_still_answers_is_not_retired(
     hosted: tuple[Fleet, HostApi, dict[int, Checkout]], git_server: GitServer
 ) -> None:
     fleet, api, _ = hosted
@@ -212,7 +212,7 @@ def test_a_listing_that_lacks_a_repository_that_still_answers_retires_nothing(
     assert states(fleet.sync())["acme/r2"] == "retired"
 
 
-def test_an_incomplete_listing_indexes_what_it_has_and_misses_nothing(
+def test_an_incomplete_listing_is_indexed_and_deletes_nothing(
     hosted: tuple[Fleet, HostApi, dict[int, Checkout]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet, api, trees = hosted
@@ -236,7 +236,7 @@ def test_a_page_that_repeats_a_repository_makes_the_listing_incomplete(api: Host
     assert "acme/r2 twice" in listing.problems[0]
 
 
-def test_a_path_that_another_repository_has_now_changes_hands(
+def test_a_path_may_move_to_another_repository(
     hosted: tuple[Fleet, HostApi, dict[int, Checkout]], git_server: GitServer
 ) -> None:
     fleet, api, _ = hosted

@@ -76,7 +76,7 @@ def test_a_repository_is_indexed_by_its_url(git_server: GitServer, project: Chec
     assert second["bytes_read"] == len("def gamma():\n    return 2\n" + "beta\n")
 
 
-def test_an_unchanged_repository_costs_one_look_at_its_refs(
+def test_an_unchanged_repository_costs_one_request_for_its_refs(
     git_server: GitServer, project: Checkout, run: Driftline, tmp_path: Path
 ) -> None:
     run(git_server.url("team/app.git"))
@@ -96,7 +96,7 @@ def test_other_settings_list_an_unchanged_commit_again(
     assert counts(run(git_server.url("team/app.git"), "--exclude", "*.md")) == (0, 0, 1, 1)
 
 
-def test_a_run_that_another_one_has_interrupted_compares_everything(
+def test_a_run_after_an_interrupted_one_compares_everything(
     git_server: GitServer, project: Checkout, run: Driftline, tmp_path: Path
 ) -> None:
     entity = run(git_server.url("team/app.git"))["entity"]
@@ -140,7 +140,7 @@ def test_a_branch_a_tag_and_a_ref_are_named_after_an_at(
         assert {info.path for info in open_source(f"{uri}@{commit}").list()} == {info.path for info in found.list()}
 
 
-def test_a_missing_branch_or_repository_is_an_error_that_writes_nothing(
+def test_a_missing_branch_or_repository_is_an_error_before_any_write(
     git_server: GitServer, project: Checkout, driftline: Driftline, tmp_path: Path
 ) -> None:
     for uri in ("team/app.git@none", "team/none.git", "team/empty.git"):
@@ -167,9 +167,7 @@ def test_links_submodules_and_pointers_are_skipped_with_a_reason(
     assert report["new"] == 3
 
 
-def test_ignore_files_of_ours_count_and_those_of_git_do_not(
-    git_server: GitServer, project: Checkout, run: Driftline
-) -> None:
+def test_only_our_own_ignore_files_count(git_server: GitServer, project: Checkout, run: Driftline) -> None:
     project.write(".gitignore", "*.md\n")
     project.write("docs/.driftlineignore", "/private\n*.log\n")
     project.write("docs/private/x.md", "hidden\n")
@@ -239,7 +237,7 @@ def test_many_fetches_are_packed_into_one(
     assert open_source(git_server.url("team/app.git")).read("src/a.py") == b"number = 3\n"
 
 
-def test_what_a_killed_fetch_has_left_does_not_stop_the_next_one(
+def test_leftovers_of_a_killed_fetch_do_not_stop_the_next_one(
     git_server: GitServer, project: Checkout, run: Driftline
 ) -> None:
     url = git_server.url("team/app.git")
@@ -292,7 +290,7 @@ def test_a_mirror_that_is_being_fetched_is_not_evicted(git_server: GitServer, pr
     assert not left.exists(), "the remains of a killed deletion go with the next fetch"
 
 
-def test_an_interrupted_command_of_git_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupting_a_git_command_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     def spawned(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -320,7 +318,7 @@ def test_a_url_that_git_would_read_differently_is_refused(uri: str) -> None:
         parse_remote(uri)
 
 
-def test_a_token_is_given_by_reference_and_shows_nowhere(
+def test_a_token_is_given_by_reference_and_never_shown(
     git_server: GitServer,
     project: Checkout,
     tmp_path: Path,
@@ -414,7 +412,7 @@ def test_a_dumb_server_serves_whole_histories(git_server: GitServer, project: Ch
     assert {info.path for info in open_source(git_server.url("team/app.git")).list()} == {"src/a.py", "docs/b.md"}
 
 
-def test_a_server_that_fails_is_an_error_of_its_own(project: Checkout, git_server: GitServer) -> None:
+def test_a_failing_server_has_its_own_error(project: Checkout, git_server: GitServer) -> None:
     closed = parse_remote("git+http://127.0.0.1:9/x.git")
     assert closed is not None
     with pytest.raises(StorageError, match="cannot reach"):
@@ -455,7 +453,7 @@ def test_a_reader_that_was_closed_or_killed_is_replaced(
     assert sources[1].read("docs/b.md") == b"beta\n"
 
 
-def test_a_worker_reads_by_the_ids_that_it_is_sent_from_a_mirror_of_its_own(
+def test_a_worker_reads_blobs_by_id_from_its_own_mirror(
     git_server: GitServer, project: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_source(git_server.url("team/app.git"))

@@ -94,7 +94,7 @@ def hooks_sources(file: Path) -> tuple[SourceRequest, ...]:
 
 
 @pytest.mark.parametrize("host", made.HOSTS)
-def test_a_push_is_found_and_its_lag_is_a_metric(site: Site, project: Checkout, host: str) -> None:
+def test_a_push_is_indexed_and_its_lag_is_a_metric(site: Site, project: Checkout, host: str) -> None:
     project.write("a.py", f"beta_{host} = 2\n")
     project.push()
     assert site.send(host, push(host, site.url)) == 202
@@ -186,7 +186,7 @@ def test_deliveries_for_one_index_make_one_run(tmp_path: Path) -> None:
     assert [work.key[1] for work in ran] == ["", "x"]
 
 
-def test_a_run_that_the_host_has_failed_is_tried_again(tmp_path: Path) -> None:
+def test_a_run_that_failed_because_of_the_host_is_retried(tmp_path: Path) -> None:
     attempts: list[Work] = []
 
     def run(work: Work) -> None:

@@ -181,7 +181,7 @@ def test_a_copy_whose_record_is_newer_than_its_manifest_has_no_links(
     assert urls_with(copy) == {"src/a.py": None, "docs/b.md": None}
 
 
-def test_a_run_that_was_killed_takes_the_links_only_of_what_it_wrote(
+def test_a_killed_run_removes_links_only_of_documents_that_it_wrote(
     git_server: GitServer, tree: Checkout, location: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index(location, tiny_model, git_server.url("app.git"))
@@ -195,7 +195,7 @@ def test_a_run_that_was_killed_takes_the_links_only_of_what_it_wrote(
     assert urls_with(location) == {"src/a.py": None, "docs/b.md": f"{HOST}/{at}/docs/b.md?plain=1#L1"}
 
 
-def test_a_forged_record_gives_no_link_to_what_it_does_not_prove(
+def test_a_forged_record_creates_no_links(
     git_server: GitServer, tree: Checkout, location: str, tiny_model: Path
 ) -> None:
     index(location, tiny_model, git_server.url("app.git"))

@@ -34,7 +34,7 @@ def run(driftline: Callable[..., Any], tmp_path: Path) -> Callable[..., dict[str
     return index
 
 
-def test_runs_fold_the_deltas_that_nobody_compacts(
+def test_runs_fold_deltas_that_no_compaction_folded(
     run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_run, "FOLDED_BY_RUNS", 3)
@@ -53,7 +53,7 @@ def test_an_unchanged_run_and_one_of_a_large_manifest_fold_nothing(
     assert run(3)["deltas"] == 3
 
 
-def test_a_run_whose_deltas_cannot_be_folded_ends_well(
+def test_a_run_succeeds_although_its_deltas_cannot_be_folded(
     run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: DeltaIndex) -> None:

@@ -106,7 +106,7 @@ def test_all_and_source_exclude_each_other(team: Path, driftline: Driftline, arg
     assert (wrong.code, "SOURCE" in wrong.err or "--all" in wrong.err) == (2, True)
 
 
-def test_without_a_file_all_says_what_is_missing(
+def test_all_without_a_file_says_what_is_missing(
     driftline: Driftline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -180,7 +180,7 @@ LAYOUTS: dict[str, Layout] = {  # the workspace and the sources, below the proje
         *(("around", change, True) for change in ("moved", "copied", "moved up")),
     ],
 )
-def test_a_project_that_holds_its_index_takes_it_along(
+def test_a_project_that_contains_its_index_can_be_moved(
     layout: str, change: str, is_git: bool, tmp_path: Path, tiny_model: Path
 ) -> None:
     folder, sources, entity = LAYOUTS[layout]

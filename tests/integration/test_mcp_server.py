@@ -202,7 +202,7 @@ def test_answers_are_bounded(location: Path) -> None:
             assert window["end_line"] - window["start_line"] + 1 == len(window.get("context", window.get("lines")))
 
 
-def test_the_text_of_an_answer_holds_what_decides_and_no_more(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_text_of_an_answer_has_only_the_decisive_fields(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "a.py").write_text("def load(path):\n    return path\n\n\nfirst = load('x')\n")
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
@@ -380,9 +380,7 @@ def test_usage_errors_of_memory_are_protocol_errors(
     assert complaint in outcome.content[0].text
 
 
-def test_a_client_searches_memory_over_stdio_where_there_is_some(
-    remembered: tuple[Path, dict[str, str]], location: Path
-) -> None:
+def test_a_client_searches_memory_over_stdio(remembered: tuple[Path, dict[str, str]], location: Path) -> None:
     program = str(Path(sys.executable).parent / "driftline")
     command = ["mcp", "--workspace", str(remembered[0])]
     server = StdioServerParameters(command=program, args=command, env={**os.environ, **remembered[1]})

@@ -149,7 +149,7 @@ def test_memory_without_its_record_is_refused_by_an_empty_catalog(location: str,
     assert values(location, catalog_url=postgres_catalog) == EVERYTHING
 
 
-def test_stores_that_are_opened_at_once_agree_on_one_catalog(location: str) -> None:
+def test_concurrently_opened_stores_agree_on_one_catalog(location: str) -> None:
     Workspace.open_for_writing(location)
     with ThreadPoolExecutor(4) as pool:
         for store in pool.map(lambda _: MemoryStore(location), range(4)):
@@ -232,13 +232,13 @@ def test_a_catalog_in_postgresql_is_restored(location: str, postgres_server: Any
         MemoryStore(location, catalog_url=postgres_catalog)
 
 
-def test_a_catalog_that_is_there_is_not_restored(location: str) -> None:
+def test_an_existing_catalog_is_not_restored(location: str) -> None:
     fill(location)
     with pytest.raises(CatalogMismatch, match="nothing was restored"):
         restore_catalog(Workspace.open(location), None)
 
 
-def test_an_interrupted_restore_is_continued_and_nothing_trusts_it_before(
+def test_an_interrupted_restore_is_continued_and_unused_until_complete(
     location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(location)
@@ -263,7 +263,7 @@ def test_an_interrupted_restore_is_continued_and_nothing_trusts_it_before(
     assert values(location) == EVERYTHING
 
 
-def test_a_damaged_record_is_found_and_written_again(location: str) -> None:
+def test_a_damaged_record_is_reported_and_rewritten(location: str) -> None:
     fill(location)
     (Path(location) / CATALOG_RECORD).write_text("{")
     assert "is damaged" in str(cleaned(location).skipped)

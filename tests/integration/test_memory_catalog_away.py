@@ -51,16 +51,18 @@ def expect_kept_and_found(driftline: Driftline, location: str, why: str) -> None
         assert why in verified.json["findings"][0]["detail"]
 
 
-def test_a_catalog_that_is_not_named_is_a_finding_and_keeps_all_memory(driftline: Driftline, location: str) -> None:
+def test_a_catalog_that_is_not_configured_is_a_finding_and_cleanup_deletes_no_memory(
+    driftline: Driftline, location: str
+) -> None:
     expect_kept_and_found(driftline, location, "was not named in DATABASE_URL")
 
 
-def test_so_is_one_that_no_record_names(driftline: Driftline, location: str) -> None:
+def test_a_table_that_no_record_names_is_deleted_too(driftline: Driftline, location: str) -> None:
     (Path(location) / CATALOG_RECORD).unlink()
     expect_kept_and_found(driftline, location, "not known")
 
 
-def test_a_catalog_that_cannot_be_reached_keeps_all_memory(
+def test_cleanup_deletes_no_memory_if_the_catalog_is_unreachable(
     driftline: Driftline, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "RETRY_DELAYS_SECONDS", ())
@@ -69,7 +71,9 @@ def test_a_catalog_that_cannot_be_reached_keeps_all_memory(
     assert "planted" not in driftline("verify", "--json").out
 
 
-def test_a_damaged_catalog_keeps_all_memory(driftline: Driftline, location: str, sqlite_catalog: str) -> None:
+def test_cleanup_deletes_no_memory_if_the_catalog_is_damaged(
+    driftline: Driftline, location: str, sqlite_catalog: str
+) -> None:
     with MemoryStore(location, catalog_url=sqlite_catalog) as store:
         assert store.retrieve("small", "org:acme") is not None
     Path(sqlite_catalog.removeprefix("sqlite:///")).write_bytes(b"no database" * 1_000)
@@ -90,7 +94,7 @@ def test_an_empty_stray_catalog_is_not_recorded(location: str, sqlite_catalog: s
         assert store.retrieve("small", "org:acme") is not None
 
 
-def test_a_catalog_is_restored_in_another_location_only_if_that_is_meant(
+def test_restoring_a_catalog_elsewhere_needs_an_option(
     driftline: Driftline, location: str, sqlite_catalog: str
 ) -> None:
     refused = driftline("memory", "restore", "--json")
@@ -112,7 +116,7 @@ def test_a_lost_configuration_gets_its_id_back_without_the_catalog(
         assert store.retrieve("small", "org:acme") is not None
 
 
-def test_an_entry_that_was_moving_is_restored_at_its_last_owner(location: str, sqlite_catalog: str) -> None:
+def test_an_entry_in_a_move_is_restored_at_its_last_owner(location: str, sqlite_catalog: str) -> None:
     """A flush that ends between two indexes leaves the entry in both."""
     before, after = OWNER, "org:acme/project:z"  # restored in this order
     objects = Workspace.open(location).objects
@@ -133,9 +137,7 @@ def test_an_entry_that_was_moving_is_restored_at_its_last_owner(location: str, s
         assert store.retrieve_by_entity("project", "p", within="org:acme").total_count == 1
 
 
-def test_an_empty_catalog_is_adopted_only_if_the_memory_is_given_up(
-    driftline: Driftline, location: str, sqlite_catalog: str
-) -> None:
+def test_adopting_an_empty_catalog_needs_discard(driftline: Driftline, location: str, sqlite_catalog: str) -> None:
     stray = Catalog(embedded_url(location))
     stray.prepare(Workspace.open(location).config.workspace_id)
     stray.close()
@@ -150,7 +152,7 @@ def test_an_empty_catalog_is_adopted_only_if_the_memory_is_given_up(
     assert (adopted.json["catalog"], adopted.json["given_up"]) == (CATALOG, ["org:acme"])
 
 
-def test_an_empty_catalog_does_not_keep_the_memory_from_being_restored(driftline: Driftline, location: str) -> None:
+def test_an_empty_catalog_does_not_prevent_a_restore(driftline: Driftline, location: str) -> None:
     stray = Catalog(embedded_url(location))
     stray.prepare(Workspace.open(location).config.workspace_id)
     stray.close()

@@ -43,7 +43,7 @@ def backend(tmp_path: Path, sqlite_catalog: str, tiny_model: Path) -> Iterator[H
 # -- the command line ------------------------------------------------------------------------
 
 
-def test_a_value_goes_in_and_out_by_the_command_line(
+def test_a_value_is_stored_and_read_by_the_command_line(
     driftline: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRIFTLINE_WORKSPACE", str(tmp_path / "workspace"))
@@ -87,7 +87,7 @@ def test_usage_errors_of_memory_create_no_workspace(driftline: Callable[..., Any
 # -- dictionaries ----------------------------------------------------------------------------
 
 
-def test_the_adapter_answers_with_dictionaries(backend: HierarchicalLTMBackend) -> None:
+def test_the_adapter_returns_dictionaries(backend: HierarchicalLTMBackend) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     assert backend.store("key", {"a": LARGE}, OWNER, {"phase": "plan"}, later.isoformat()) == {
         "success": True,

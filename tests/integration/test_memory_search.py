@@ -24,8 +24,8 @@ from driftline.storage.memory import vectors as memory_vectors
 from driftline.storage.memory.catalog.outbox import claim
 from driftline.storage.memory.flush import CLAIM_SECONDS, OVERDUE_SECONDS, new_claim_owner
 from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.memory.maintenance import compact_vectors
 from driftline.storage.memory.store import MemoryItem, MemoryStore
-from driftline.storage.memory.upkeep import compact_vectors
 from driftline.storage.memory.vectors import VectorTable
 from driftline.storage.objects.local_disk import LocalDisk
 from driftline.tasks.embedding.embedder import WordTableEmbedder
@@ -189,7 +189,7 @@ class _Nothing:
         pass
 
 
-def test_a_store_without_a_model_leaves_vectors_to_one_that_has_it(
+def test_a_store_without_a_model_leaves_embedding_to_another(
     store: MemoryStore, open_store: Callable[..., MemoryStore], embedder: Counting
 ) -> None:
     store.flush()
@@ -235,7 +235,7 @@ def test_a_table_of_another_format_is_refused_with_the_command_that_rebuilds_it(
     assert "field" in found(store, "kitten", 10, mode="text")
 
 
-def test_a_search_takes_over_what_an_ended_process_left(
+def test_a_search_flushes_the_writes_of_an_ended_process(
     store: MemoryStore,
     open_store: Callable[..., MemoryStore],
     clock: list[datetime],
@@ -256,7 +256,7 @@ def test_a_search_takes_over_what_an_ended_process_left(
     assert found(reader, "a bird sings", 1) == ["bird"]
 
 
-def test_the_claim_of_a_killed_process_is_taken_over_at_once(
+def test_the_claim_of_a_killed_process_is_void_at_once(
     store: MemoryStore, open_store: Callable[..., MemoryStore], clock: list[datetime]
 ) -> None:
     program = (

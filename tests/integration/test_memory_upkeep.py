@@ -41,9 +41,7 @@ def blobs(store: MemoryStore) -> set[str]:
     return {info.path for info in store.workspace.objects.list("org:acme/project:p") if info.path.endswith(".json")}
 
 
-def test_blobs_without_an_entry_are_deleted_and_the_others_stay(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_blobs_without_an_entry_are_deleted(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.store_many(
         [MemoryItem("kept", LARGE, S1), MemoryItem("replaced", LARGE + "1", S1), MemoryItem("deleted", LARGE + "2", S1)]
     )

@@ -157,7 +157,7 @@ def test_each_install_holds_every_module_and_the_package_data(probe: dict[str, A
 
 
 @pytest.mark.parametrize("environment", ["wheel", "sdist"], indirect=True)
-def test_the_rooms_are_no_names_of_their_own(probe: dict[str, Any]) -> None:
+def test_the_packages_are_not_top_level_names(probe: dict[str, Any]) -> None:
     assert probe["top_level"] == []
 
 

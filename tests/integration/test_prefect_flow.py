@@ -193,7 +193,7 @@ def test_a_run_that_changes_nothing_publishes_nothing(
     assert prefect_server.post("artifacts/filter", again) == []
 
 
-def test_a_sync_of_fleets_is_one_run_that_shows_only_what_has_changed(
+def test_a_sync_of_fleets_is_one_run_and_shows_only_changes(
     prefect_server: PrefectServer, outcome: dict[str, Any]
 ) -> None:
     first, second = outcome["fleet"]

@@ -51,7 +51,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_copy_answers_as_the_original_and_later_pulls_fetch_what_is_new(
+def test_a_copy_gives_the_answers_of_the_original_and_later_pulls_fetch_new_files(
     origin: str, tree: Path, model: Path, tmp_path: Path
 ) -> None:
     index(tree, origin, model)
@@ -147,7 +147,7 @@ def test_an_interrupted_pull_leaves_the_copy_as_it_was_and_the_next_one_continue
     assert answers(str(folder)) == answers(origin)
 
 
-def test_a_damaged_file_is_not_switched_to(
+def test_a_pull_does_not_switch_to_a_damaged_version(
     tree: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     origin, folder = str(tmp_path / "original"), tmp_path / "copy"
@@ -164,7 +164,7 @@ def test_a_damaged_file_is_not_switched_to(
     assert not folder.exists()
 
 
-def test_files_that_vanish_meanwhile_are_looked_for_anew(
+def test_reads_start_over_when_files_vanish(
     tree: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     origin, folder = str(tmp_path / "original"), tmp_path / "copy"
@@ -181,7 +181,7 @@ def test_files_that_vanish_meanwhile_are_looked_for_anew(
     assert answers(str(folder)) == answers(origin)
 
 
-def test_nothing_else_is_overwritten_and_a_copy_is_not_written_to(tree: Path, model: Path, tmp_path: Path) -> None:
+def test_pull_overwrites_only_copies_and_copies_are_read_only(tree: Path, model: Path, tmp_path: Path) -> None:
     origin, folder = str(tmp_path / "original"), tmp_path / "copy"
     index(tree, origin, model)
     before = files_in(tree)

@@ -111,7 +111,7 @@ def test_a_run_counts_the_requests_that_the_server_sees(
     assert 0 < kept["requests"] < sum(run["requests"].values()), "a run record cannot count its own write"
 
 
-def test_an_unchanged_run_costs_its_pages_and_a_few_requests_more(
+def test_an_unchanged_run_costs_its_listing_and_a_few_requests(
     s3_environment: Any,
     prefix: Callable[[], str],
     tiny_model: Path,

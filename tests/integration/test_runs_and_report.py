@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.output.html_report import render
-from driftline.flows.output.run_series import History, newest_runs, to_row
-from driftline.flows.output.svg_plots import Series, line_plot, number
+from driftline.flows.output.html_report import line_plot, number, render
+from driftline.flows.output.run_series import History, Series, newest_runs, to_row
 from driftline.storage.entities import Entity
 from driftline.storage.model import WorkspaceStats
 from driftline.storage.workspace.records import RunHistory, RunRecord

@@ -66,7 +66,7 @@ def counts(report: Mapping[str, Any]) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("source_kind", "workspace_kind"), [("local", "s3"), ("s3", "local"), ("s3", "s3")], ids="{0[0]}-{0[1]}".format
 )
-def test_a_source_and_its_index_are_kept_in_step_wherever_they_lie(
+def test_a_source_is_indexed_wherever_it_and_its_index_are(
     source_kind: str,
     workspace_kind: str,
     tmp_path: Path,
@@ -236,7 +236,7 @@ def test_explicit_storage_options_serve_workspace_and_source_alike(
     assert s3_environment.secret_key not in repr(opened)
 
 
-def test_memory_in_a_bucket_is_found_with_the_options_of_its_workspace(
+def test_memory_in_a_bucket_uses_the_options_of_its_workspace(
     s3_environment: Any,
     fresh_prefix: Callable[[], str],
     tiny_model: Path,

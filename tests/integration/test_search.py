@@ -194,7 +194,7 @@ def test_windows_grow_only_by_hits_that_are_nearly_as_relevant() -> None:
         assert [(w.first, w.last) for w in between] == expected, "one that would extend either joins them"
 
 
-def test_a_window_grows_into_another_definition_only_by_a_hit_that_is_almost_as_relevant() -> None:
+def test_a_window_extends_into_another_definition_only_for_a_nearly_equal_hit() -> None:
     own, next_one = (Definition("function", name, at, at, at + 4) for name, at in (("renew", 10), ("release", 15)))
     whole = Definition("class", "Lease", 8, 8, 40)
     for definition, relevance, last in ((next_one, 8.9, 14), (next_one, 9.1, 15), (own, 7.1, 15), (whole, 7.1, 15)):
@@ -334,7 +334,7 @@ def test_filters_of_one_kind_are_alternatives_and_kinds_are_joined(corpus: Path)
 
 
 @pytest.mark.parametrize("kind", ["entities", "paths", "dirs", "exts"])
-def test_an_empty_filter_allows_nothing_and_none_allows_all(corpus: Path, kind: str) -> None:
+def test_an_empty_filter_allows_nothing_and_no_filter_allows_all(corpus: Path, kind: str) -> None:
     opened = dl.open(str(corpus)).storage
     assert search(opened, "parser", where=LineFilter(**{kind: ()})).results == ()
     assert search(opened, "parser", where=LineFilter(**{kind: None})).results
@@ -469,7 +469,7 @@ def test_a_file_of_two_tenants_is_shown_once_and_each_tenant_has_it(tmp_path: Pa
 # Filters that match nothing, and answers without results.
 
 
-def test_globs_mean_one_thing_in_every_spelling(corpus: Path, driftline: Driftline) -> None:
+def test_every_spelling_of_a_glob_matches_alike(corpus: Path, driftline: Driftline) -> None:
     web = corpus.parent / "web"
 
     def paths(*options: object) -> set[str]:
@@ -525,7 +525,7 @@ def test_a_filter_that_matches_no_document_says_so(
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "vector"])
-def test_an_answer_without_results_names_the_nearest_line(corpus: Path, mode: Literal["hybrid", "vector"]) -> None:
+def test_an_empty_answer_shows_the_nearest_line(corpus: Path, mode: Literal["hybrid", "vector"]) -> None:
     opened = dl.open(str(corpus)).storage
     best = search(opened, "get http response", mode="vector", top_k=1).results[0]
     report = search(opened, "get http response", mode=mode, max_distance=best.distance / 2)

@@ -89,7 +89,7 @@ WEB = LineFilter(entities=(Entity.parse("source:web"),))
 # Modes.
 
 
-def test_a_query_without_a_word_in_common_is_found_by_its_meaning(corpus: Path) -> None:
+def test_an_entry_without_a_common_word_is_found_by_meaning(corpus: Path) -> None:
     query = "vehicle traffic signal"
     assert found(corpus, query, mode="text") == ()
     prose = LineFilter(exts=("md",))
@@ -272,7 +272,7 @@ def test_any_query_is_answered(corpus: Path, query: str) -> None:
             assert hit.text
 
 
-def test_every_mode_agrees_on_where_a_line_stands(corpus: Path) -> None:
+def test_every_mode_gives_a_line_the_same_location(corpus: Path) -> None:
     for mode in MODES:
         for hit in found(corpus, "port server listen", mode=mode, where=WEB, top_k=20, n_lines=1):
             lines = FILES[hit.path].split("\n")
@@ -404,7 +404,7 @@ def test_the_explanation_counts_what_the_filter_matches(corpus: Path, driftline:
     assert "explanation" not in driftline("search", "bread", "--workspace", corpus, "--json").json
 
 
-def test_a_search_that_finds_nothing_explains_itself_too(corpus: Path, driftline: Driftline) -> None:
+def test_a_search_without_results_can_be_explained(corpus: Path, driftline: Driftline) -> None:
     at = ("--workspace", corpus, "--explain", "--json")
     total = dl.open(str(corpus)).stats().total_lines
     reported = driftline("search", "bread", "--dir", "nowhere", *at).json

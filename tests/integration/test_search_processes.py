@@ -84,7 +84,7 @@ def check_answers(found: SearchReport, expected: SearchReport) -> None:
             assert hit.distance == pytest.approx(other.distance, abs=1e-5)
 
 
-def test_another_process_answers_as_this_one(two: SearchProcesses, workspace: Workspace) -> None:
+def test_another_process_gives_the_same_answers(two: SearchProcesses, workspace: Workspace) -> None:
     for query in WORDS[:5]:
         check_answers(two.search(workspace, query, top_k=3), search(workspace, query, top_k=3))
     with pytest.raises(UsageError, match="top_k"):
@@ -107,7 +107,7 @@ def test_memory_is_searched_in_another_process(two: SearchProcesses, tmp_path: P
 
 
 @pytest.mark.parametrize("killed", [1, 2])
-def test_a_process_that_dies_takes_no_search_with_it(two: SearchProcesses, workspace: Workspace, killed: int) -> None:
+def test_a_search_survives_the_death_of_its_process(two: SearchProcesses, workspace: Workspace, killed: int) -> None:
     for helper in list(two._helpers)[:killed]:
         psutil.Process(helper.pid).kill()
     with ThreadPoolExecutor(4) as pool:
@@ -122,9 +122,7 @@ def end_the_process(_: Workspace) -> None:
     os.abort()
 
 
-def test_a_read_that_ends_its_process_is_an_error_and_others_go_on(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_that_kills_its_process_fails_alone(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(SearchProcesses(1)) as processes:
         for _ in range(2):
             with pytest.raises(CorruptFile, match="verify --repair"):
@@ -136,7 +134,7 @@ def panic(_: Workspace) -> None:
     raise type("PanicException", (BaseException,), {})("range end index 7 out of range")
 
 
-def test_a_panic_is_an_error_of_the_tree_and_costs_no_process(two: SearchProcesses, workspace: Workspace) -> None:
+def test_a_panic_raises_an_error_and_does_not_end_the_process(two: SearchProcesses, workspace: Workspace) -> None:
     before = set(two._helpers)
     with pytest.raises(CorruptFile, match=r"range end index 7.*verify --repair"):
         two.run(panic, workspace)
@@ -188,14 +186,14 @@ def test_a_process_that_searches_for_too_long_is_ended(
     assert two.search(workspace, WORDS[0]).results
 
 
-def test_other_processes_log_as_the_first_one_does() -> None:
+def test_other_processes_log_like_the_first_one() -> None:
     with search_processes._LOGGING:
         search_processes._begin_logging(as_json=True)
         assert writes_json()
     assert not writes_json()
 
 
-def test_a_process_that_cannot_start_is_done_without_for_a_while(
+def test_work_continues_without_a_process_that_cannot_start(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(SearchProcesses(2)) as processes:

@@ -93,7 +93,7 @@ def test_a_secret_block_of_prefect_is_read_when_it_is_used(prefect_server: Prefe
 
 
 @pytest.mark.parametrize("command", ["index", "ci"])
-def test_a_password_in_a_uri_is_in_no_answer(
+def test_answers_show_no_password_of_a_uri(
     command: str, driftline: Driftline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

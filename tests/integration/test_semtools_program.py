@@ -136,7 +136,7 @@ def test_no_match_is_not_an_error(program: Program, answer: Any) -> None:
     }
 
 
-def test_it_is_called_as_documented(program: Program) -> None:
+def test_the_action_is_called_as_documented(program: Program) -> None:
     program.answers(NEW)
     search(files=["a.md", "notes/**/*.md"], max_distance=0.3)
     files = ["a.md", "notes/b.md", "notes/deep/c.md"]
@@ -188,7 +188,7 @@ def test_no_file_that_can_be_searched_is_no_call(program: Program, tmp_path: Pat
     assert not (program.folder / "called").exists()
 
 
-def test_a_program_that_fails_is_quoted(program: Program) -> None:
+def test_the_error_of_a_failing_program_is_quoted(program: Program) -> None:
     program.answers(NEW, code=3, stderr="no model\n")
     found = search()
     assert found == {**FAILED, "error": found["error"], "error_type": "cli_error", "stderr": "no model\n"}
@@ -234,7 +234,7 @@ def test_bad_arguments_and_missing_files_are_errors_before_the_call(program: Pro
     assert not (program.folder / "called").exists()
 
 
-def test_an_engine_object_of_the_host_means_our_own_engine(program: Program) -> None:
+def test_an_engine_object_of_the_host_selects_our_engine(program: Program) -> None:
     (program.folder.parent / "a.md").write_text("potatoes\nthe lease has expired\n")
     found = semtools_search({}, query="-lease expired", files="*.md", engine=object(), max_distance=0.9)
     assert (found["best_match"]["file"], found["best_match"]["line"]) == ("a.md", 2)

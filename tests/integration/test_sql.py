@@ -94,7 +94,7 @@ def rows(workspace: Workspace, text: str, **options: Any) -> list[tuple[Any, ...
     ],
     ids=lambda value: value.partition(" FROM ")[2].split()[0] if isinstance(value, str) else "",
 )
-def test_each_view_holds_what_the_workspace_does(
+def test_each_view_shows_the_data_of_the_workspace(
     workspace: Workspace, text: str, expected: list[tuple[Any, ...]]
 ) -> None:
     assert rows(workspace, text) == expected
@@ -112,7 +112,7 @@ def test_parameters_are_values_and_no_syntax(workspace: Workspace) -> None:
     assert rows(workspace, text, parameters=["' OR true --"]) == [(0,)]
 
 
-def test_a_branch_is_what_is_asked_where_it_is_named(workspace: Workspace) -> None:
+def test_a_named_branch_is_searched(workspace: Workspace) -> None:
     text = "SELECT count(*) FROM documents WHERE path = 'e.py'"
     of_lines = text.replace("documents", "lines")
     assert (rows(workspace, text), rows(workspace, of_lines)) == ([(1,)], [(2,)])
@@ -126,7 +126,7 @@ def test_a_branch_is_what_is_asked_where_it_is_named(workspace: Workspace) -> No
         for view in ("documents", "skipped", "lines", "definitions", "sources", "branches", "run_sources")
     ],
 )
-def test_a_boundary_hides_all_that_is_beside_it(workspace: Workspace, text: str) -> None:
+def test_a_boundary_hides_siblings(workspace: Workspace, text: str) -> None:
     seen = {entity for (entity,) in rows(workspace, text, within="org:acme/project:site")}
     assert seen <= {WEB}
     assert {entity for (entity,) in rows(workspace, text)} - {WEB}
@@ -228,7 +228,7 @@ ATTACKS = (
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_is_wrong_use_and_touches_no_file(workspace: Workspace, attack: str, tmp_path: Path) -> None:
+def test_an_attack_is_a_usage_error_and_touches_no_file(workspace: Workspace, attack: str, tmp_path: Path) -> None:
     (tmp_path / "secret.csv").write_text("password\nhunter2\n")
     with pytest.raises(UsageError) as refused:
         dl.sql(workspace, attack.format(location=tmp_path))
@@ -242,7 +242,7 @@ def test_settings_stay_as_they_are_however_a_query_names_them(workspace: Workspa
     assert rows(workspace, f"SELECT {listed}") == [(False, True, False, "")]
 
 
-def test_a_query_that_takes_long_is_interrupted(workspace: Workspace) -> None:
+def test_a_slow_query_is_interrupted(workspace: Workspace) -> None:
     text = "SELECT max(sin(a.range + b.range)) FROM range(10000000) a, range(10000000) b"
     with pytest.raises(UsageError, match=r"longer than 0\.2 s"):
         dl.sql(workspace, text, timeout_seconds=0.2)

@@ -73,7 +73,7 @@ def test_a_hit_says_which_definition_it_is_in(shop: Path, mode: Mode) -> None:
     assert {None, "SessionStore.load_basket", "Baskets > Load a basket"} <= found
 
 
-def test_what_changed_since_keeps_the_definitions_that_were_indexed(shop: Path) -> None:
+def test_a_changed_document_keeps_its_indexed_definitions(shop: Path) -> None:
     path = shop.parent / "tree/shop/store.py"
     path.write_text(STORE.replace("class", "\n\n\nclass"))
     hit = dl.search(str(shop), "row = self.table.find(customer)", mode="vector", top_k=1).results[0]
@@ -109,7 +109,7 @@ def test_kinds_languages_and_tests_narrow_a_search(shop: Path, driftline: Driftl
     assert paths("--kind", "method", "--lang", "python", "--symbols") == {("shop/store.py", "method")}
 
 
-def test_what_is_not_known_is_a_usage_error(shop: Path, driftline: Driftline) -> None:
+def test_unknown_names_are_usage_errors(shop: Path, driftline: Driftline) -> None:
     for option, value, known in (("--kind", "gadget", "function"), ("--lang", "klingon", "python")):
         outcome = driftline("search", "x", "--workspace", shop, option, value)
         assert outcome.code == 2

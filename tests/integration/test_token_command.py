@@ -75,7 +75,7 @@ users = {{ann = ["{entity}"]}}
         ("acme", ("--trusted-proxy-header", "X-User", "--trusted-proxy", "10.0.0.1"), "'acme'"),
     ],
 )
-def test_rules_of_access_that_cannot_hold_stop_the_server(
+def test_impossible_access_rules_stop_the_server(
     workspace: Path,
     driftline: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,

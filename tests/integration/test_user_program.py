@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
     return location
 
 
-def test_the_program_runs(folder: Path, tmp_path: Path, tiny_model: Path) -> None:
+def test_the_example_program_runs(folder: Path, tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "tree" / "guides").mkdir(parents=True)
     (tmp_path / "tree" / "guides" / "parse.md").write_text("# Parse\na parser of text\n")
     (tmp_path / "tree" / "other.md").write_text("a lexer\n")

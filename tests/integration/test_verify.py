@@ -176,7 +176,7 @@ def test_staged_deltas_of_dead_runs_are_detected_and_settled(corner: Corner) -> 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 somebody else's archive"])
 @pytest.mark.parametrize("name", ["base", "delta"])
-def test_a_damaged_manifest_is_named_set_aside_and_indexed_again(local: Corner, name: str, damage: bytes) -> None:
+def test_a_damaged_manifest_is_reported_set_aside_and_indexed_again(local: Corner, name: str, damage: bytes) -> None:
     manifest = local.workspace.manifest(ENTITY)
     if name == "base":
         manifest.compact()

@@ -79,7 +79,7 @@ def watching(tree: Path, tmp_path: Path, tiny_model: Path) -> Iterator[Watching]
     made.stop()
 
 
-def test_what_is_saved_moved_and_deleted_is_in_step(watching: Watching, tree: Path, tmp_path: Path) -> None:
+def test_saved_moved_and_deleted_files_are_indexed(watching: Watching, tree: Path, tmp_path: Path) -> None:
     assert watching.paths() == {"sub/a.md", "b.md"}
     save(tree / "c.md", "a zebra crosses\n")
     until(lambda: "c.md" in watching.paths())
@@ -98,14 +98,14 @@ def test_what_is_saved_moved_and_deleted_is_in_step(watching: Watching, tree: Pa
     assert watching.errors == []
 
 
-def test_an_ignore_file_compares_everything(watching: Watching, tree: Path) -> None:
+def test_a_changed_ignore_file_causes_a_full_comparison(watching: Watching, tree: Path) -> None:
     (tree / ".gitignore").write_text("sub/\n")
     until(lambda: "sub/a.md" not in watching.paths())
     (tree / ".gitignore").unlink()
     until(lambda: "sub/a.md" in watching.paths())
 
 
-def test_a_save_reads_nothing_but_what_was_saved(watching: Watching, tree: Path) -> None:
+def test_a_save_reads_only_the_saved_file(watching: Watching, tree: Path) -> None:
     save(tree / "b.md", "another second line\n")
     until(lambda: len(watching.reports) >= 2)
     (source,) = watching.reports[1].sources
@@ -129,7 +129,7 @@ def test_a_name_that_is_not_utf8_does_not_end_it(
 
 
 @pytest.mark.parametrize("kind", ["moved", "deleted"])
-def test_a_folder_that_is_replaced_is_watched_on(
+def test_a_replaced_folder_is_still_watched(
     watching: Watching, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(watch, "RETRY_SECONDS", 0.5)
@@ -151,7 +151,7 @@ def test_a_folder_that_is_replaced_is_watched_on(
     assert len(watching.errors) <= 2
 
 
-def test_a_refused_deletion_is_reported_once_with_a_way_on(
+def test_a_refused_deletion_is_reported_once_with_a_fix(
     watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch, driftline: Callable[..., object]
 ) -> None:
     monkeypatch.setattr(watch, "RETRY_SECONDS", 0.1)
@@ -175,7 +175,7 @@ def test_a_refused_deletion_is_reported_once_with_a_way_on(
     until(lambda: len(watching.paths()) == 3)
 
 
-def test_what_failed_is_tried_again(watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sources_are_retried(watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failures = [LeaseHeld("Another run holds the lease", "tree")]
 
     def failing(request: IndexRequest) -> IndexReport:

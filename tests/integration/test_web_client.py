@@ -80,7 +80,7 @@ def test_the_environment_names_the_server_unless_a_workspace_is_named(
     assert (away.code, away.json["error"]) == (3, "storage_error")
 
 
-def test_wrong_use_is_reported_before_the_server_is_asked(url: str, driftline: Callable[..., Any]) -> None:
+def test_wrong_use_is_reported_before_any_request(url: str, driftline: Callable[..., Any]) -> None:
     for wrong in (
         ("--server", url, "--workspace", "x"),
         ("--server", url, "--explain"),
@@ -159,7 +159,7 @@ class _Odd(http.server.BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_a_busy_server_is_asked_again_and_no_redirect_is_followed() -> None:
+def test_a_busy_server_is_retried_and_redirects_are_not_followed() -> None:
     server = http.server.HTTPServer(("127.0.0.1", 0), _Odd)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -180,7 +180,7 @@ def test_an_unknown_parameter_is_refused_with_the_nearest(url: str, wrong: str, 
     assert right in refused.value.fix
 
 
-def test_an_answer_without_results_says_why(url: str) -> None:
+def test_an_empty_answer_says_why(url: str) -> None:
     client = dl.connect(url)
     found = client.search("renew the lease", globs=["*.zz"])
     assert (found.results, found.unmatched) == ((), ("glob '*.zz'",))

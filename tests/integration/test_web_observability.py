@@ -123,7 +123,7 @@ def test_the_access_log_has_a_record_of_each_request_without_its_query(
     assert "secretword" not in json.dumps(records)
 
 
-def test_a_defect_is_a_problem_and_counts_as_unexpected(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_defect_is_reported_as_unexpected(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> Workspace:
         raise RuntimeError("a secret of the server")
 

@@ -114,7 +114,7 @@ def files(page: Page) -> Any:
     return page.locator("article h2 a")
 
 
-def test_a_search_as_one_types_moves_by_keys_and_is_a_link(site: Site) -> None:
+def test_a_search_while_typing_has_keys_and_a_link(site: Site) -> None:
     page, browser = site.page, site.browser
     browser.open(site.url)
     box = page.locator("#q")
@@ -328,7 +328,7 @@ def test_folders_are_browsed_with_keys_and_searched(site: Site) -> None:
     expect(files(page)).to_have_text(["src/lease.py"])
 
 
-def test_a_document_stands_among_its_files_and_below_its_folders(site: Site) -> None:
+def test_a_document_page_shows_the_folder_and_its_files(site: Site) -> None:
     page = site.page
     site.browser.open(f"{site.url}d/{SOURCE}/src/lease.py?line=8", "Renew the lease of a run")
     crumbs = page.get_by_role("navigation", name="Breadcrumb").get_by_role("link")
@@ -344,14 +344,14 @@ def test_a_document_stands_among_its_files_and_below_its_folders(site: Site) -> 
     expect(page.locator(".entries li")).to_have_text([re.compile("tree 3 documents")])
 
 
-def test_a_line_without_a_host_has_a_link_to_copy() -> None:
+def test_a_line_without_a_code_host_has_a_link_to_copy() -> None:
     lines = {"lines": ["a", "b"], "start_line": 1, "current": True, "url": None, "anchors": ()}
     view = DocumentView({"source": SOURCE, "path": "src/a.py", **lines}, line=2, branch="topic")
     link = f"/d/{SOURCE}/src/a.py?line=2&amp;branch=topic#L2"
     assert f'<a id="own" href="{link}">Line 2</a> <button type="button" class="copy">' in document_page(view).decode()
 
 
-def test_a_search_that_finds_nothing_offers_wider_ones(site: Site) -> None:
+def test_a_search_without_results_suggests_wider_ones(site: Site) -> None:
     page = site.page
     site.browser.open(f'{site.url}?q="renews+zebra"&lang=markdown', "Nothing found")
     expect(page.get_by_role("link", name="without filters")).to_be_visible()
@@ -415,7 +415,7 @@ def test_pages_work_without_a_script(site: Site) -> None:
     page.context.close()
 
 
-def test_a_page_is_small_and_painted(site: Site) -> None:
+def test_a_page_is_small_and_renders_quickly(site: Site) -> None:
     page = site.page
     received: list[int] = []
     page.on("response", lambda response: received.append(len(response.body())))

@@ -180,7 +180,7 @@ class BranchMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(examples(1800))
-def test_main_and_branches_hold_their_own_documents_whatever_happens(
+def test_main_and_branches_keep_their_own_documents(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)

@@ -144,7 +144,7 @@ def test_without_an_index_the_nearest_allowed_lines_are_found(
 
 @settings(max_examples=80, deadline=None)
 @given(query=vectors, where=filters, top_k=st.integers(0, 30))
-def test_with_all_indexes_the_same_lines_are_found(
+def test_all_index_kinds_find_the_same_lines(
     indexed: LineTable, rows: list[Row], query: NDArray[np.float32], where: LineFilter, top_k: int
 ) -> None:
     assert check(indexed, rows, query, where, top_k) >= 0.9

@@ -54,7 +54,7 @@ forms = st.sampled_from(FORMS)
 
 @settings(max_examples=200, deadline=None)
 @given(names, forms, forms)
-def test_a_name_is_found_in_whatever_form_it_is_typed_and_stored(name: str, typed: Form, stored: Form) -> None:
+def test_a_name_is_found_in_any_unicode_form(name: str, typed: Form, stored: Form) -> None:
     glob, path = literal_glob(normalize(typed, name)), normalize(stored, name)
     (only,) = check_glob(glob)
     assert re.fullmatch(glob_pattern(only), path)
@@ -62,7 +62,7 @@ def test_a_name_is_found_in_whatever_form_it_is_typed_and_stored(name: str, type
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_a_question_mark_is_a_letter_with_its_accents(form: Literal["NFC", "NFD"]) -> None:
+def test_a_question_mark_matches_a_letter_with_its_accents(form: Literal["NFC", "NFD"]) -> None:
     assert re.fullmatch(glob_pattern("r?sum[\u00e9].md"), normalize(form, "r\u00e9sum\u00e9.md"))
     assert not re.fullmatch(glob_pattern("r?sume.md"), normalize(form, "r\u00e9sum\u00e9.md"))
 

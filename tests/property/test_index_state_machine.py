@@ -264,7 +264,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
-def test_after_every_run_the_index_holds_what_is_on_disk(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_every_run_the_index_matches_the_disk(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 3)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)

@@ -55,7 +55,7 @@ def take_back(table: LineTable, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_remembered_locations_are_those_of_a_look_at_everything(
+def test_cached_locations_equal_those_of_a_full_read(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "MANY_FRAGMENTS", 0)

@@ -155,7 +155,7 @@ def test_all_arguments_may_be_anything_at_once(data: st.DataObject, backend: Hie
     check(method, getattr(backend, method)(**given))
 
 
-def test_arguments_that_do_not_fit_are_dictionaries(backend: HierarchicalLTMBackend) -> None:
+def test_wrong_arguments_return_errors(backend: HierarchicalLTMBackend) -> None:
     untyped: Any = backend
     for answer in (untyped.retrieve(), untyped.retrieve("plan", top=1), untyped.delete("a", "b", "c")):
         assert (answer["success"], answer["error_type"]) == (False, "usage")

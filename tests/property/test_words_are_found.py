@@ -72,7 +72,7 @@ def test_every_word_of_every_document_is_found_on_its_line(
         assert all(hit.text.strip(CUT) in line and 1 <= hit.column <= len(line) for hit in here)
 
 
-def test_what_is_left_out_of_a_line_is_reported_by_file(tmp_path: Path, tiny_model: Path) -> None:
+def test_shortened_lines_are_reported_by_file(tmp_path: Path, tiny_model: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     most = MAX_ROWS_OF_LINE * MAX_ROW_CHARACTERS
@@ -96,7 +96,7 @@ def test_keys_are_not_searchable_under_any_name_and_are_reported(tmp_path: Path,
     assert [hit.path for hit in hits] == ["i18n/en.key"]
 
 
-def test_what_is_compressed_is_read_in_a_bucket_and_on_a_disk(tmp_path: Path, tiny_model: Path) -> None:
+def test_compressed_files_are_read_in_buckets_and_on_disks(tmp_path: Path, tiny_model: Path) -> None:
     data = gzip.compress(b"the heron lands\n" * 40)
     fsspec.filesystem("memory").pipe("/compressed/events.jsonl", data)
     (tmp_path / "source").mkdir()

@@ -20,7 +20,7 @@ SETTLING_SECONDS = 400
 
 
 @pytest.mark.timeout(SECONDS + SETTLING_SECONDS + 1800)
-def test_two_hosts_on_a_failing_store_lose_nothing_and_find_nothing_wrong(tmp_path: Path) -> None:
+def test_two_hosts_on_a_failing_store_lose_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.soak.soak", str(tmp_path), str(SECONDS), str(SEED)]
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(

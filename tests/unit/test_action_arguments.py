@@ -95,7 +95,7 @@ def read(*positional: object, **named: object) -> dict[str, Any]:
         ("value", '{"a": 1}', '{"a": 1}'),
     ],
 )
-def test_values_become_what_is_meant(name: str, given: object, meant: object) -> None:
+def test_values_are_converted_to_their_parameter_types(name: str, given: object, meant: object) -> None:
     assert read(**{name: given})[name] == meant
 
 
@@ -166,7 +166,7 @@ def test_positional_arguments_come_in_their_order() -> None:
         read(*range(40))
 
 
-def test_what_engines_pass_is_dropped_and_a_misspelt_name_is_an_error() -> None:
+def test_arguments_of_engines_are_dropped_and_misspelt_names_are_errors() -> None:
     assert read(engine=object(), node="n", config={}, _private=1, tracer=object()) == {"query": "q"}
     for misspelt, outcome in (("topk", "'top_k'"), ("entity_", "'entity'"), ("in", "top_k"), ("in", "entity")):
         with pytest.raises(UsageError, match=outcome):

@@ -132,7 +132,7 @@ def test_other_files_than_configurations_are_left_alone(text: str, tmp_path: Pat
 @pytest.mark.parametrize(
     "text", ["mcp_servers = 1\n", "[mcp_servers\n", "[[mcp_servers.driftline]]\n", "mcp_servers = {}\n"]
 )
-def test_what_is_not_a_configuration_of_codex_is_left_alone(text: str, tmp_path: Path) -> None:
+def test_files_other_than_configurations_of_codex_are_left_alone(text: str, tmp_path: Path) -> None:
     path = tmp_path / ".codex/config.toml"
     path.parent.mkdir()
     path.write_text(text)
@@ -148,7 +148,7 @@ def put(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("text", ["", "// nothing yet", "/* nothing yet */\r\n", "{}", "{ // nothing\n}", "\ufeff{}"])
-def test_a_file_with_no_entry_at_all_is_restored(text: str, tmp_path: Path) -> None:
+def test_a_file_without_entries_is_restored(text: str, tmp_path: Path) -> None:
     path = put(tmp_path / ".cursor/mcp.json", text)
     apply(["cursor"], tmp_path, "project")
     assert is_installed("cursor", "project", tmp_path)
@@ -220,7 +220,7 @@ def test_a_removal_cuts_the_tables_of_the_entry(before: str, after: str | None, 
         ("codex", '[mcp_servers.driftline]\ncommand = "old" # ours\n# kept\n[mcp_servers.driftline.env]\nA = "1"\n'),
     ],
 )
-def test_an_update_keeps_what_people_added_to_the_entry(name: str, text: str, tmp_path: Path) -> None:
+def test_an_update_keeps_user_additions_to_the_entry(name: str, text: str, tmp_path: Path) -> None:
     path = put(tmp_path / FORMATS[name][0], text)
     assert apply([name], tmp_path, "project")
     found = path.read_text()
@@ -247,7 +247,7 @@ def test_a_link_to_a_configuration_stays_a_link(tmp_path: Path) -> None:
     assert [each.name for each in target.parent.iterdir()] == ["mcp.json"]
 
 
-def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = put(tmp_path / "opencode.json", "{}")
     (change,) = [
         each for each in changes(["opencode"], "project", tmp_path, COMMAND, remove=False) if each.path == path
@@ -375,7 +375,7 @@ def test_any_toml_is_restored(lines: list[str], end: str, windows: bool) -> None
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(TOML), max_size=6), st.lists(st.sampled_from(TOML[6:]), max_size=4))
-def test_a_table_between_others_goes_alone(before: list[str], after: list[str]) -> None:
+def test_a_superseded_table_is_deleted_without_its_neighbours(before: list[str], after: list[str]) -> None:
     first, last = joined(before, "\n"), joined([line.replace("{0}", "x{0}") for line in after], "\n")
     own = '[mcp_servers.driftline] # ours\ncommand = "x"\n[mcp_servers.driftline.env]\nA = "1"\n'
     with tempfile.TemporaryDirectory() as folder, patch("os.fsync"):
@@ -386,7 +386,7 @@ def test_a_table_between_others_goes_alone(before: list[str], after: list[str]) 
 
 
 @pytest.mark.parametrize("scope", ["--project", "--user"])
-def test_a_dry_run_for_all_agents_names_each_file_and_writes_none(
+def test_a_dry_run_for_all_agents_lists_each_file_and_writes_none(
     scope: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

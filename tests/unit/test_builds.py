@@ -72,7 +72,7 @@ def test_the_commit_time_of_the_ci_system_is_used() -> None:
     assert Build.detect(outcome | {"CI_COMMIT_TIMESTAMP": "yesterday"}, "/").committed is None
 
 
-def test_a_build_without_a_known_commit_says_what_to_do(tmp_path: Path) -> None:
+def test_a_build_without_a_known_commit_explains_the_fix(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="CI_COMMIT_SHA"):
         Build.detect({}, str(tmp_path)).required_commit()
 
@@ -240,7 +240,7 @@ def by_hand(system: str, branch: str) -> dict[str, str]:
 @pytest.mark.parametrize("branch", ["main", "topic", "pr/3", "release/1"])
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("system", BASES)
-def test_a_build_indexes_no_branch_but_its_own(system: str, situation: str, branch: str, tmp_path: Path) -> None:
+def test_a_build_indexes_only_its_own_branch(system: str, situation: str, branch: str, tmp_path: Path) -> None:
     event = tmp_path / "event.json"
     by_push = {"main": None, "pr/3": "heads/pr/3"}.get(branch, branch)  # "pr/3" is pull request 3
     by_request = {"main": "pr/7", "pr/3": "heads/pr/3"}.get(branch, branch)
@@ -324,7 +324,7 @@ def test_requests_of_unknown_origin_have_a_name_of_their_own(text: str, tmp_path
         ({"event": "pull_request", "head_branch": "main", "pull_requests": [{"number": 7}]}, "pr/7"),
     ],
 )
-def test_a_workflow_after_another_indexes_what_the_other_has_built(
+def test_a_workflow_triggered_by_another_indexes_the_build_of_the_first(
     run: dict[str, object], expected: str | None, tmp_path: Path
 ) -> None:
     event = {
@@ -356,7 +356,7 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def test_what_is_checked_out_must_be_of_the_branch(tmp_path: Path) -> None:
+def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:
     """A run that was started by hand on main may have checked out the pull request of anyone."""
     origin, clone = tmp_path / "origin", tmp_path / "clone"
     origin.mkdir()
@@ -378,9 +378,7 @@ def test_what_is_checked_out_must_be_of_the_branch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("system", ["Jenkins", "CircleCI", "Azure Pipelines", "Bitbucket Pipelines", "GitHub Actions"])
-def test_where_the_default_branch_is_unknown_only_the_usual_names_are_the_main_index(
-    system: str, tmp_path: Path
-) -> None:
+def test_without_a_known_default_branch_only_the_usual_names_are_the_main_index(system: str, tmp_path: Path) -> None:
     for branch in ("main", "master"):
         assert Build.detect(pushed(system, branch), str(tmp_path)).index_branch() is None
     with pytest.raises(UsageError, match="--default-branch"):

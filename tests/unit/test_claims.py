@@ -29,28 +29,28 @@ def taken(*claims: Claim) -> list[str]:
     return [path for path, mine in zip(PATHS, claimed(pa.array(PATHS), claims), strict=True) if mine]
 
 
-def test_a_source_inside_takes_its_folder() -> None:
+def test_a_nested_source_takes_over_its_folder() -> None:
     (claim,) = claims_on(entity("all"), record("/p"), [(entity("src"), record("/p/src"))])
     assert claim == Claim("src/", Rules())
     assert taken(claim) == ["src/a.py", "src/a.md", "src/deep/b.py"]
 
 
-def test_a_source_inside_takes_only_what_its_filters_admit() -> None:
+def test_a_nested_source_takes_over_only_files_that_its_filters_admit() -> None:
     claims = claims_on(entity("all"), record("/p"), [(entity("src"), record("/p/src", "*.md", "/deep/"))])
     assert taken(*claims) == ["src/a.md", "src/deep/b.py"]
 
 
-def test_a_source_above_takes_nothing() -> None:
+def test_a_source_above_takes_no_files_of_a_nested_one() -> None:
     assert claims_on(entity("src"), record("/p/src"), [(entity("all"), record("/p"))]) == ()
 
 
-def test_the_first_of_two_sources_over_one_folder_takes_what_both_select() -> None:
+def test_the_first_of_two_sources_over_one_folder_takes_their_common_files() -> None:
     one, other = (entity("one"), record("/p", "*.py")), (entity("other"), record("/p"))
     assert taken(*claims_on(*other, [one])) == ["a.py", "src/a.py", "src/deep/b.py", "srcs/c.py"]
     assert claims_on(*one, [other]) == ()
 
 
-def test_tenants_and_other_locations_take_nothing() -> None:
+def test_other_tenants_and_locations_take_no_files() -> None:
     others = [
         (entity("src", org="other"), record("/p/src")),
         (entity("far"), record("/q")),
@@ -71,7 +71,7 @@ def test_tenants_and_other_locations_take_nothing() -> None:
         ("s3://b/t", "s3://b/t/x", "x"),
     ],
 )
-def test_what_lies_below_a_folder(folder: str, path: str, inside: str | None) -> None:
+def test_documents_below_a_folder(folder: str, path: str, inside: str | None) -> None:
     assert below(folder, path) == inside
 
 

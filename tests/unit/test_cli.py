@@ -109,7 +109,7 @@ def test_no_command_says_what_to_do_where_nothing_is_indexed(nowhere: Path, caps
         (["search", "x", "--top-k", "many"], "'many' is not a whole number."),
     ],
 )
-def test_wrong_use_names_the_nearest_right_one(
+def test_wrong_use_suggests_the_nearest_right_one(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(arguments) == 2
@@ -193,7 +193,7 @@ def module_of(command: CommandInfo) -> str:
     return command.callback.__module__.rpartition(".")[2]
 
 
-def test_a_command_loads_no_other() -> None:
+def test_a_command_does_not_import_other_commands() -> None:
     code = "import sys, driftline.flows.commands.main as main; main.load('search'); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     folder = "driftline.flows.commands."
@@ -202,7 +202,7 @@ def test_a_command_loads_no_other() -> None:
     assert not others & set(loaded)
 
 
-def test_help_before_a_command_is_of_all_commands() -> None:
+def test_help_before_a_command_shows_all_commands() -> None:
     command = [sys.executable, "-m", "driftline", "--help", "search"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert {name for name in cli.COMMANDS if f"\n  {name} " not in shown} == set()
@@ -232,7 +232,7 @@ def test_every_command_takes_the_options_of_output(command: str, capsys: pytest.
         (["sources", "--quiet"], True, 0, "auto"),
     ],
 )
-def test_options_of_output_stand_before_the_command_or_behind_it(
+def test_output_options_may_precede_or_follow_the_command(
     arguments: list[str], quiet: bool, verbose: int, color: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[plain.Appearance] = []

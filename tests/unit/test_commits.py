@@ -211,7 +211,7 @@ def last(repository: Path) -> IndexedCommit:
     return reached
 
 
-def test_a_recorded_commit_is_void_once_another_run_held_the_lease(repository: Path, last: IndexedCommit) -> None:
+def test_a_recorded_commit_is_void_after_another_lease_holder(repository: Path, last: IndexedCommit) -> None:
     (repository / "a.py").write_text("edited\n")
     assert look(repository).changes_since(last, 5).paths == ("a.py",)
     assert look(repository).changes_since(last, 6).paths is None

@@ -91,7 +91,7 @@ def test_sources_are_resolved_relative_to_the_file(team: Configuration, tmp_path
     assert (shared.uri, shared.entity, shared.schedule) == (str(tmp_path / "shared"), SHARED, None)
 
 
-def test_the_workspace_is_beside_the_file_by_default(write: Write) -> None:
+def test_the_default_workspace_is_next_to_the_file(write: Write) -> None:
     path = write('[[sources]]\nuri = "web"\n')
     assert load_config(path).workspace == str(path.parent / ".driftline")
 
@@ -233,14 +233,14 @@ def test_an_empty_workspace_allows_nothing(team: Configuration) -> None:
     assert found.to_sql() is not None
 
 
-def test_a_directory_above_sources_means_all_of_them(write: Write) -> None:
+def test_a_directory_above_several_sources_selects_all_of_them(write: Write) -> None:
     config = load_config(
         write('[[sources]]\nuri = "web"\n[[sources]]\nuri = "../shared"\n[workspaces.a]\ndirs = [".."]')
     )
     assert named_workspace_filter(config, "a") == LineFilter(entities=tuple(sorted((WEB, SHARED))))
 
 
-def test_a_directory_in_two_sources_means_both(write: Write) -> None:
+def test_a_directory_in_two_sources_selects_both(write: Write) -> None:
     all_and_web = '[[sources]]\nuri = "."\nentity = "source:all"\n[[sources]]\nuri = "web"\n'
     config = load_config(write(all_and_web + '[workspaces.a]\ndirs = ["web/api"]'))
     found = named_workspace_filter(config, "a")

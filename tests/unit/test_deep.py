@@ -127,7 +127,7 @@ def test_a_text_has_the_same_vector_in_every_batch_and_at_every_location(
     assert model.embed([]).shape[0] == 0
 
 
-def test_a_text_without_a_token_is_near_nothing(folder: Path) -> None:
+def test_a_text_without_tokens_has_no_neighbours(folder: Path) -> None:
     vectors = load_transformer(str(folder)).embed(TEXTS)
     assert not vectors[-1].any()
     assert load_transformer(str(folder)).embed([""]).shape == (1, DIM)

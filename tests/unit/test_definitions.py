@@ -525,7 +525,7 @@ def test_the_definitions_of_real_modules_are_those_of_their_syntax_trees() -> No
 
 
 @pytest.mark.parametrize("extension", sorted(BY_EXTENSION))
-def test_what_no_grammar_can_parse_does_no_harm(extension: str) -> None:
+def test_unparsable_code_does_no_harm(extension: str) -> None:
     for text in ("", "\n", "\x0c{{{((([[[", "def class func fn <?php %% \ufffd é 漢字\n" * 50, "(" * 3_000, '"' * 999):
         lines = text.count("\n") + 1
         for each in definitions(f"x.{extension}", text):
@@ -565,7 +565,7 @@ def test_outlines_survive_their_encoding() -> None:
     ]  # fmt: skip
 
 
-def test_a_deeply_nested_document_is_no_problem() -> None:
+def test_a_deeply_nested_document_is_parsed() -> None:
     depth = sys.getrecursionlimit() // 4
     text = "".join(f"{' ' * level}def f{level}():\n" for level in range(depth)) + " " * depth + "pass\n"
     found = definitions("deep.py", text)
@@ -594,6 +594,6 @@ def test_lines_that_begin_a_definition_are_recognized(line: str) -> None:
 @pytest.mark.parametrize(
     "line", ["define(x)", "x = def_value", "return function(x)", "# def f(x):", "classes = []", "", "class", "def"]
 )
-def test_other_lines_are_not(line: str) -> None:
+def test_other_lines_do_not_begin_a_definition(line: str) -> None:
     assert not begins_definition(line)
     assert [each.line for each in by_patterns(f"{line}\ndef f():")] == [1]

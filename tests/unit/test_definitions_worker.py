@@ -35,7 +35,7 @@ def pid() -> int:
     return process.pid
 
 
-def test_the_answers_are_those_of_this_process(documents: list[tuple[str, str]]) -> None:
+def test_the_answers_equal_those_of_this_process(documents: list[tuple[str, str]]) -> None:
     expected = [definitions(*document) for document in documents]
     first, second = definitions_in_worker(documents, allowed=True), definitions_in_worker(documents[::-1], allowed=True)
     assert first() == expected
@@ -54,14 +54,14 @@ def test_a_worker_of_an_executor_starts_no_process(documents: list[tuple[str, st
     assert worker._helper()._process is None
 
 
-def test_a_killed_process_costs_no_answer(documents: list[tuple[str, str]]) -> None:
+def test_a_killed_process_loses_no_answer(documents: list[tuple[str, str]]) -> None:
     expected = definitions_in_worker(documents, allowed=True)()
     os.kill(pid(), signal.SIGKILL)
     assert definitions_in_worker(documents, allowed=True)() == expected
     assert definitions_in_worker(documents, allowed=True)() == expected
 
 
-def test_the_process_ends_with_the_one_that_started_it() -> None:
+def test_the_process_ends_with_its_parent() -> None:
     program = """
 import os, signal, sys
 from driftline.tasks.definitions import worker as beside

@@ -72,7 +72,7 @@ def test_no_placeholder_remains(tmp_path: Path) -> None:
     assert trigger["match"]["driftline.workspace"] == str(tmp_path / ".driftline")
 
 
-def test_secrets_stay_references(tmp_path: Path) -> None:
+def test_references_to_secrets_are_not_resolved_early(tmp_path: Path) -> None:
     text = '[storage_options]\nsecret = "${STORE_SECRET}"\n[[sources]]\nuri = "web"\n'
     for spec in by_name(tmp_path, text).values():
         assert spec["parameters"]["storage_options"] == {"secret": "${STORE_SECRET}"}

@@ -70,7 +70,7 @@ def outcome(now: dict[str, Any], before: dict[str, Any], **options: Any) -> str:
         ({"mtime_ns": OLD + 1}, {"reason": "binary"}, "candidate"),
     ],
 )
-def test_metadata_decides_what_is_read(now: dict[str, Any], before: dict[str, Any], expected: str) -> None:
+def test_metadata_decides_which_files_are_read(now: dict[str, Any], before: dict[str, Any], expected: str) -> None:
     assert outcome(now, before) == expected
 
 
@@ -91,7 +91,7 @@ def test_new_and_deleted_files_are_recognized_in_any_order() -> None:
     assert found.unchanged == 2
 
 
-def test_a_retouched_row_is_the_next_manifest_row() -> None:
+def test_a_touched_row_follows_in_the_manifest() -> None:
     now = listing({"path": "a", "etag": "git:1", "mtime_ns": NOW})
     before = manifest({"path": "a", "etag": "git:1", "lines": 7})
     (row,) = diff(now, before, "fp", now_ns=NOW).retouched.select(MANIFEST_SCHEMA.names).to_pylist()
@@ -111,7 +111,7 @@ def test_a_retouched_row_is_the_next_manifest_row() -> None:
     }
 
 
-def test_a_retouched_file_that_is_not_indexed_is_still_reported() -> None:
+def test_a_touched_file_that_is_not_indexed_is_still_reported() -> None:
     now = listing({"path": "a", "etag": "x", "mtime_ns": OLD + 1})
     found = diff(now, manifest({"path": "a", "etag": "x", "reason": "binary"}), "fp", now_ns=NOW)
     assert found.retouched["reason"].to_pylist() == ["binary"]
@@ -150,7 +150,7 @@ def test_inodes_decide_nothing_where_most_files_differ_in_nothing_else(other_ino
     assert (len(found.candidates), len(found.retouched), found.unchanged) == (read, 0, of - read)
 
 
-def test_a_changed_file_is_read_where_inodes_decide_nothing() -> None:
+def test_a_changed_file_is_read_even_if_inodes_are_ignored() -> None:
     before = manifest(*({"path": f"f{i:02}"} for i in range(50)))
     changes = {"f03": {"ctime_ns": OLD + 1}, "f04": {"mtime_ns": OLD + 1}, "f05": {"size_bytes": 6}}
     now = listing(*({"path": f"f{i:02}", "inode": 8} | changes.get(f"f{i:02}", {}) for i in range(50)))
@@ -172,5 +172,5 @@ def test_empty_tables_differ_in_nothing() -> None:
         ({"hash": "h", "must_embed": True, "metadata_differs": False}, "h", DocumentState.CHANGED),
     ],
 )
-def test_content_decides_the_state(before: dict[str, Any], content: str, state: DocumentState) -> None:
+def test_the_content_hash_decides_the_state(before: dict[str, Any], content: str, state: DocumentState) -> None:
     assert classify(before, content) is state

@@ -89,7 +89,9 @@ def test_counts_of_zero_are_left_out(capsys: pytest.CaptureFixture[str]) -> None
         assert shown in capsys.readouterr().out
 
 
-def test_a_narrow_terminal_shows_records(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_shows_records_instead_of_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = {"entity": "org:o/project:p/source:web", "uri": "/" + "u" * 50, "documents": 1234, "lines": 5}
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -114,7 +116,7 @@ def test_without_a_terminal_no_source_is_folded(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.splitlines()[1].split() == [source["entity"], source["uri"], "1,234", "5"]
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_disconnected_reader_is_not_an_error() -> None:
     code = "from driftline.flows.output.plain import print_json\nfor _ in range(5000): print_json({'x': 'y' * 100})"
     done = subprocess.run(
         ["bash", "-c", '"$1" -c "$2" | head -n 1 >/dev/null; echo "${PIPESTATUS[0]}"', "bash", sys.executable, code],
@@ -164,7 +166,7 @@ def test_a_phase_shows_no_more_documents_than_it_has_although_a_task_ran_twice()
     assert counted.documents == 14
 
 
-def test_a_running_task_reports_its_counts_at_intervals_and_knows_what_it_reported() -> None:
+def test_a_running_task_reports_new_counts_at_intervals() -> None:
     now, outcome = 0.0, list[tuple[int, int]]()
     reporter = CountReporter(lambda documents, lines: outcome.append((documents, lines)), 1.0, lambda: now)
     for tenth in range(1, 26):
@@ -206,7 +208,7 @@ def test_a_hit_without_a_score_has_none(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == "a.py:10\n  10: ten\n"
 
 
-def test_the_advice_for_files_that_nothing_takes_names_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_advice_for_unsupported_files_names_no_option(capsys: pytest.CaptureFixture[str]) -> None:
     counts = dict.fromkeys(("new", "changed", "touched", "unchanged", "deleted", "lines_embedded", "lines_total"), 0)
     sizes = {"huge.log": MAX_TEXT_BYTES + 1, "large.pdf": MAX_TEXT_BYTES, "large.c": 5 * 2**20}
     large = [{"path": path, "bytes": size} for path, size in sizes.items()]

@@ -25,19 +25,19 @@ def anchored(reading: Reading) -> list[tuple[str, list[str]]]:
     return [(each.name, all_lines[each.first : each.last + 1]) for each in reading.extracted.anchors]
 
 
-def test_there_is_a_document_of_each_extractor() -> None:
+def test_the_corpus_has_a_document_for_each_extractor() -> None:
     marks = {read_document(name, data).mark for name, data in DOCUMENTS.items()}
     assert marks == {each.mark for each in EXTRACTORS}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_document_is_known_by_its_content_too(name: str) -> None:
+def test_a_document_is_recognized_by_its_content(name: str) -> None:
     if name not in ("a.mbox", "a.eml"):
         assert is_extracted(name, DOCUMENTS[name])
     assert read_document("blob", DOCUMENTS[name]).extracted == read_document(name, DOCUMENTS[name]).extracted
 
 
-def test_a_page_is_its_blocks_without_what_repeats_on_each_page() -> None:
+def test_a_page_is_indexed_without_repeated_elements() -> None:
     reading = read_document("a.html", DOCUMENTS["a.html"])
     assert lines(reading) == [
         "Birds", "# Waders", "A curlew probes mud.", "## Fields", "- A lapwing", "- A plover",
@@ -96,7 +96,7 @@ def test_broken_words_of_a_pdf_are_joined() -> None:
     ]
 
 
-def test_a_running_head_of_a_pdf_stands_only_once() -> None:
+def test_a_running_head_of_a_pdf_is_indexed_once() -> None:
     pages = [("Birds of the marsh", f"bird {each}", "sings", f"{number}") for number, each in enumerate("abcdef")]
     reading = read_document("a.pdf", pdf(*pages))
     assert lines(reading).count("Birds of the marsh") == 1
@@ -130,7 +130,7 @@ def test_slides_are_in_the_order_of_the_show_with_their_notes() -> None:
     assert anchored(reading) == [("slide 1", ["one"]), ("slide 2", ["two", "say it"]), ("slide 3", ["three"])]
 
 
-def test_a_row_of_a_sheet_is_a_line_at_its_first_cell() -> None:
+def test_each_row_of_a_sheet_is_a_line_anchored_at_its_first_cell() -> None:
     rows = (
         '<row r="2"><c r="B2" t="s"><v>1</v></c><c r="D2"><v>3.5</v></c></row><row r="3"><c r="A3"/></row>'
         '<row r="7"><c r="C7" t="inlineStr"><is><t>inline</t></is></c><c r="D7" t="s"><v>99</v></c></row>'
@@ -163,7 +163,7 @@ def test_a_book_is_read_in_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.epub", "a.odt"])
-def test_an_archive_may_begin_with_any_part(name: str) -> None:
+def test_an_archive_may_begin_with_any_member(name: str) -> None:
     with zipfile.ZipFile(io.BytesIO(DOCUMENTS[name])) as zipped:
         parts = {each: zipped.read(each) for each in reversed(zipped.namelist())}
     moved = documents.archive(parts)
@@ -194,7 +194,7 @@ def test_rtf_is_its_paragraphs() -> None:
     assert lines(read_document("a.rtf", documents.RTF)) == ["A snécessary snipe", "ци zigzag\tflight"]
 
 
-def test_subtitles_stand_at_their_times() -> None:
+def test_subtitles_have_their_times_as_anchors() -> None:
     assert anchored(read_document("a.srt", documents.SRT)) == [
         ("00:00:01", ["A bittern", "booms."]),
         ("01:02:03", ["Silence."]),

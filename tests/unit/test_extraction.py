@@ -110,7 +110,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_a_compressed_file_is_what_it_holds(suffix: str) -> None:
+def test_a_compressed_file_is_indexed_as_its_content(suffix: str) -> None:
     compress = COMPRESS[suffix]
     reading = read_document(f"man/ls.1.{suffix}", compress(RUSSIAN.encode("utf-16")) + compress(b""))
     assert (reading.path, reading.extracted.text, reading.reason) == ("man/ls.1", RUSSIAN, None)
@@ -128,7 +128,7 @@ def test_a_compressed_file_that_is_cut_off_is_damaged(suffix: str, cut: int) -> 
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_what_is_compressed_twice_or_no_text_is_binary(suffix: str) -> None:
+def test_doubly_compressed_files_and_other_binary_content_are_binary(suffix: str) -> None:
     compress = COMPRESS[suffix]
     assert read_document(f"a.{suffix}", compress(compress(b"text" * 99))).reason is SkipReason.BINARY
     assert read_document(f"a.{suffix}", compress(b"\0\1" * 40)).reason is SkipReason.BINARY
@@ -143,7 +143,7 @@ def test_decompression_is_bounded(suffix: str, monkeypatch: pytest.MonkeyPatch) 
     assert read_document("a", two).reason is SkipReason.BOMB
 
 
-def test_a_draft_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extractor, "MAX_EXTRACTED_CHARACTERS", 10)
     draft = Draft()
     draft.add("12345")

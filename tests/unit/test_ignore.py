@@ -166,7 +166,7 @@ def test_files_named_otherwise_are_no_secrets(path: str) -> None:
     assert not Matcher(Rules()).secret(pa.array([path, f"deep/er/{path}"])).any()
 
 
-def test_our_own_ignore_file_admits_what_is_named_like_a_secret_and_git_does_not(tmp_path: Path) -> None:
+def test_only_our_ignore_file_can_admit_a_file_named_like_a_secret(tmp_path: Path) -> None:
     names = dict.fromkeys(("a/prod.env", "a/b/prod.env", "c/prod.env", "d/prod.env", "d/x.env"), "")
     rules = {"a/.driftlineignore": "*.log\n!prod.env\n", "a/b/.driftlineignore": "prod.env\n"}
     write(tmp_path, names | rules | {"c/.gitignore": "!prod.env\n", "d/.driftlineignore": "!prod.env\n!*.md\n"})
@@ -208,11 +208,11 @@ def test_a_private_key_is_recognized_under_any_name_unless_the_author_allows_it(
         "-----BEGIN CERTIFICATE-----\nMIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8AMIIBCgKC\n",
     ],
 )
-def test_what_speaks_of_keys_holds_none(text: str) -> None:
+def test_text_about_keys_is_not_a_key(text: str) -> None:
     assert not holds_key("about.md", f"See below.\n{text}")
 
 
-def test_a_file_called_key_is_one_if_it_holds_a_long_word_only() -> None:
+def test_a_file_called_key_is_a_secret_only_if_it_consists_of_a_long_word() -> None:
     assert holds_key("config/credentials.KEY", "3f0c9a7be1d24f5880aa7b1c2d3e4f50\n")
     assert not holds_key("i18n/en.key", "greeting = Hello\nfarewell = Goodbye\n")
     assert not holds_key("checksum.txt", "3f0c9a7be1d24f5880aa7b1c2d3e4f50\n")

@@ -40,7 +40,7 @@ def test_explicit_settings_of_uv_win(run_uv: dict[str, Any]) -> None:
     assert variables(run_uv, listing, UV_HTTP_TIMEOUT="5") == {"UV_DEFAULT_INDEX": "https://mirror.test/simple"}
 
 
-def test_additional_files_count_only_where_there_is_no_index(run_uv: dict[str, Any]) -> None:
+def test_additional_files_are_searched_only_without_an_index(run_uv: dict[str, Any]) -> None:
     listing = "global.find-links='/wheels\\n/more'\nglobal.extra-index-url='https://more.test'\n"
     assert variables(run_uv, listing) == {}
     offline = {"UV_NO_INDEX": "true", "UV_FIND_LINKS": "/wheels,/more"}
@@ -54,7 +54,7 @@ def test_an_entry_of_a_lock_is_found_with_its_hashes(monkeypatch: pytest.MonkeyP
     assert re.fullmatch(r"uv==\S+ \\\n( +--hash=sha256:[0-9a-f]{64}( \\)?\n)+", entry)
 
 
-def test_what_development_needs_is_no_extra_of_the_package() -> None:
+def test_development_dependencies_are_not_an_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert {"dev", "docs"} == set(project["dependency-groups"])
     assert not {"dev", "docs"} & set(project["project"]["optional-dependencies"])
@@ -98,7 +98,7 @@ def test_each_lock_holds_the_versions_of_the_next_larger_one_and_hashes_for_all(
         ),
     ],
 )
-def test_a_fix_installs_in_the_way_in_which_driftline_was_installed(
+def test_a_fix_installs_the_way_driftline_was_installed(
     origin: dict[str, Any], command: str, upgrade: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(errors, "_origin", lambda: origin)

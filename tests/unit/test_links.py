@@ -64,7 +64,7 @@ def test_every_spelling_of_a_remote_leads_to_the_line_at_the_commit(remote: str)
         *('https://github.com"onclick=x/a/b', "git@github.com:a\x1b]8;;/b", "https://host.example/acme/tree.git"),
     ],
 )
-def test_a_remote_in_doubt_has_no_link(remote: str) -> None:
+def test_an_ambiguous_remote_has_no_link(remote: str) -> None:
     assert template(remote) is None
 
 
@@ -123,7 +123,7 @@ def test_a_setting_overrules_the_name_of_the_host() -> None:
         ("https://x.example/{commit}/{path}/{line:>99999999}", "begin with https://"),
     ],
 )
-def test_a_wrong_setting_is_explained_and_counts_as_none_in_a_record(setting: str, part: str) -> None:
+def test_a_wrong_setting_is_explained_and_ignored_in_a_record(setting: str, part: str) -> None:
     assert part in (wrong_link(setting) or "")
     assert template("", setting) is None
 

@@ -64,7 +64,7 @@ def test_json_lines_hold_events_of_driftline_and_none_of_libraries(capsys: pytes
     ("requested", "value", "expected"),
     [(False, "", False), (True, "", True), (False, "json", True), (False, "text", False)],
 )
-def test_json_is_written_if_the_option_or_the_variable_says_so(requested: bool, value: str, expected: bool) -> None:
+def test_option_or_variable_select_json_logs(requested: bool, value: str, expected: bool) -> None:
     assert wants_json(requested, {"DRIFTLINE_LOG": value}) is expected
 
 

@@ -50,7 +50,7 @@ def test_a_file_is_read_with_its_references(tmp_path: Path) -> None:
     assert "secret" not in repr(found)
 
 
-def test_without_anything_there_are_defaults() -> None:
+def test_defaults_apply_without_any_setting() -> None:
     assert load_memory_configuration(environ={}) == MemoryConfiguration()
 
 

@@ -42,7 +42,7 @@ def test_a_limited_address_space_is_warned_of_before_anything_is_loaded(
         RuntimeError("can't start new thread"),
     ],
 )
-def test_what_libraries_raise_for_a_lack_of_memory_is_named(
+def test_a_lack_of_memory_in_libraries_has_its_own_error(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> int:
@@ -56,7 +56,7 @@ def test_what_libraries_raise_for_a_lack_of_memory_is_named(
     assert "Traceback" not in printed.err
 
 
-def test_other_errors_are_no_lack_of_memory() -> None:
+def test_other_errors_are_not_reported_as_a_lack_of_memory() -> None:
     assert main.as_out_of_memory(ValueError("no")) is None
     assert main.as_out_of_memory(ImportError("No module named 'x'")) is None
     failure = pickle.loads(pickle.dumps(main.as_out_of_memory(MemoryError())))

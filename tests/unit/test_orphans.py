@@ -63,7 +63,7 @@ def paths(*listing: ObjectInfo, references: References | None = None, max_age: t
         (f"{TABLE}/_versions/latest_version_hint.json", Kind.TABLE_HINT, TABLE),
     ],
 )
-def test_a_name_of_the_layout_is_known_at_its_location(path: str, kind: Kind, location: str) -> None:
+def test_names_of_the_layout_are_recognized_at_their_location(path: str, kind: Kind, location: str) -> None:
     name = parse_name(path)
     assert (name.kind, name.directory) == (kind, location)
 
@@ -90,7 +90,7 @@ def test_a_name_of_the_layout_is_known_at_its_location(path: str, kind: Kind, lo
         "org:acme\n/_index.parquet",
     ],
 )
-def test_any_other_name_is_foreign_and_never_an_orphan(path: str) -> None:
+def test_foreign_files_are_never_orphans(path: str) -> None:
     everything = References(frozenset([path]), frozenset([path]), {TABLE: frozenset()}, {TABLE: NOW - 9 * HOUR})
     verdict = find_orphans([(info(path, timedelta(days=999)), parse_name(path))], everything, now=NOW, max_age=HOUR)
     assert verdict.orphans == ()
@@ -114,34 +114,34 @@ def test_configuration_leases_sources_bases_and_blobs_stay_whatever_refers_to_th
     assert paths(info(path, timedelta(days=999)), references=everything, max_age=timedelta(0)) == []
 
 
-def test_a_delta_goes_only_when_its_base_names_it() -> None:
+def test_a_delta_is_deleted_only_after_its_base_names_it() -> None:
     folded, live = f"{SOURCE}/_index_delta_{ULID}.parquet", f"{SOURCE}/_index_delta_{LATER_ULID}.parquet"
     found = orphans(info(folded), info(live), references=References(folded=frozenset([folded])))
     assert [(orphan.path, orphan.reason) for orphan in found] == [(folded, Reason.FOLDED)]
     assert (found[0].size_bytes, found[0].age_seconds) == (7, 7200.0)
 
 
-def test_a_staged_delta_goes_only_when_nobody_can_commit_it() -> None:
+def test_a_staged_delta_is_deleted_only_if_nobody_can_commit_it() -> None:
     dead, waiting = f"{SOURCE}/_staged_{ULID}_000001.parquet", f"{SOURCE}/_staged_{ULID}_000002.parquet"
     assert paths(info(dead), info(waiting), references=References(dead=frozenset([dead]))) == [dead]
 
 
-def test_a_file_of_a_table_goes_only_when_no_version_names_it() -> None:
+def test_a_file_of_a_table_is_deleted_only_if_no_version_names_it() -> None:
     other = f"{TABLE}/data/11.lance"
     references = References(tracked={TABLE: frozenset([DATA])})
     assert paths(info(f"{TABLE}/{DATA}"), info(other), references=references) == [other]
 
 
-def test_versions_and_the_hint_of_a_living_table_stay_though_no_version_names_them() -> None:
+def test_versions_and_the_hint_of_a_live_table_are_kept() -> None:
     listing = [info(f"{TABLE}/{VERSION}"), info(f"{TABLE}/_versions/latest_version_hint.json")]
     assert paths(*listing, references=References(tracked={TABLE: frozenset()})) == []
 
 
-def test_a_table_that_was_not_judged_loses_nothing() -> None:
+def test_nothing_is_deleted_from_a_table_that_was_not_judged() -> None:
     assert paths(info(f"{TABLE}/{DATA}"), info(f"{TABLE}/data/.tmpBjU7k7"), max_age=timedelta(0)) == []
 
 
-def test_a_superseded_table_goes_as_a_whole_its_hint_and_versions_first() -> None:
+def test_a_superseded_table_is_deleted_whole_hint_and_versions_first() -> None:
     listing = [info(f"{TABLE}/{rest}") for rest in (DATA, VERSION, "_versions/latest_version_hint.json")]
     references = References(tracked={TABLE: frozenset([DATA, VERSION])}, superseded={TABLE: NOW - 2 * HOUR})
     assert paths(*listing, references=references) == [
@@ -170,7 +170,7 @@ def test_an_orphan_is_kept_until_its_age_is_reached(age: timedelta, gone: bool) 
     assert bool(paths(info(f"{SOURCE}/.tmp-{'0' * 32}", age))) is gone
 
 
-def test_an_object_from_the_future_is_young() -> None:
+def test_an_object_with_a_future_time_counts_as_new() -> None:
     assert paths(info(f"{SOURCE}/.tmp-{'0' * 32}", -HOUR), max_age=timedelta(0)) == []
 
 

@@ -27,12 +27,12 @@ def test_the_lines_of_all_pieces_are_those_of_the_batch(texts: list[str], most: 
 
 
 @pytest.mark.parametrize("most", [100, 1_000])
-def test_a_piece_is_little_longer_than_it_may_be(most: int) -> None:
+def test_a_piece_exceeds_its_limit_only_slightly(most: int) -> None:
     text = "0123456789\n" * 5_000
     parts = [*pieces(["small", text, "small"], most)]
     assert max(len(part) for piece in parts for part in piece.texts) <= most + 11 * LINES_PER_BLOCK
     assert "".join(part for piece in parts for part in piece.texts) == f"small{text}small"
 
 
-def test_what_is_left_out_of_a_long_line_counts_for_its_document() -> None:
+def test_omitted_text_of_long_lines_is_counted_by_document() -> None:
     assert [piece.split().left_out for piece in pieces(["a\n", "b" * 65_600 + "\n"], 1_000)] == [{}, {1: 64}]

@@ -75,7 +75,7 @@ def test_an_import_loads_nothing_else() -> None:
     assert {name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names} == {"driftline"}
 
 
-def test_keywords_have_the_defaults_of_the_functions_behind_them() -> None:
+def test_keywords_have_the_defaults_of_their_functions() -> None:
     of_request = keyword_defaults(IndexRequest, "sources", "paths")
     assert keyword_defaults(driftline.index) == of_request
     of_search = keyword_defaults(SearchRequest)

@@ -76,7 +76,7 @@ def test_without_blocks_or_words_all_weights_are_zero() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 9, 70])
-def test_words_around_a_line_and_of_its_path_make_its_score(n: int) -> None:
+def test_words_around_a_line_and_in_its_path_determine_its_score(n: int) -> None:
     rng = np.random.default_rng(n)
     lines = some_lines(rng, n)
     counts = rng.poisson(0.2, (n, 3)).astype(np.float32)
@@ -99,7 +99,7 @@ def test_words_around_a_line_and_of_its_path_make_its_score(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3, 60])
-def test_meaning_is_the_cosine_of_what_stands_around_a_line(n: int) -> None:
+def test_meaning_is_the_cosine_of_the_lines_around_a_line(n: int) -> None:
     rng = np.random.default_rng(n)
     lines = some_lines(rng, n)
     vectors = rng.standard_normal((n, 6)).astype(np.float32)
@@ -114,7 +114,7 @@ def test_meaning_is_the_cosine_of_what_stands_around_a_line(n: int) -> None:
         assert meaning_scores(lines, np.zeros_like(vectors), query, meaning).tolist() == [0.0] * n
 
 
-def test_a_document_gains_by_its_best_blocks_only() -> None:
+def test_only_the_best_blocks_raise_the_rank_of_a_document() -> None:
     best = WEIGHTS.document_blocks
     scores = np.arange(20, 0, -1).astype(np.float32)
     document = np.array([0, 2] + [2] * 18)
@@ -183,13 +183,13 @@ def window(path: str, line: int, score: float, content: str | None = None) -> Wi
     return Window("source:a", path, content or path, line, 0.5, "text", score, line, line, score=score)
 
 
-def test_the_file_that_holds_most_is_named_first_and_others_come_before_its_second_window() -> None:
+def test_the_best_file_comes_first_and_others_before_its_second_window() -> None:
     windows = [window("a.py", 1, 10), window("b.py", 1, 9.9), window("b.py", 50, 9.8), window("c.py", 1, 9.7)]
     found = arranged([*windows, window("c.py", 90, 2)], ["lease"])
     assert [(each.path, each.first) for each in found[:4]] == [("b.py", 1), ("a.py", 1), ("c.py", 1), ("b.py", 50)]
 
 
-def test_a_file_that_is_called_what_the_query_asks_for_comes_first() -> None:
+def test_a_file_named_like_the_query_ranks_first() -> None:
     found = arranged(
         [window("a.py", 1, 10), window("net/lease_token.py", 1, 9.5), window("b.py", 1, 1)], ["leas", "token"]
     )
@@ -211,18 +211,18 @@ def test_a_file_that_is_called_what_the_query_asks_for_comes_first() -> None:
         ("-", ["leas"], 0),
     ],
 )
-def test_a_file_gains_by_a_name_that_consists_of_words_of_the_query(path: str, words: list[str], share: float) -> None:
+def test_a_file_whose_name_consists_of_query_words_ranks_higher(path: str, words: list[str], share: float) -> None:
     assert stem_shares([path], words) == pytest.approx([share])
 
 
-def test_the_score_of_a_window_is_the_one_that_orders_the_list() -> None:
+def test_results_are_ordered_by_the_score_of_their_window() -> None:
     rng = np.random.default_rng(3)
     windows = [window(f"{rng.integers(5)}.py", int(at), float(rng.uniform(0, 30))) for at in range(40)]
     scores = [each.score for each in arranged(windows, ["a", "b"])]
     assert scores == sorted(scores, reverse=True)
 
 
-def test_a_window_behind_others_of_its_file_is_as_likely_as_before() -> None:
+def test_a_later_window_of_a_file_keeps_its_label() -> None:
     windows = [window("a.py", at * 50, 10 - at) for at in range(6)] + [window("b.py", 1, 5)]
     found = arranged(windows, ["lease"])
     assert [each.path for each in found[:3]] == ["a.py", "a.py", "b.py"]

@@ -16,7 +16,7 @@ def test_a_burst_is_followed_by_the_rate() -> None:
     assert [limit.seconds_to_wait("a") for _ in range(4)] == [0, 0, 0, 1]
 
 
-def test_waiting_for_the_reported_time_is_enough() -> None:
+def test_retrying_after_the_reported_time_succeeds() -> None:
     now = [0.0]
     limit = RateLimit(0.25, burst=1, clock=lambda: now[0])
     assert limit.seconds_to_wait("a") == 0

@@ -212,7 +212,7 @@ def test_partitions_find_together_what_one_scan_finds(tmp_path: Path, n: int) ->
     assert sorted(path for result in results for path in skipped(result)) == sorted(skipped(once))
 
 
-def test_a_plan_goes_deep_enough_to_share_out_a_narrow_tree(tmp_path: Path) -> None:
+def test_a_plan_splits_a_narrow_tree(tmp_path: Path) -> None:
     write(tmp_path, *(f"only/src/{i}/{j}.py" for i in range(12) for j in range(2)))
     sizes = []
     for part in plan_partitions(open_source(tmp_path), 3):
@@ -228,7 +228,7 @@ def test_specs_and_results_cross_processes(tmp_path: Path) -> None:
     assert paths(result.diff.new) == ["a.py"]
 
 
-def test_a_root_that_is_gone_fails_and_deletes_nothing(tmp_path: Path) -> None:
+def test_a_missing_root_is_an_error_and_deletes_nothing(tmp_path: Path) -> None:
     write(tmp_path / "root", "a/b.py")
     spec = spec_of(tmp_path / "root")
     before = indexed(scan(spec, nothing, now_ns=NOW))
@@ -270,7 +270,7 @@ def test_unreadable_folders_are_reported_and_their_files_are_not_deleted() -> No
     assert run.stdout.strip() == "['gone.py'] {'closed/': 'unreadable'} False 1", run.stderr
 
 
-def test_a_folder_deeper_than_a_path_can_name_is_scanned(tmp_path: Path) -> None:
+def test_a_folder_deeper_than_the_longest_path_is_scanned(tmp_path: Path) -> None:
     write(tmp_path, "a.py")
     part = "d" * 250
     folder = os.open(tmp_path, os.O_RDONLY)
@@ -396,7 +396,7 @@ def test_a_fresh_clone_is_known_without_reading(repository: Path, tmp_path: Path
     assert (len(found.retouched), len(found.candidates), len(found.new), len(found.deleted)) == (5, 0, 0, 0)
 
 
-def test_a_part_of_a_work_tree_heeds_the_ignore_files_above_it(repository: Path) -> None:
+def test_a_part_of_a_work_tree_respects_the_ignore_files_above_it(repository: Path) -> None:
     (repository / ".git" / "info" / "exclude").write_text("deep/\n")
     write(repository, "sub/deep/untracked.py")
     result = scan(spec_of(repository / "sub"), nothing, now_ns=NOW)

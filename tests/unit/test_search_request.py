@@ -83,7 +83,7 @@ def test_a_request_is_a_value() -> None:
         ({"globs": ["*.{a, b}"]}, "glob|brace|blank"),
     ],
 )
-def test_what_can_match_nothing_is_refused(options: dict[str, Any], what: str) -> None:
+def test_filters_that_can_match_nothing_are_refused(options: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=what):
         SearchRequest("lease", **options)
 

@@ -26,7 +26,7 @@ def test_the_first_build_covers_everything_however_little() -> None:
     assert groups_to_build({}, []) == []
 
 
-def test_a_few_rows_are_left_to_a_scan_and_more_get_a_segment_of_their_own() -> None:
+def test_a_few_rows_are_scanned_and_more_get_a_segment() -> None:
     assert groups_to_build({0: 90, 1: 10}, [{0}]) == []
     assert groups_to_build({0: 90, 1: 11}, [{0}]) == [(1,)]
 
@@ -40,7 +40,7 @@ def test_segments_of_fragments_that_are_gone_do_not_count() -> None:
     assert groups_to_build({0: 90, 5: 11}, [{0}, {1, 2}, {3}, {4}]) == [(5,)]
 
 
-def test_thorough_covers_every_row_and_merges_what_is_not_outweighed() -> None:
+def test_a_thorough_plan_covers_every_row_and_merges_small_segments() -> None:
     rows = {0: 90, 1: 11, 2: 6}
     assert groups_to_build(rows, [{0}, {1}], thorough=True) == [(1, 2)]
     assert groups_to_build(rows, [{0}, {1, 2}], thorough=True) == []

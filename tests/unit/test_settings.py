@@ -84,7 +84,7 @@ def test_sources_with_different_default_workspaces_are_refused(project: Path) ->
 
 
 @pytest.mark.parametrize("sources", [["s3://bucket/code"], ["src", "memory://x"], []])
-def test_a_remote_source_or_none_needs_a_named_workspace(project: Path, sources: list[str]) -> None:
+def test_remote_sources_need_a_named_workspace(project: Path, sources: list[str]) -> None:
     with pytest.raises(UsageError):
         workspace_for_indexing(None, sources, environment=Environment({}, project))
 

@@ -45,7 +45,7 @@ def got(value: Any) -> Done:
         (None, None, False),
     ],
 )
-def test_a_value_that_was_acknowledged_must_be_there_and_one_under_way_may(
+def test_an_acknowledged_value_must_exist_and_one_in_flight_may(
     outcome: int | None, found: str | None, is_right: bool
 ) -> None:
     commands = Scripted(put(outcome), got(found))
@@ -79,9 +79,7 @@ def test_lost_and_invented_keys_of_a_listing_are_noticed() -> None:
         (-9, "", "", True),
     ],
 )
-def test_commands_may_end_with_a_lease_that_is_held_and_with_nothing_worse(
-    code: int, out: str, err: str, is_right: bool
-) -> None:
+def test_under_contention_commands_fail_only_with_a_held_lease(code: int, out: str, err: str, is_right: bool) -> None:
     commands = Commands("", {}, random.Random(1))
     commands._judge(["index"], code, out, err)
     assert (commands.problems == []) is is_right

@@ -103,7 +103,7 @@ def test_the_words_of_a_query_in_any_script(query: str, words: list[str]) -> Non
 
 
 @pytest.mark.parametrize("text", ["plain ASCII", "naïve CAFÉ Việt", "Привет мой мир", "हिन्दी"])
-def test_nothing_is_spelled_out_that_the_index_finds_as_it_is(text: str) -> None:
+def test_words_that_the_index_finds_are_not_spelled_out(text: str) -> None:
     assert spelled_for_index(text) == []
 
 

@@ -184,7 +184,7 @@ def test_a_line_of_many_bytes_but_few_characters_is_one_row() -> None:
     assert rows(text) == [(0, 0, text)]
 
 
-def test_what_is_too_far_behind_in_a_line_is_counted_by_document() -> None:
+def test_text_beyond_the_limit_of_a_line_is_counted_by_document() -> None:
     most = MAX_ROWS_OF_LINE * MAX_ROW_CHARACTERS
     lines = split_documents(["a" * most, "b" * (most + 7) + "\n" + "c" * (most + 2) + " \t\n", "d\n" + " " * most])
     assert lines.left_out == {1: 9}
@@ -210,7 +210,7 @@ def test_the_rows_of_a_line_follow_one_another_and_hold_all_its_words(line: str)
     assert {*spaced} <= {word for _, part in found for word in part.split()}
 
 
-def test_no_documents_have_no_lines() -> None:
+def test_zero_documents_give_zero_lines() -> None:
     assert rows() == []
     assert rows("", "") == []
     assert len(split_documents([])) == 0
@@ -237,7 +237,7 @@ def test_every_kept_line_has_the_same_number_among_all_lines(text: str) -> None:
 
 
 @given(st.text(st.sampled_from("ab\r\n\n")), st.integers(0, 6), st.integers(0, 6))
-def test_lines_between_are_a_part_of_all_lines(text: str, first: int, more: int) -> None:
+def test_lines_between_two_numbers_are_a_slice_of_all_lines(text: str, first: int, more: int) -> None:
     assert lines_between(text, first, first + more) == split_lines(text)[first : first + more + 1]
 
 

@@ -47,7 +47,7 @@ def test_each_difference_has_its_kind() -> None:
     )
 
 
-def test_lines_beside_an_empty_manifest_have_no_document() -> None:
+def test_lines_next_to_an_empty_manifest_have_no_document() -> None:
     assert found([], [("a", "h", 2)]) == found(None, [("a", "h", 2)]) == [(FindingKind.NO_DOCUMENT, "a")]
 
 

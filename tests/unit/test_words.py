@@ -53,7 +53,7 @@ def test_chunks_are_cut_between_letters_digits_and_punctuation_of_the_default_mo
     assert words(default, " foo_bar2(x10)==é1") == [" foo", "_", "bar", "2", "(", "x", "1", "0", ")==é1"]
 
 
-def test_a_token_that_spans_a_cut_forbids_it() -> None:
+def test_a_token_is_never_cut() -> None:
     vocabulary = ["a", "b", "1", " ", ".", "a1", "b .", " b"]
     tokenizer = Tokenizer(models.Unigram([(token, -1.0) for token in ["<unk>", *vocabulary]], unk_id=0))
     plan = plan_words(tokenizer, unknown_token=0)
@@ -62,7 +62,7 @@ def test_a_token_that_spans_a_cut_forbids_it() -> None:
     assert words(plan, "a1a") == ["a1", "a"]
 
 
-def test_whole_line_tokens_that_no_vocabulary_shows_are_found_by_probes() -> None:
+def test_hidden_whole_line_tokens_are_found_by_probes() -> None:
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "foo": 1, "bar": 2}, unk_token="[UNK]"))
     assert plan_words(tokenizer, unknown_token=0) is None
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

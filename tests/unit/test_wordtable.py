@@ -65,6 +65,6 @@ def test_overlong_words_are_not_cached() -> None:
     assert len(table) == 1
 
 
-def test_a_table_without_room_is_refused() -> None:
+def test_a_word_table_without_capacity_is_refused() -> None:
     with pytest.raises(ValueError, match="capacity"):
         WordTable(0, 2)
