@@ -1,4 +1,4 @@
-"""Driftline: a semantic index of every line in your repositories and buckets, kept in step with what changed.
+"""Driftline: a semantic index of every line in your repositories and buckets, kept up to date.
 
 The first use of a name imports the module that defines it, so that ``driftline --help`` pays for none of them.
 """

@@ -91,7 +91,7 @@ _ALLOWED = ("gitleaks:allow", "pragma: allowlist secret")
 
 
 def holds_key(path: str, text: str) -> bool:
-    """Return whether a file is or contains a private key, and does not say that this is allowed.
+    """Return whether a file is or contains a private key without a mark that allows it.
 
     A file called ``*.key`` also counts if it contains nothing but one long word; otherwise it is often a translation.
     """
@@ -299,7 +299,7 @@ class Redactor:
         return _compiled("|".join(rule.expression for rule in self.rules.values()))
 
     def line(self, line: str, counts: Counter[str]) -> str:
-        """Return a line without credentials, and count them; an author may allow those of a line."""
+        """Return a line without credentials, and count them; a mark in the line allows them."""
 
         def replaced(match: re.Match[str]) -> str:
             rule = self.rules[match.lastgroup or ""]

@@ -32,7 +32,10 @@ DEFAULT_REDACTION: Redaction = "known"
 
 INSIDE = "!/"
 """Stands between the path of an archive or a mail and that of a file inside."""
-NAMED_LIKE_ARCHIVE = r"\.(?i:zip|jar|war|whl|tar|tgz|tbz2|txz|tar\.(?:gz|bz2|xz|zst|zstd|lz4)|eml|mbox)$"
+NAMED_LIKE_ARCHIVE = (
+    r"\.(?i:zip|jar|war|ear|aar|apk|whl|egg|nupkg|vsix|conda|crate|gem|eml|mbox"
+    r"|tar|tgz|tbz2?|txz|tzst|tar\.(?:gz|bz2|xz|zst|zstd|lz4))$"
+)
 """Names of the files that a run opens as folders if asked."""
 
 

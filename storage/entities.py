@@ -352,7 +352,7 @@ def is_within(entity: Entity, scope: Entity) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The entities of which data may be seen: each of ``tops``, and all below. ``of`` drops those below another.
+    """The entities whose data may be seen: each of ``tops``, and all below. ``of`` drops those below another.
 
     Examples:
         >>> acme, web = Entity.parse("org:acme"), Entity.parse("org:acme/project:web")
@@ -376,7 +376,7 @@ class Boundary:
 
     @property
     def tenants(self) -> frozenset[Entity]:
-        """The tenants of which it allows at least a part."""
+        """The tenants that it allows at least in part."""
         return frozenset(top.tenant for top in self.tops)
 
     def allows(self, entity: Entity) -> bool:
@@ -384,7 +384,7 @@ class Boundary:
         return any(is_within(entity, top) for top in self.tops)
 
     def allows_name(self, name: str) -> bool:
-        """Return whether the entity of this name, of whatever hierarchy, is at or below one of the tops."""
+        """Return whether the entity of this name, in any hierarchy, is at or below one of the tops."""
         return any(f"{name}/".startswith(f"{top}/") for top in self.tops)
 
     def narrowed(self, other: Boundary) -> Boundary:

@@ -117,7 +117,7 @@ def upgrade_command() -> str:
 
 
 def package_command(*arguments: str) -> str:
-    """Return the command that installs a package of its own beside Driftline: ``arguments`` are those of pip."""
+    """Return the command that installs another package next to Driftline: ``arguments`` are those of pip."""
     return shlex.join([*shlex.split(_installer()), *arguments])
 
 

@@ -80,6 +80,8 @@ def check_glob(glob: str) -> tuple[str, ...]:
         )
     found = alternatives(glob)
     for each in found:
+        if not each.strip():
+            raise UsageError("A glob has an empty alternative, which matches nothing", _shown(glob), "Leave it out.")
         _check_brackets(each, glob)
         if ".." in each.split("/") and "://" not in each:
             raise UsageError("A glob leads outside its source", _shown(glob), "Give a glob relative to the source.")

@@ -428,7 +428,7 @@ class _Contents:
     def manifests(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all manifests.
 
-        Of the columns of the files only those that the query or the filter needs.
+        Reads only the columns that the query or the filter needs.
         """
         needed = set(names) | _names_in(where, _MANIFEST)
         columns = [name for name in MANIFEST.names if name in needed] or ["path"]

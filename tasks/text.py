@@ -94,8 +94,29 @@ def _decode(data: bytes) -> tuple[str, SkipReason | None]:
         damaged = data.decode("utf-8-sig", errors="replace")
         if _is_mostly_utf8(damaged):
             return damaged, None
-        encoding = _detect(data[max(0, error.start - _BEFORE_BYTES) :][:_SAMPLE_BYTES])
-    return _decode_as(data, encoding) if encoding else ("", SkipReason.UNDECODABLE)
+        sample = data[max(0, error.start - _BEFORE_BYTES) :][:_SAMPLE_BYTES]
+        legacy = (line for line in sample.split(b"\n") if line.isascii() or not _is_utf8(line))
+        encoding = _detect(b"\n".join(legacy))
+    if encoding is None:
+        return "", SkipReason.UNDECODABLE
+    if len(_HIGH_BYTES.decode(encoding, errors="replace")) == len(_HIGH_BYTES):
+        data = _as_utf8(data, encoding)
+        encoding = "utf-8"
+    return _decode_as(data, encoding)
+
+
+def _as_utf8(data: bytes, encoding: str) -> bytes:
+    """Encode the lines of ``encoding``, one byte a character, in UTF-8; other lines of the file are so already."""
+    lines = data.split(b"\n")
+    return b"\n".join(line if _is_utf8(line) else line.decode(encoding, errors="replace").encode() for line in lines)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _unmarked(data: bytes) -> str | None:

@@ -23,6 +23,8 @@ USUAL_DEFAULTS = ("main", "master")
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _REQUEST_REF = re.compile(r"refs/(?:remotes/)?(?:pull|pull-requests|merge-requests)/(\d+)/.*")
 _CIRCLE_REQUEST = re.compile(r"pull/(\d+)(?:/(?:head|merge))?")
+_EVENTS = ("BUILD_REASON", "CI_PIPELINE_EVENT", "CI_PIPELINE_SOURCE", "CODEBUILD_WEBHOOK_EVENT", "gitlabActionType")
+"""Variables that name what has started a build."""
 _NUMBER_AT_END = re.compile(r"(?:.*/)?(\d+)/?")
 
 Variables = Mapping[str, str]
@@ -32,14 +34,14 @@ Variables = Mapping[str, str]
 class _System:
     """The variables of one CI system. If several variables mean the same thing, the first one that is set counts.
 
-    ``default`` names the default branch of the repository and ``tag`` the tag of the build. Any of ``signs`` shows that
-    the build is for a pull request: ``request`` is its number, ``source`` its branch, and ``target`` the branch to
-    merge it into. ``is_own`` says whether its branch belongs to the repository itself. ``number`` grows from build to
-    build.
+    Any of ``markers`` shows that a build is of this system. ``default`` names the default branch of the repository and
+    ``tag`` the tag of the build. Any variable that begins with one of ``signs`` shows that the build is for a pull
+    request: ``request`` is its number, ``source`` its branch, and ``target`` the branch to merge it into. ``is_own``
+    says whether its branch belongs to the repository itself. ``number`` grows from build to build.
     """
 
     name: str
-    marker: str
+    markers: tuple[str, ...]
     commit: str
     branch: tuple[str, ...]
     is_own: Callable[[Variables], bool]
@@ -59,8 +61,9 @@ class Build:
 
     ``number`` is higher than that of each earlier build. ``branch`` was pushed or, if ``is_request``, is that of the
     pull request with the number ``pull_request``, to be merged into ``target``. ``is_own`` is set if the branch is
-    known to belong to the repository itself, and ``head_commit`` is its last commit. ``unclear`` says why the branch is
-    unknown, and ``nothing_to_index`` why there is none.
+    known to belong to the repository itself, and ``head_commit`` is its last commit. ``is_inferred`` is set if the CI
+    system does not say that the branch was pushed. ``unclear`` says why the branch is unknown, and ``nothing_to_index``
+    why there is none.
     """
 
     system: str = ""
@@ -76,6 +79,7 @@ class Build:
     target: str | None = None
     is_own: bool = False
     head_commit: str | None = None
+    is_inferred: bool = False
     unclear: str = ""
     nothing_to_index: str = ""
 
@@ -88,9 +92,10 @@ class Build:
             return build
         build = replace(build, checked_out=checked_out.id)
         build = replace(build, default_branch=build.default_branch or default_branch(folder))
-        if build.branch is None and build.system in ("", _ANY.name) and not build.is_request:
-            build = replace(build, branch=checked_out.branch)
-        elif not build.unclear:
+        is_named = build.branch is not None or build.is_request or bool(build.nothing_to_index)
+        if not is_named and build.system in ("", _ANY.name):
+            build = replace(build, branch=checked_out.branch, is_inferred=bool(build.system))
+        if not build.unclear:
             build = replace(build, unclear=build._why_not_checked_out(folder))
         if build.commit is None or checked_out.id in (build.commit, build.head_commit):
             build = replace(build, commit=checked_out.id, committed=checked_out.committed)
@@ -98,7 +103,7 @@ class Build:
 
     @classmethod
     def _of_variables(cls, environ: Variables) -> Build:
-        system = next((system for system in _SYSTEMS if environ.get(system.marker)), None)
+        system = next((system for system in _SYSTEMS if any(map(environ.get, system.markers))), None)
         if system is None:
             return cls()
         commit = environ.get(system.commit, "")
@@ -117,7 +122,7 @@ class Build:
         """Return the branch to index; None for the main index: outside of CI, and for a push to the default branch.
 
         A pull request is ``pr/NUMBER``, unless it is known to come from a branch of the repository itself that is not
-        the default one. Raises UsageError if the branch is unknown, because any index would be wrong then.
+        the default one. Raises UsageError if the branch is unknown, because any choice could be wrong.
         """
         main = default or self.default_branch
         if not self.system:
@@ -160,7 +165,12 @@ class Build:
 
     def _why_not_checked_out(self, folder: str) -> str:
         """Return why the work tree cannot be identified as the branch of this build, "" if it can."""
-        if self.checked_out is None or self.commit is None:
+        if self.checked_out is None:
+            return ""
+        if self.is_inferred:
+            is_known = self.branch is None or is_on_remote_branch(folder, self.checked_out, self.branch) is not False
+            return "" if is_known else f"{self.checked_out[:12]} is checked out, which origin's {self.branch} lacks"
+        if self.commit is None:
             return ""
         if self.is_request:
             if self.head_commit in (None, self.checked_out) or self.target is None:
@@ -188,9 +198,9 @@ def _other(build: Build, system: _System, environ: Variables) -> Build:
     requested = [match[1] for ref in refs if (match := _REQUEST_REF.fullmatch(ref))]
     if system is _CIRCLE:
         requested += [match[1] for ref in refs if (match := _CIRCLE_REQUEST.fullmatch(ref))]
-    event = environ.get("BUILD_REASON") or environ.get("CI_PIPELINE_EVENT") or environ.get("CI_PIPELINE_SOURCE") or ""
+    event = _first(environ, _EVENTS) or ""
     says_request = re.match(r"pull_?request|merge_request|external_pull_request", event, re.IGNORECASE) is not None
-    if requested or says_request or any(_is_set(environ, name) for name in system.signs):
+    if requested or says_request or any(name.startswith(system.signs) and _is_set(environ, name) for name in environ):
         source = _branch(_first(environ, system.source))
         is_ref = _REQUEST_REF.fullmatch(source or "") or _CIRCLE_REQUEST.fullmatch(source or "")
         numbers = [match[1] for name in system.request if (match := _NUMBER_AT_END.fullmatch(environ.get(name, "")))]
@@ -204,13 +214,15 @@ def _other(build: Build, system: _System, environ: Variables) -> Build:
             nothing_to_index="The pull request is closed" if event.endswith("_closed") else "",
         )
     tag = _first(environ, system.tag) or next((ref for ref in refs if ref.startswith("refs/tags/")), None)
-    if tag is not None:
-        return replace(build, nothing_to_index=f"The tag {tag.removeprefix('refs/tags/')} is no branch")
     branch = _branch(next((ref for ref in refs if ref and ref != "detached"), None))
+    if tag is not None or event.lower().startswith("tag"):
+        name = (tag or branch or "").removeprefix("refs/tags/")
+        return replace(build, nothing_to_index=f"The tag {name} is no branch")
     if branch is not None and branch.startswith("refs/"):
         return replace(build, unclear=f"{branch} is no branch")
     if system is _JENKINS:
-        branch = branch.removeprefix("origin/") if branch and not environ.get("BRANCH_NAME") else branch
+        if branch and not environ.get("BRANCH_NAME"):
+            build, branch = replace(build, is_inferred=True), branch.removeprefix("origin/")
         if environ.get("BRANCH_IS_PRIMARY") == "true":
             build = replace(build, default_branch=branch)
     return replace(build, branch=branch)
@@ -303,7 +315,7 @@ def _github_after_another(build: Build, event: Mapping[str, Any], environ: Varia
     branch, commit = _text(event, "workflow_run", "head_branch"), _text(event, "workflow_run", "head_sha")
     is_own = _is_own_of_github(event, environ, "workflow_run", "head_repository")
     if _text(event, "workflow_run", "event") in ("push", "schedule", "workflow_dispatch") and is_own and commit:
-        return replace(build, branch=branch, commit=commit)
+        return replace(build, branch=branch, commit=commit, is_inferred=True)  # it may be a tag of this name
     numbers = [_get(request, "number") for request in _get(event, "workflow_run", "pull_requests") or ()]
     number = str(numbers[0]) if len(numbers) == 1 and isinstance(numbers[0], int) else None
     return replace(build, is_request=True, is_own=False, branch=branch, pull_request=number)
@@ -383,7 +395,7 @@ def _moment(text: str | None) -> datetime | None:
 
 _GITHUB = _System(
     "GitHub Actions",
-    "GITHUB_ACTIONS",
+    ("GITHUB_ACTIONS",),
     "GITHUB_SHA",
     (),
     lambda _: False,  # known from the event
@@ -391,7 +403,7 @@ _GITHUB = _System(
 )
 _GITLAB = _System(
     "GitLab CI",
-    "GITLAB_CI",
+    ("GITLAB_CI",),
     "CI_COMMIT_SHA",
     ("CI_COMMIT_BRANCH",),
     _is_own_of_gitlab,
@@ -402,30 +414,30 @@ _GITLAB = _System(
     request=("CI_MERGE_REQUEST_IID", "CI_EXTERNAL_PULL_REQUEST_IID"),
     source=("CI_MERGE_REQUEST_SOURCE_BRANCH_NAME", "CI_EXTERNAL_PULL_REQUEST_SOURCE_BRANCH_NAME"),
     target=("CI_MERGE_REQUEST_TARGET_BRANCH_NAME", "CI_EXTERNAL_PULL_REQUEST_TARGET_BRANCH_NAME"),
-    signs=(
-        *("CI_MERGE_REQUEST_IID", "CI_MERGE_REQUEST_ID", "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME"),
-        *("CI_MERGE_REQUEST_TARGET_BRANCH_NAME", "CI_EXTERNAL_PULL_REQUEST_IID"),
-    ),
+    signs=("CI_MERGE_REQUEST_", "CI_EXTERNAL_PULL_REQUEST_"),
 )
 _JENKINS = _System(
     "Jenkins",
-    "JENKINS_URL",
+    ("JENKINS_URL",),
     "GIT_COMMIT",
     ("BRANCH_NAME", "GIT_LOCAL_BRANCH", "GIT_BRANCH"),
     _is_own_of_jenkins,
     ("BUILD_URL",),
     tag=("TAG_NAME",),
-    request=("CHANGE_ID", "ghprbPullId", "gitlabMergeRequestIid"),
+    request=("CHANGE_ID", "ghprbPullId", "gitlabMergeRequestIid", "BITBUCKET_PULL_REQUEST_ID", "GERRIT_CHANGE_NUMBER"),
     source=("CHANGE_BRANCH", "ghprbSourceBranch", "gitlabSourceBranch"),
     target=("CHANGE_TARGET", "ghprbTargetBranch", "gitlabTargetBranch"),
-    signs=("CHANGE_ID", "CHANGE_BRANCH", "CHANGE_TARGET", "CHANGE_FORK", "ghprbPullId", "gitlabMergeRequestIid"),
+    signs=(
+        *("CHANGE_ID", "CHANGE_BRANCH", "CHANGE_TARGET", "CHANGE_FORK"),
+        *("ghprb", "gitlabMergeRequest", "BITBUCKET_PULL_REQUEST_", "GERRIT_CHANGE_"),
+    ),
 )
 """Jenkins numbers builds for each branch job, which may be recreated, so the numbers say nothing."""
 _BUILDKITE = _System(
     "Buildkite",
-    "BUILDKITE",
+    ("BUILDKITE",),
     "BUILDKITE_COMMIT",
-    ("BUILDKITE_BRANCH",),
+    ("BUILDKITE_BRANCH", "BUILDKITE_REFSPEC"),
     _is_own_of_buildkite,
     ("BUILDKITE_BUILD_URL",),
     number="BUILDKITE_BUILD_NUMBER",
@@ -434,11 +446,11 @@ _BUILDKITE = _System(
     request=("BUILDKITE_PULL_REQUEST",),
     source=("BUILDKITE_BRANCH",),
     target=("BUILDKITE_PULL_REQUEST_BASE_BRANCH",),
-    signs=("BUILDKITE_PULL_REQUEST", "BUILDKITE_PULL_REQUEST_REPO", "BUILDKITE_PULL_REQUEST_BASE_BRANCH"),
+    signs=("BUILDKITE_PULL_REQUEST",),
 )
 _CIRCLE = _System(
     "CircleCI",
-    "CIRCLECI",
+    ("CIRCLECI",),
     "CIRCLE_SHA1",
     ("CIRCLE_BRANCH",),
     _is_own_of_circle,
@@ -447,14 +459,11 @@ _CIRCLE = _System(
     tag=("CIRCLE_TAG",),
     request=("CIRCLE_PR_NUMBER", "CIRCLE_PULL_REQUEST", "CI_PULL_REQUEST"),
     source=("CIRCLE_BRANCH",),
-    signs=(
-        *("CIRCLE_PR_NUMBER", "CIRCLE_PR_REPONAME", "CIRCLE_PR_USERNAME"),
-        *("CIRCLE_PULL_REQUEST", "CIRCLE_PULL_REQUESTS", "CI_PULL_REQUEST", "CI_PULL_REQUESTS"),
-    ),
+    signs=("CIRCLE_PR_", "CIRCLE_PULL_REQUEST", "CI_PULL_REQUEST"),
 )
 _AZURE = _System(
     "Azure Pipelines",
-    "TF_BUILD",
+    ("TF_BUILD",),
     "BUILD_SOURCEVERSION",
     ("BUILD_SOURCEBRANCH",),
     _is_own_of_azure,
@@ -462,14 +471,11 @@ _AZURE = _System(
     request=("SYSTEM_PULLREQUEST_PULLREQUESTNUMBER", "SYSTEM_PULLREQUEST_PULLREQUESTID"),
     source=("SYSTEM_PULLREQUEST_SOURCEBRANCH",),
     target=("SYSTEM_PULLREQUEST_TARGETBRANCH",),
-    signs=(
-        *("SYSTEM_PULLREQUEST_PULLREQUESTNUMBER", "SYSTEM_PULLREQUEST_PULLREQUESTID"),
-        *("SYSTEM_PULLREQUEST_SOURCEBRANCH", "SYSTEM_PULLREQUEST_TARGETBRANCH", "SYSTEM_PULLREQUEST_ISFORK"),
-    ),
+    signs=("SYSTEM_PULLREQUEST_",),
 )
 _BITBUCKET = _System(
     "Bitbucket Pipelines",
-    "BITBUCKET_BUILD_NUMBER",
+    ("BITBUCKET_BUILD_NUMBER",),
     "BITBUCKET_COMMIT",
     ("BITBUCKET_BRANCH",),
     lambda _: True,  # it does not build pull requests of forks
@@ -478,20 +484,31 @@ _BITBUCKET = _System(
     request=("BITBUCKET_PR_ID",),
     source=("BITBUCKET_BRANCH",),
     target=("BITBUCKET_PR_DESTINATION_BRANCH",),
-    signs=("BITBUCKET_PR_ID", "BITBUCKET_PR_DESTINATION_BRANCH"),
+    signs=("BITBUCKET_PR_",),
+)
+_OTHER_REQUESTS = (
+    *("APPVEYOR_PULL_REQUEST_NUMBER", "BITRISE_PULL_REQUEST", "CIRRUS_PR", "DRONE_PULL_REQUEST", "PULL_NUMBER"),
+    *("SEMAPHORE_GIT_PR_NUMBER", "TRAVIS_PULL_REQUEST", "VERCEL_GIT_PULL_REQUEST_ID", "bamboo_repository_pr_key"),
 )
 _ANY = _System(
     "CI",
-    "CI",
+    ("CI", "CODEBUILD_BUILD_ID", "TEAMCITY_VERSION", "bamboo_buildKey"),
     "CI_COMMIT_SHA",
-    ("CI_COMMIT_BRANCH",),
+    (
+        *("CI_COMMIT_BRANCH", "CI_COMMIT_REF", "APPVEYOR_REPO_BRANCH", "CIRRUS_BRANCH", "CODEBUILD_WEBHOOK_HEAD_REF"),
+        *("DRONE_BRANCH", "DRONE_COMMIT_REF", "SEMAPHORE_GIT_BRANCH", "TRAVIS_BRANCH"),
+    ),
     lambda _: False,  # unknown
     ("CI_PIPELINE_URL",),
     default=("CI_DEFAULT_BRANCH", "CI_REPO_DEFAULT_BRANCH"),
-    tag=("CI_COMMIT_TAG",),
-    request=("CI_COMMIT_PULL_REQUEST",),
+    tag=(
+        *("CI_COMMIT_TAG", "APPVEYOR_REPO_TAG_NAME", "CIRRUS_TAG", "DRONE_TAG"),
+        *("SEMAPHORE_GIT_TAG_NAME", "TRAVIS_TAG"),
+    ),
+    request=("CI_COMMIT_PULL_REQUEST", *_OTHER_REQUESTS, "CODEBUILD_WEBHOOK_TRIGGER"),
     source=("CI_COMMIT_SOURCE_BRANCH",),
     target=("CI_COMMIT_TARGET_BRANCH",),
-    signs=("CI_COMMIT_PULL_REQUEST", "CI_COMMIT_SOURCE_BRANCH", "CI_COMMIT_TARGET_BRANCH"),
+    signs=("CI_COMMIT_PULL_REQUEST", "CI_COMMIT_SOURCE_BRANCH", "CI_COMMIT_TARGET_BRANCH", *_OTHER_REQUESTS),
 )
+"""Any other system. Some of them merge a pull request into its target, so that git names the target."""
 _SYSTEMS = (_GITHUB, _GITLAB, _JENKINS, _BUILDKITE, _CIRCLE, _AZURE, _BITBUCKET, _ANY)

@@ -2,7 +2,7 @@
 
 A delivery needs a valid signature, and is accepted once. Its payload only selects a repository, a branch or a pull
 request; the run asks the host for the content. ``Build.index_branch`` maps branches and pull requests to
-branches of the index, as for ``driftline ci``. Deliveries for the same index within DEBOUNCE_SECONDS make one run.
+branches of the index, as for ``driftline ci``. Deliveries for one index within DEBOUNCE_SECONDS start one run.
 """
 
 from __future__ import annotations
@@ -470,7 +470,7 @@ class Hooks:
         return ACCEPTED, "a run has been requested"
 
     def _forget(self, ids: Iterable[str]) -> None:
-        """Let the host deliver it again."""
+        """Forget a delivery, so that the host can repeat it."""
         with self._changed:
             for each in ids:
                 self._seen.pop(each, None)

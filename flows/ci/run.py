@@ -447,10 +447,10 @@ def _headline(report: CiReport, error: DriftlineError | None) -> str:
     if error is not None:
         return f"failed for {commit}{on}"
     if report.failed:
-        return f"partly in step with {commit}{on}"
+        return f"partly updated to {commit}{on}"
     if report.index_branch:
         on = f" on {report.build.branch}, as the branch {report.index_branch} of the index"
-    return f"{_DONE.get(report.action, 'in step with')} {commit}{on}"
+    return f"{_DONE.get(report.action, 'up to date with')} {commit}{on}"
 
 
 def _location(duplicate: dict[str, Any]) -> str:

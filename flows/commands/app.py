@@ -112,13 +112,13 @@ def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, 
 def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> int:
     """Print the results of a search, with its notes on standard error, and return the exit code.
 
-    A glob that matches no document is wrong use, because it is usually a mistake.
+    A glob that matches no document is a usage error, because it is usually a mistake.
     """
     from driftline.tasks.search.request import in_flags
 
     show(found, as_json, print_text)
     for note in () if found["results"] and "exact" not in found else found.get("notes", ()):
-        warn(in_flags(note))  # that all results are weak stands above them
+        warn(in_flags(note))  # the note on weak results is printed above them
     if found["results"] or found.get("exact", {}).get("lines"):
         return DONE
     return WRONG_USE if found.get("unmatched") else NOTHING_FOUND

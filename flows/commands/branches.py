@@ -34,7 +34,7 @@ MAIN = "main"
 """The name of the main index in ``driftline diff``."""
 PRUNED_AFTER_DAYS = 14.0
 
-branches = Commands(help="List, delete and prune the branches that runs with --branch have indexed.")
+branches = Commands(help="List, delete and prune the branches of the index.")
 app.add_typer(branches, name="branches")
 
 EntityOption = Annotated[

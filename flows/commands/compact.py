@@ -81,7 +81,10 @@ def cleanup(
         bool, typer.Option("--dry-run/--no-dry-run", " /--delete", help="Only report, or also delete.")
     ] = True,
     full: Annotated[
-        bool, typer.Option("--full", help="List every object, not only where a lease tells of garbage; weekly anyway.")
+        bool,
+        typer.Option(
+            "--full", help="List every object, not only tenants with traces of garbage; automatic once a week."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> int:

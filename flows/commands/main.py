@@ -1,8 +1,8 @@
 """Run the command line, ``driftline COMMAND``: from arguments to an exit code, with every failure on one line.
 
-Exit codes: 0 done or found, 1 nothing found, 2 wrong use or bad input, 3 failed. Only the module of the command that
-runs is loaded, and it imports heavy modules when it runs, so that ``--help`` and wrong use answer at once. If memory is
-scarce, a warning comes first, because libraries would abort the process without a message.
+Exit codes: 0 done or found, 1 nothing found, 2 usage error or bad input, 3 failed. Only the module of the command that
+runs is loaded, and it imports heavy modules when it runs, so that ``--help`` and usage errors answer at once. If memory
+is scarce, a warning comes first, because libraries would abort the process without a message.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _STOPPED = threading.Event()
 """Set once Ctrl-C has ended a command."""
 _BASES = typer.BadParameter.__mro__
 _WRONG_USE_ERRORS: Any = _BASES[_BASES.index(Exception) - 1]
-"""The base of the errors that typer raises for wrong use; its name depends on the version of typer."""
+"""The base of the errors that typer raises for usage errors; its name depends on the version of typer."""
 _HANDLERS: list[Any] = []
 """The handlers that explain_aborts has installed, which must live as long as the process."""
 _GARBAGE_THRESHOLD = 50_000
@@ -220,6 +220,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         if not isinstance(error, Exception):
             raise
         if failure := as_out_of_memory(error) or _environment_error(error):
+            as_json = as_json and not isinstance(error, Unwritable)
             return _fail(failure.exit_code, failure.kind, str(failure), as_json, failure.where, failure.fix)
         # A defect, or an unforeseen failure. Python's own exit code would be 1, which means "nothing found".
         if not writes_json():
@@ -249,7 +250,7 @@ def _before_command(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _of_wrong_use(error: Any, command: str | None) -> tuple[str, str]:
-    """Return the message for wrong use, without a full stop, and its fix; typer suggests too many similar names."""
+    """Return the message for a usage error, without a full stop, and its fix; typer suggests too many similar names."""
     of = f"{command} " if command in COMMANDS else ""
     message, fix = error.format_message().rstrip("."), f"Try 'driftline {of}--help'."
     if (option := getattr(error, "option_name", None)) and getattr(error, "possibilities", None):
@@ -328,7 +329,10 @@ def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fi
         fields = {"error": kind, "where": where, "fix": fix}
         logging.getLogger("driftline").error("%s", message, extra={"fields": fields}, exc_info=kind == "unexpected")
     if as_json:
-        print_json({"error": kind, "message": message, "where": where, "fix": fix})
+        try:
+            print_json({"error": kind, "message": message, "where": where, "fix": fix})
+        except Unwritable:
+            warn(message)
     elif not writes_json():
         warn(message)
     return code

@@ -15,9 +15,9 @@ def trust(
     file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="Default: the nearest driftline.toml.")] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Revoke trust in the file.")] = False,
 ) -> int:
-    """Trust a driftline.toml found in a parent directory to use its storage options and [memory].
+    """Allow a driftline.toml found in a parent directory to set storage options and [memory].
 
-    The trust ends when the file changes.
+    Trust ends when the file changes.
     """
     from driftline.flows.config.toml_file import trust_config
 

@@ -443,7 +443,7 @@ def _of_application(workspace: Workspace, url: str | None) -> str | None:
 def boundary_in(workspace: Workspace, within: str) -> Entity:
     """Return the entity that ``within`` names by its complete path: one of the memory's hierarchy, or a source.
 
-    Nothing is looked up, because lines and memory must mean the same entity. Raises BadEntity, UsageError.
+    Looks nothing up, because lines and memory must mean the same entity. Raises BadEntity, UsageError.
     """
     levels = workspace.config.hierarchy
     if within.strip("/").rpartition("/")[2].startswith(f"{levels[-1]}:"):

@@ -384,7 +384,7 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
     if kind == "list_type" and key in ("sources", "fleet") and table is File:
         return UsageError(f"{key!r} is not a list of tables", where, f"Begin each one with [[{key}]].")
     if table is File and key == "notify" and kind == "string_pattern_mismatch":
-        return UsageError("A name in 'notify' is not one of a block", where, "Write TYPE/NAME, as 'prefect block ls'.")
+        return UsageError("A name in 'notify' is not that of a block", where, "Write TYPE/NAME, as 'prefect block ls'.")
     if table is FleetTable and key == "token":
         return UsageError(
             "A token must be a reference", where, "Write ${NAME}, where NAME is a variable that holds it."

@@ -37,7 +37,7 @@ _RESERVED_BYTES = 300
 class LinesFound(BaseModel):
     """A window of lines; ``file`` can be opened. Numbers are 1-based; ``line`` and ``text`` are its best line,
     ``column`` is where that matches, ``symbol`` is the definition around it, and ``anchor`` the position in a document:
-    a page, a cell; ``fragment`` opens it behind ``#``. ``url`` is the permanent link to share. Results are sorted by
+    a page, a cell; ``fragment``, after ``#``, opens it. ``url`` is the permanent link to share. Results are sorted by
     ``score``."""
 
     path: str

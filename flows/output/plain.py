@@ -1,4 +1,4 @@
-"""Print plain text to terminals: names, lines and messages are untrusted, and none of them may control a terminal.
+"""Print plain text to terminals: names, lines and messages are untrusted, and must not control a terminal.
 
 All output of commands passes through here, or is JSON, which escapes its strings. Search results are printed without
 Rich, which takes longer to load than a search through a server.
@@ -58,7 +58,7 @@ def show_as(**changes: Any) -> None:
 
 @contextmanager
 def own_appearance() -> Iterator[None]:
-    """Begin with the default appearance, and go back to it."""
+    """Use the default appearance in a block, and restore it afterwards."""
     _CURRENT[0] = Appearance()
     try:
         yield
@@ -118,7 +118,7 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
     A hit in a document has the anchor in place of the line: ``report.pdf:p12``.
 
     ``folders`` maps local sources to their folders; with it, terminals that support links turn ``path:line`` into one.
-    Without the file, it leads to the permanent link of the line, and otherwise the name of the host does.
+    Without the file, it leads to the permanent link of the line.
     """
     results: Sequence[Mapping[str, Any]] = result["results"]
     with_source = len({hit["source"] for hit in results}) > 1

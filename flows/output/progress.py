@@ -59,7 +59,7 @@ class WarningsOnly(NullProgress):
 
 
 class EarlyProgress:
-    """Passes progress on from many threads, and the counts of running tasks before these end.
+    """Reports progress from many threads, and the counts of running tasks.
 
     A phase never shows more documents than its total, although a cluster may run a task twice.
     """

@@ -59,7 +59,7 @@ class CleanupRequest:
     dry_run: bool = True
     run_retention_days: float = RUN_RETENTION.days
     full: bool = False
-    """List everything, which otherwise happens only once a week; before that, only tenants whose leases tell of
+    """List everything, which otherwise happens only once a week; before that, only tenants whose leases are traces of
     garbage."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     catalog_url: str | None = field(default=None, repr=False)

@@ -368,7 +368,7 @@ def _discover(
 
 
 def _adopt(parts: Sequence[FleetPart], known: dict[str, FleetRecord]) -> None:
-    """Take over what fleets that are no longer configured know of repositories that are new here."""
+    """Take over the state of new repositories from fleets that are no longer configured."""
     for name in known.keys() - {part.fleet.name for part in parts}:
         former = dict(known[name].repositories)
         of_uri = {each.uri: identifier for identifier, each in former.items() if each.uri and each.entity}
@@ -381,7 +381,7 @@ def _adopt(parts: Sequence[FleetPart], known: dict[str, FleetRecord]) -> None:
 
 
 def _name(parts: Iterable[FleetPart], known: Mapping[str, FleetRecord], now: datetime) -> None:
-    """Give each new repository its entity, which it keeps."""
+    """Assign a permanent entity to each new repository."""
     taken = entities_in_use(known.values())
     for part in parts:
         for identifier, each in sorted(part.repositories.items(), key=lambda item: (item[1].listed.path, item[0])):
@@ -524,7 +524,7 @@ def _conflict(
 
 
 def _nowhere(uri: str, entity: str) -> str:
-    """Return the URI of a source whose repository is no longer at ``uri``, where another one is now."""
+    """Return a placeholder URI for a source whose repository at ``uri`` was replaced by another one."""
     digest = hashlib.blake2b(entity.encode(), digest_size=4).hexdigest()
     return f"{uri}@refs/displaced/{digest}"
 
@@ -546,7 +546,7 @@ def _displace(parts: Iterable[FleetPart], planned: Mapping[str, Any]) -> list[tu
 
 
 def _detach(workspace: Workspace, entity: str, uri: str, request: FleetRequest) -> bool:
-    """Give a source that is at ``uri`` a URI where nothing is. Return False if another run works on it."""
+    """Give the source at ``uri`` a placeholder URI. Return False if another run works on it."""
     source = Entity.parse(entity)
     try:
         with acquire_source(workspace, source, new_ulid(), wait_seconds=request.wait_seconds):
@@ -589,7 +589,7 @@ def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progres
 
 
 def _is_gone(part: FleetPart, identifier: str) -> bool:
-    """Return whether a repository that is not listed does not answer either; the reason says that it does."""
+    """Return whether an unlisted repository does not answer either; if it does, its reason says so."""
     each = part.repositories[identifier]
     if each.excluded:
         return True

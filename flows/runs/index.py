@@ -121,7 +121,7 @@ log = logging.getLogger(__name__)
 def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
     """Return ``plan`` with the claims of each source, and with the known sources that hold files of the requested ones.
 
-    Such sources are ``joined``, unless the plan stays ``alone``: the request includes their files. Raises CorruptFile,
+    Such sources are ``joined`` unless the plan stays ``alone``: the request includes their files. Raises CorruptFile,
     StorageError.
     """
     known = _known(plan)
@@ -188,7 +188,7 @@ def _release(plan: IndexPlan, entity: Entity, claims: Sequence[Claim], run_id: s
 
 
 def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
-    """Remove a source whose folder has vanished from the folder of another, unless many documents would be deleted."""
+    """Remove a source whose folder no longer exists inside that of another, unless many documents would be deleted."""
     documents, _ = totals(plan.workspace.manifest(entity).read(columns=["lines", "reason"]))
     if documents > GUARDED_DELETIONS and plan.request.max_delete_fraction < 1:
         progress.message(f"The folder of {entity} is gone; the index keeps its {documents:,} documents.")
@@ -226,7 +226,7 @@ def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[Sourc
             try:
                 found[entity] = replace(plan_source(named, own, plan.workspace, set()), joined=True)
             except DriftlineError as error:
-                log.warning("%s is not brought in step: %s", entity, error)
+                log.warning("%s is not updated: %s", entity, error)
     return [found[entity] for entity in sorted(found)]
 
 
@@ -375,7 +375,7 @@ def _run_sources(
     stale = set[Entity]()
     for run, error in run_all(plan, executor, progress, report, builds):
         if error is not None and run.joined and isinstance(error, LeaseHeld):
-            progress.message(f"{run.entity} is not brought in step, since another run works on it.")
+            progress.message(f"{run.entity} is not updated, because another run works on it.")
         elif error is not None:
             if plan.request.keep_going:
                 report.failed.append((run.report.uri, error))

@@ -345,7 +345,7 @@ def open_copy(
 
 
 class _DoesNotFit(Exception):
-    """A copy does not fit into the cache."""
+    """The cache has no room for a copy."""
 
 
 def _make_room(folder: Path, size_bytes: int, *, max_bytes: int) -> None:

@@ -49,7 +49,7 @@ def grouped(runs: Sequence[SourceRun], slots: int, *, together: bool) -> list[Se
 
 
 class SourceGroup:
-    """Runs sources one after another, but embeds and commits what is small together; ``outcomes`` says how each ended.
+    """Runs sources one after another, but embeds and commits small ones together; ``outcomes`` says how each ended.
 
     Groups that run concurrently share ``committing``, a lock.
     """
@@ -216,7 +216,7 @@ def _start_again(run: SourceRun) -> None:
 def _publish(run: SourceRun, result: BatchResult, changes: ChangeSet, staged: Staged) -> None:
     run.committer.publish(staged)
     run.committed(result, changes)
-    run.end()
+    run.end(changes=changes)
 
 
 def run_alone(run: SourceRun) -> DriftlineError | None:

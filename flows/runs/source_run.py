@@ -88,7 +88,7 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
                 self._builds.setdefault(owner, []).append(work)
 
     def finish(self, owner: Entity) -> list[Segment]:
-        """Return the segments of a table, once they are built. A failed build is reported, and left to the rest."""
+        """Return the segments of a table, once they are built. A failed build is reported and left to the end."""
         built: list[Segment] = []
         for work in self._builds.pop(owner, []):
             try:
@@ -248,8 +248,11 @@ class SourceRun:
         if refused:
             raise refused
 
-    def end(self, refused: DeletionRefused | None = None) -> None:
-        """Record the state that the run has reached, and count. Raises LeaseLost, StorageError."""
+    def end(self, refused: DeletionRefused | None = None, changes: ChangeSet | None = None) -> None:
+        """Record the state that the run has reached, and count.
+
+        ``changes`` are those of the only commit, if the caller has them. Raises LeaseLost, StorageError.
+        """
         workspace, entity, committer, record = self._plan.workspace, self.entity, self.committer, self._work.record
         token, batch = committer.lease.token, committer.batch
         self.report.revision = revision(token, batch)
@@ -258,7 +261,8 @@ class SourceRun:
             workspace.bind_source(entity, record.model_copy(update={"commit": at, "reached": at or record.reached}))
         workspace.note_build(entity, self._plan.request.build)
         with self._timed("totals"):
-            self._count_totals()
+            was_empty = self._only is None and not any(scan.known for scan in self._work.scans)
+            self._count_totals(changes.rows if changes is not None and was_empty else None)
             self._count_deltas(committer.lease if batch else None)
 
     # -- together with other sources ---------------------------------------------------------
@@ -426,7 +430,7 @@ class SourceRun:
     def _mark_opened(self, scans: list[ScanResult], committer: Committer) -> None:
         """Record which archives are completely indexed: the next run opens the others again.
 
-        That comes last, since all their members must be committed, and the vanished ones deleted. An archive that has
+        Call it last, after all members are committed and vanished ones deleted. An archive that has
         changed since the scan, and one of which a member could not be read, is not complete.
         """
         passing = {path for path, reason in self.report.skipped if reason in _PASSING}
@@ -624,9 +628,10 @@ class SourceRun:
         self._count_totals()
         self.report.states[DocumentState.UNCHANGED] = self.report.documents_total
 
-    def _count_totals(self) -> None:
+    def _count_totals(self, documents: pa.Table | None = None) -> None:
         columns = ["path", "size_bytes", "lines", "reason", "extractor"]
-        documents = self._plan.workspace.manifest(self._source.entity).read(columns=columns)
+        if documents is None:
+            documents = self._plan.workspace.manifest(self._source.entity).read(columns=columns)
         self.report.documents_total, self.report.lines_total = totals(documents)
         marks = pc.fill_null(documents["extractor"], "")
         self.report.needing_extra = int(pc.sum(pc.match_substring_regex(marks, MISSING_MARK)).as_py() or 0)
@@ -706,7 +711,7 @@ def interrupt_deferred() -> Iterator[None]:
 
 
 def batch_bytes(total: int, executor: Executor) -> int:
-    """Return the maximum size of a batch, for ``total`` bytes of changes: each worker embeds a share, if it pays."""
+    """Return the maximum size of a batch, for ``total`` bytes of changes: each worker gets a worthwhile share."""
     if not executor.remote or executor.slots == 1:
         return BATCH_BYTES
     return min(BATCH_BYTES, max(WORTHWHILE_BYTES, -(-total // executor.slots)))

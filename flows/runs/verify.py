@@ -110,7 +110,7 @@ def _restore_config(request: VerifyRequest, progress: Progress) -> None:
 
 
 def _id_of_memory(workspace: Workspace, catalog_url: str | None) -> str | None:
-    """Return the former id of a workspace whose configuration is lost: the catalog of its memory accepts no other."""
+    """Return the former id of a workspace whose configuration is lost, because its memory catalog accepts no other."""
     with suppress(CorruptFile):
         record = recorded(workspace)
         if record is not None:

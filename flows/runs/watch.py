@@ -146,7 +146,7 @@ class Watcher:
         return os.path.expanduser((source if isinstance(source, str) else source.uri).removeprefix("file://"))
 
     def _identity(self) -> tuple[int, int] | None:
-        """Return the folder that the name of the source leads to now; None if there is none."""
+        """Return the identity of the folder at the path of the source; None if there is none."""
         try:
             status = os.stat(self._named())
         except OSError:

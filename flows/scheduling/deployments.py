@@ -299,7 +299,7 @@ def _on_failure(deployments: Deployments, actions: Sequence[dict[str, Any]]) -> 
     ]
     failed = ["prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"]
     return {
-        "name": f"driftline: tell of failed runs in {workspace}",
+        "name": f"driftline: report failed runs in {workspace}",
         "description": "Sends a message when a run of the workspace fails.",
         "trigger": {
             "type": "event",

@@ -117,9 +117,7 @@ def _formatter() -> Any:
 
 
 def _significant_name(path: str) -> str:
-    """Return the name by which Pygments recognizes the language: few different ones, because most depend only on the
-    suffix.
-    """
+    """Return the name by which Pygments recognizes the language: few, because most depend only on the suffix."""
     name = PurePosixPath(path).name
     _, dot, suffix = name.rpartition(".")
     return name if _significant_names().match(name) else f"x{dot}{suffix if dot else ''}"

@@ -192,7 +192,7 @@ class Observed:
 
 
 def _route(scope: Scope) -> str:
-    """Return the pattern of the route, not the path: paths are unbounded, and name documents."""
+    """Return the pattern of the route, because paths are unbounded and reveal documents."""
     return getattr(scope.get("route"), "path", "none")
 
 

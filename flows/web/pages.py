@@ -133,7 +133,7 @@ def search_page(
 
 
 def _instead(request: SearchRequest, question: Question) -> Iterator[tuple[str, str]]:
-    """Yield other searches to try where this one finds nothing: what they do, and their links."""
+    """Yield other searches to try if this one finds nothing, as descriptions and links."""
     plain = SearchRequest(request.query)
     if any(name not in ("mode", "top_k", *_OF_EVERY_PAGE) for name in request.given()):
         yield "without filters", search_link(plain)
@@ -186,7 +186,7 @@ _BEFORE, _AFTER = 4, 8
 
 
 def _snippet(lines: Sequence[str], best: int) -> tuple[int, int]:
-    """Return the bounds of the lines to show around the ``best`` one, 0-based: they begin where something begins.
+    """Return the bounds of the lines to show around the ``best`` one, 0-based, after a blank line if there is one.
 
     Examples:
         >>> _snippet(["    return 1", "", "def f():", "    x = 2", ""], 3)

@@ -85,7 +85,7 @@ def status_of(error: DriftlineError) -> int:
 def problem_of(error: DriftlineError, *, to_owner: bool = True) -> Problem:
     """Return the answer to a request that failed with ``error``.
 
-    Only the server's owner learns where the failure is.
+    Only the owner of the server sees the location of the failure.
     """
     status = status_of(error)
     if status == UNAVAILABLE and not to_owner:

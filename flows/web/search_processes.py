@@ -113,7 +113,7 @@ class SearchProcesses:
         self._add(helper)
 
     def close(self) -> None:
-        """End the processes at once; they change nothing."""
+        """Kill the processes; they never write."""
         with self._lock:
             self._is_closed, helpers = True, list(self._helpers)
         for helper in helpers:

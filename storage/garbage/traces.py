@@ -1,7 +1,7 @@
 """Find out without listing a workspace which tenants may hold garbage (DESIGN, "Cleanup").
 
-Whatever leaves files that nothing refers to holds a lease: runs, compactions, deletions of branches. Lease files are
-never deleted, and each holder changes its file; one that ends in any way but well leaves it held, or counted as failed.
+Everything that may leave orphans holds a lease: runs, compactions, deletions of branches. Lease files are never
+deleted, and each holder changes its file; a holder that fails leaves it held, or counted as failed.
 ``_cleanup.json`` records the leases of each tenant as a cleanup saw them before it found no garbage there. A tenant
 whose leases have since only been held and released without failure has none either.
 """
@@ -24,7 +24,7 @@ from driftline.storage.workspace.records import FORMAT_VERSION, BranchRecord, pa
 from driftline.storage.workspace.workspace import Workspace
 
 FULL_EVERY = timedelta(days=7)
-"""A cleanup lists everything if none has for so long: what no lease tells of is found then."""
+"""A cleanup lists everything if none has for this long, which also finds garbage without a trace."""
 READ_THREADS = 16
 FIRST_TOKENS = 2
 """The tokens that the first run of a branch takes: to cut it, and to index it."""
@@ -55,7 +55,7 @@ class CleanupRecord(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What leases tell of garbage: the directories of ``suspects``, the tenants that must be listed.
+    """The garbage that leases reveal: the directories of ``suspects``, the tenants that must be listed.
 
     ``leases`` has the state of all leases of each tenant; None for a tenant that is in use, or was abandoned.
     ``listed`` is the time of the last complete listing; None if everything must be listed. ``version`` is that of the

@@ -140,7 +140,7 @@ def reading(title: str, where: str) -> Iterator[None]:
 
 
 def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
-    """Return Lance's statistics of each index of ``dataset`` by name; None for an index whose files cannot be read."""
+    """Return Lance's statistics of each index of ``dataset``, by name; None for an index whose files cannot be read."""
     names = [index.name for index in with_retries(dataset.describe_indices)]
     # Each index takes several reads of a bucket, one after another.
     with ThreadPoolExecutor(max(1, len(names))) as pool:

@@ -7,7 +7,7 @@ maintenance lease. Only rewriting is distributed over workers.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -35,6 +35,7 @@ from driftline.storage.lance.errors import (
 )
 from driftline.storage.lance.worker import ProcessDied, survived
 from driftline.storage.layout import branch_table_path, table_path
+from driftline.storage.objects.backend import Range
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -115,9 +116,9 @@ class LanceTable:
             )
         return dataset
 
-    def read_ahead(self, files: Iterable[str]) -> None:
-        """Begin to read small files of a table in a bucket, for which Lance would ask one after another."""
-        self._objects.read_ahead([f"{self.path}/{file}" for file in files])
+    def read_ahead(self, ranges: Mapping[str, Range]) -> None:
+        """Begin to read ``ranges`` of files of a table in a bucket, which Lance would request in sequence."""
+        self._objects.read_ahead({f"{self.path}/{file}": wanted for file, wanted in ranges.items()})
 
     def _create(self, first: pa.Table) -> None:
         """Create the table with the rows of ``first``, unless it exists or another process creates it first."""

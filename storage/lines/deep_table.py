@@ -68,7 +68,7 @@ class DeepTable(LanceTable):
         self._create(schema(dim).empty_table())
 
     def write_fragments(self, rows: pa.Table) -> list[str]:
-        """Write rows of ``schema(dim)``, which readers do not see yet and return the fragments as JSON."""
+        """Write rows of ``schema(dim)`` as fragments, invisible until a commit; return them as JSON."""
         return [json.dumps(fragment.to_json()) for fragment in self.write(rows)]
 
     def documents(self, entity: Entity) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Plan, build and publish the search indexes of a line table in segments (decisions 0003, 0010).
+"""Plan, build and publish the search indexes of a line table in segments (decisions 0008, 0010).
 
 A segment covers some fragments. Any worker can build one; it stays invisible until the holder of the tenant's
 maintenance lease publishes it.

@@ -32,7 +32,15 @@ from driftline.storage.lines.block_codes import BlockCodes, codes_of
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.indexes import TEXT
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
-from driftline.storage.lines.table import CODE_COLUMN, LINES_PER_BLOCK, TEXT_COLUMN, LineTable, no_lines, schema
+from driftline.storage.lines.table import (
+    CODE_COLUMN,
+    LINES_PER_BLOCK,
+    TEXT_COLUMN,
+    LineTable,
+    no_lines,
+    schema,
+    searched_parts,
+)
 
 if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment
@@ -66,7 +74,12 @@ def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) ->
         return
 
     table.read_ahead(
-        f"_indices/{uuid}/{part}" for name, segments in missing for _, uuid in segments for part in PARTS.get(name, ())
+        {
+            f"_indices/{uuid}/{part}": (0, None)
+            for name, segments in missing
+            for _, uuid in segments
+            for part in PARTS.get(name, ())
+        }
     )
 
     def read(name: str) -> None:
@@ -524,6 +537,8 @@ class LineQuery:
         def read(fragments: Sequence[LanceFragment] | None) -> pa.Table:
             where = f"{CODE_COLUMN} IS NOT NULL"
             some: dict[str, Any] = {"fragments": fragments, "with_row_id": True, "with_row_address": True}
+            if not self.table.is_local:
+                self.table.read_ahead(searched_parts(fragments or self.dataset.get_fragments()))
             return self._scanned([CODE_COLUMN], filter=where, use_scalar_index=False, **some)
 
         return codes_of(self.dataset, read)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,6 +55,8 @@ LINES_PER_BLOCK = 16
 """Lines per block of the full-text index. Blocks need fewer postings than lines, and words of neighbouring lines add
 up. A block has at most as many rows."""
 CODE_COLUMN = "block_code"
+END_BYTES_PER_ROW, METADATA_BYTES = 11, 2**16
+"""What the columns from ``entity`` on take in a data file, which every search reads, and what follows them."""
 PACK_COLUMN, PACK_LINE_COLUMN, GRAMS_COLUMN = "pack", "pack_line", "grams"
 SPELLED, CONTINUED = "\x1f", "\r"
 _COMPRESSED = {"lance-encoding:compression": "zstd", "lance-encoding:structural-encoding": "miniblock"}
@@ -99,6 +101,22 @@ def schema(dim: int) -> pa.Schema:
             pa.field(CODE_COLUMN, pa.binary(), metadata=_COMPRESSED),
         ]
     )
+
+
+def searched_parts(fragments: Iterable[LanceFragment]) -> dict[str, tuple[int, int | None]]:
+    """Return the ranges of the files of ``fragments`` that every search reads: the ends of data files, and deletions
+    whole.
+    """
+    parts: dict[str, tuple[int, int | None]] = {}
+    for fragment in fragments:
+        metadata: Any = fragment.metadata
+        for file in metadata.files:
+            if size := file.file_size_bytes:
+                start = size - METADATA_BYTES - END_BYTES_PER_ROW * metadata.physical_rows
+                parts[f"data/{file.path}"] = max(0, start), size
+        if metadata.deletion_file is not None:
+            parts[metadata.deletion_file.path(fragment.fragment_id)] = 0, None
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +196,7 @@ class LineTable(LanceTable):
         return _newest(list(self._markers(entity, dataset).values()))
 
     def fence(self, entity: Entity, token: int) -> CommitMarker:
-        """Write ``token`` into the commit marker, which fences a stale holder's commits and return the old marker.
+        """Write ``token`` into the commit marker, which fences off stale holders; return the old marker.
 
         Raises LeaseLost, CommitConflict, StorageError.
         """
@@ -197,7 +215,7 @@ class LineTable(LanceTable):
     def commit_together(self, parts: Sequence[SourceCommit], fragments: Sequence[str]) -> None:
         """Commit the batches of several sources, whose rows share ``fragments``, in one version: all of them or none.
 
-        Raises LeaseLost if a marker has a newer token: then none of the batches is committed, nor ever will be. Raises
+        Raises LeaseLost if a marker has a newer token: then none of the batches can ever be committed. Raises
         CommitConflict and StorageError as ``commit`` does.
         """
         self._commit(parts, fragments)

@@ -212,7 +212,7 @@ def record_may_be_damaged(workspace: Workspace, catalog: Catalog) -> bool:
 
 
 def older_tenants(workspace: Workspace, catalog: Catalog) -> list[str]:
-    """Return the tenants whose index has changes that the catalog lacks, for example after a return to a backup."""
+    """Return the tenants whose index has changes that the catalog lacks, for example after a restore from a backup."""
     older: list[str] = []
     for tenant in workspace.tenants():
         rev = catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0

@@ -82,7 +82,7 @@ def compact_index(workspace: Workspace, entity: Entity, encoding: Encoding = DEF
 
 
 def entries_of(folded: Mapping[str, Folded]) -> int:
-    """Return the number of entries in compacted indexes, each once, although indexes of ancestors contain them, too."""
+    """Return the number of distinct entries in compacted indexes; indexes of ancestors contain the same entries."""
     return sum(each.live for name, each in folded.items() if folded.keys().isdisjoint(directories(name)[:-1]))
 
 
@@ -98,7 +98,7 @@ def _fold(workspace: Workspace, tenant: Entity, due: Sequence[str], encoding: En
 
 
 def compact_vectors(workspace: Workspace, tenant: Entity, older_than: timedelta) -> int:
-    """Merge the fragments of a tenant's vectors and remove old versions and return the number of removed versions.
+    """Merge the fragments of a tenant's vectors, remove old versions, and return their number.
 
     The caller holds the tenant's maintenance lease. A compaction that conflicts with a writer is left to the next run.
     """

@@ -117,7 +117,7 @@ class EntityNames:
         """Raise AccessDenied unless an entity ``type:id`` in ``scope`` overlaps with ``scope.allowed``.
 
         An unregistered entity counts as ``own``, or else as anywhere in the scope, so that the answer does not reveal
-        whether it exists, or where.
+        its existence or location.
         """
         if scope.allowed is None:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeVar
@@ -31,6 +31,10 @@ class ObjectInfo:
     version: str
 
 
+Range = tuple[int, int | None]
+"""The bytes of an object from the first number to the second (exclusive), or to its end."""
+
+
 class Backend(Protocol):
     """Conditional writes, reads and listings below one root; the caller has validated the paths.
 
@@ -44,7 +48,7 @@ class Backend(Protocol):
 
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None: ...
 
-    def read_ahead(self, paths: Sequence[str]) -> None: ...
+    def read_ahead(self, ranges: Mapping[str, Range]) -> None: ...
 
     def get(self, path: str) -> tuple[bytes, str]: ...
 

@@ -31,6 +31,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from cachetools import LRUCache
 
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, UsageError
+from driftline.storage.objects.backend import Range
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ OFF = "off"
 DEFAULT_CACHE_BYTES = 2_000_000_000
 FREED_SHARE = 0.1
 """The share that an eviction frees beyond the limit, so that not every write evicts."""
-MEMORY_BYTES = 32 * 2**20
+MEMORY_BYTES = 48 * 2**20
 """Blocks that a process keeps in memory; Lance keeps what it has decoded."""
 COUNTED_SHARE = 0.05
 """A process counts what others have written after it has itself written this share of the limit."""
@@ -57,6 +58,9 @@ WHOLE_FILE_BYTES = 8 * 2**20
 """An index file up to this size is read whole."""
 DATA_END_BYTES, DATA_END_SHARE = 2**20, 0.018
 """Of a data file, this is read at once: metadata and the columns that every search needs (``lines.table.schema``)."""
+TEXT_SHARE, AHEAD_BYTES = 0.05, 32 * 2**20
+"""The share of a data file that the texts of blocks take at most, before the end that every search needs. They are read
+whole, which spares this and later searches many requests, up to so many bytes of a bucket in a process."""
 REQUESTS_AT_ONCE = 128
 FILES_REMEMBERED = 10_000
 CLIENTS_REMEMBERED = 16
@@ -240,7 +244,7 @@ class RemoteFiles(Protocol):
         ...
 
 
-_Range = tuple[int, int]
+_Part = tuple[int, int]
 _Memory = LRUCache[tuple[str, Block], bytes]
 """Bytes of blocks, by the name of their file."""
 
@@ -252,16 +256,16 @@ class _CachedFile:
     key: str
     name: str
     blocks: list[Block]
-    waiting: list[tuple[_Range, asyncio.Future[None]]] = field(default_factory=list)
-    coming: list[tuple[_Range, asyncio.Future[None]]] = field(default_factory=list)
+    waiting: list[tuple[_Part, asyncio.Future[None]]] = field(default_factory=list)
+    coming: list[tuple[_Part, asyncio.Future[None]]] = field(default_factory=list)
 
     @property
     def size(self) -> int | None:
         return self.blocks[0].size if self.blocks else None
 
-    def missing(self, start: int, end: int) -> list[_Range]:
+    def missing(self, start: int, end: int) -> list[_Part]:
         """Return the ranges between ``start`` and ``end`` that no block has."""
-        found: list[_Range] = []
+        found: list[_Part] = []
         for block in self.blocks:
             if block.start >= end:
                 break
@@ -271,14 +275,14 @@ class _CachedFile:
         return [*found, (start, end)] if start < end else found
 
 
-def merged(ranges: Sequence[_Range], gap: int = MERGED_GAP_BYTES) -> list[_Range]:
+def merged(ranges: Sequence[_Part], gap: int = MERGED_GAP_BYTES) -> list[_Part]:
     """Return the ``ranges`` in order, those nearer than ``gap`` as one.
 
     Examples:
         >>> merged([(50, 60), (0, 10), (15, 20)], gap=5)
         [(0, 20), (50, 60)]
     """
-    found: list[_Range] = []
+    found: list[_Part] = []
     for start, end in sorted(ranges):
         if found and start - found[-1][1] <= gap:
             found[-1] = (found[-1][0], max(found[-1][1], end))
@@ -293,14 +297,15 @@ class _Files:
     def __init__(self, bucket: RemoteFiles, disk: BlockCache, pool: ThreadPoolExecutor, memory: _Memory) -> None:
         self.bucket, self._disk, self._pool, self._memory = bucket, disk, pool, memory
         self._files: LRUCache[str, _CachedFile] = LRUCache(FILES_REMEMBERED)
+        self._ahead_bytes = AHEAD_BYTES
         self.listed: dict[str, tuple[str, float]] = {}
         """The etags of versions in the last listings, with the time of the loop."""
 
     async def read(self, key: str, start: int, end: int | None) -> tuple[bytes, int]:
         """Return the bytes from ``start`` to ``end`` (exclusive), or to the end of the file, and its size."""
         file = self._file(key)
-        if end is None and file.coming:
-            await self._arrival(file, [file.coming[0][0]])
+        if end is None and (others := file.coming or file.waiting):
+            await self._arrival(file, [others[0][0]])
         if end is None and (end := file.size) is None:
             return await self._whole(file, start)
         for _ in range(ATTEMPTS):
@@ -329,12 +334,16 @@ class _Files:
             self._pool.submit(self._disk.write, name, Block.of(0, data, size), data)
         return data, size, found
 
-    async def read_ahead(self, key: str) -> None:
-        """Read a whole file, unless some of it is known, or the beginning of a file that is too large."""
+    async def read_ahead(self, key: str, start: int, end: int | None) -> None:
+        """Read a range of a file, or a small file without an ``end``, unless some of it is known or on its way."""
         file = self._file(key)
-        if not file.blocks and not file.coming:
-            with contextlib.suppress(DriftlineError):  # what needs it will see the error
-                await self._whole(file, 0, WHOLE_FILE_BYTES)
+        if file.blocks or file.coming:
+            return
+        with contextlib.suppress(DriftlineError):  # what needs it will see the error
+            if end is None:
+                await self._whole(file, start, WHOLE_FILE_BYTES)
+            else:
+                await self._arrival(file, [(start, end)])
 
     async def _whole(self, file: _CachedFile, start: int, end: int | None = None) -> tuple[bytes, int]:
         """Read a file of unknown size, for which all other reads wait."""
@@ -355,8 +364,16 @@ class _Files:
             file = self._files[key] = _CachedFile(key, name, sorted(self._disk.blocks(name)))
         return file
 
-    def _widened(self, file: _CachedFile, start: int, end: int) -> _Range:
-        """Return the range to read instead of the end of a file, which is read first: more of it, or all."""
+    def _widened(self, file: _CachedFile, start: int, end: int) -> _Part:
+        """Return the range to read instead of the first one of a file, which is its end, or of the next one."""
+        if any(first <= start and end <= last for (first, last), _ in (*file.coming, *file.waiting)):
+            return start, end
+        if len(file.blocks) == 1 and end - start < TAIL_BYTES and (size := file.size):
+            # Searches read the column before the end of a data file in many places, first of all its beginning.
+            more = file.blocks[0].start - end
+            if 0 < more <= min(self._ahead_bytes, TEXT_SHARE * size):
+                self._ahead_bytes -= more
+                return start, end + more
         if file.blocks or end - start != TAIL_BYTES:
             return start, end
         if "/_indices/" in file.key:
@@ -390,7 +407,7 @@ class _Files:
         with contextlib.suppress(ValueError):  # larger than the memory
             self._memory[file.name, block] = data
 
-    async def _arrival(self, file: _CachedFile, ranges: Sequence[_Range]) -> None:
+    async def _arrival(self, file: _CachedFile, ranges: Sequence[_Part]) -> None:
         """Wait until ``ranges`` are read, together with those that others wait for."""
         futures: list[asyncio.Future[None]] = []
         for start, end in ranges:
@@ -540,12 +557,12 @@ class ReadServer:
             "client_max_retries": "0",  # the client of the bucket has retried
         }
 
-    def read_ahead(self, bucket: RemoteFiles, keys: Sequence[str]) -> None:
-        """Begin to read small immutable files."""
+    def read_ahead(self, bucket: RemoteFiles, ranges: Mapping[str, Range]) -> None:
+        """Begin to read immutable files, as ``ObjectStore.read_ahead`` does."""
         files = self._files[self.options(bucket)["aws_access_key_id"]]
-        for key in keys:
+        for key, wanted in ranges.items():
             if _IMMUTABLE.search(key):
-                asyncio.run_coroutine_threadsafe(files.read_ahead(key), self._loop)
+                asyncio.run_coroutine_threadsafe(files.read_ahead(key, *wanted), self._loop)
 
     async def answer(self, method: str, target: str, head: bytes) -> _Answer:
         """Answer one request; ``head`` ends with a line end."""
@@ -634,10 +651,10 @@ def cached_reads(bucket: RemoteFiles) -> dict[str, str] | None:
         return _servers[folder].options(bucket)
 
 
-def read_ahead(bucket: RemoteFiles, keys: Sequence[str]) -> None:
-    """Begin to read small immutable files of ``bucket``, if its reads are cached."""
+def read_ahead(bucket: RemoteFiles, ranges: Mapping[str, Range]) -> None:
+    """Begin to read immutable files of ``bucket``, if its reads are cached."""
     if cached_reads(bucket) and (server := _servers.get(cache_folder() or Path())):
-        server.read_ahead(bucket, keys)
+        server.read_ahead(bucket, ranges)
 
 
 def _is_proxied(environ: Mapping[str, str]) -> bool:

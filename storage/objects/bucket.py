@@ -38,7 +38,7 @@ from driftline.storage.errors import (
     UnsafeStore,
     UsageError,
 )
-from driftline.storage.objects.backend import ObjectInfo, delays, is_exhausted, with_retries
+from driftline.storage.objects.backend import ObjectInfo, Range, delays, is_exhausted, with_retries
 from driftline.storage.objects.block_cache import cached_reads, read_ahead
 from driftline.storage.objects.bucket_options import BucketOptions
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX
@@ -273,8 +273,8 @@ class Bucket:
         # The server of the cache speaks S3, whatever the bucket does.
         return (f"s3://{self._uri.partition('://')[2]}/{quote(self._key(path))}", options) if options else None
 
-    def read_ahead(self, paths: Sequence[str]) -> None:
-        read_ahead(self, [self._key(path) for path in paths])
+    def read_ahead(self, ranges: Mapping[str, Range]) -> None:
+        read_ahead(self, {self._key(path): wanted for path, wanted in ranges.items()})
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
         """Return bytes of the object at a full ``key``, to its end without ``end``, and its size and etag."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
+import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -20,7 +22,7 @@ from driftline.storage.errors import (
     StorageError,
     UnsafeStore,
 )
-from driftline.storage.objects.backend import ObjectInfo
+from driftline.storage.objects.backend import ObjectInfo, Range
 
 TEMPORARY_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"
@@ -67,7 +69,7 @@ class LocalDisk:
     def lance_uri(self, path: str) -> str:
         return self._absolute(path)
 
-    def read_ahead(self, paths: Sequence[str]) -> None:
+    def read_ahead(self, ranges: Mapping[str, Range]) -> None:
         """Do nothing: a local file is near."""
 
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:
@@ -144,7 +146,7 @@ class LocalDisk:
         return [entry.name for entry in self._entries(prefix) if entry.is_dir(follow_symlinks=False)]
 
     def delete(self, paths: Sequence[str]) -> None:
-        if not os.path.isdir(self._root):
+        if not paths or not os.path.isdir(self._root):
             return
         directories = set()
         with self._reported("lock", LOCK_NAME), self._locked():  # a concurrent replace must not restore the object
@@ -213,37 +215,45 @@ class LocalDisk:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        from filelock import FileLock, Timeout  # readers never need it
+        """Hold the lock of the workspace, which excludes other processes, and other threads of this one.
 
+        The kernel releases it when its holder dies. The library ``filelock`` would cost fifty times the CPU.
+        """
         path = os.path.join(self._root, LOCK_NAME)
-        # A soft lock would outlive a killed process. A new FileLock for each use also excludes other threads.
-        lock = FileLock(
-            path,
-            timeout=LOCK_TIMEOUT_SECONDS,
-            poll_interval=LOCK_POLL_SECONDS,
-            fallback_to_soft=False,
-            mode=0o600 if self.is_private else 0o644,
-        )
         try:
-            lock.acquire()
-        except Timeout:
-            raise StorageError(
-                f"Another process has locked the workspace for {LOCK_TIMEOUT_SECONDS:.0f} s",
-                path,
-                "Look for a process that does not respond.",
-            ) from None
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600 if self.is_private else 0o644)
         except FileNotFoundError:
             raise PreconditionFailed("The workspace no longer exists", self._root) from None
-        except (OSError, NotImplementedError) as error:
-            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
-                raise
-            raise UnsafeStore(
-                "The file system has no file locks", self._root, "Put the workspace on another disk or in a bucket."
-            ) from error
         try:
-            yield
+            self._wait_for_lock(descriptor, path)
+            try:
+                yield
+            finally:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for children that were forked meanwhile
         finally:
-            lock.release()
+            os.close(descriptor)
+
+    def _wait_for_lock(self, descriptor: int, path: str) -> None:
+        deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise StorageError(
+                        f"Another process has locked the workspace for {LOCK_TIMEOUT_SECONDS:.0f} s",
+                        path,
+                        "Look for a process that does not respond.",
+                    ) from None
+                time.sleep(LOCK_POLL_SECONDS)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                raise UnsafeStore(
+                    "The file system has no file locks", self._root, "Put the workspace on another disk or in a bucket."
+                ) from error
+            else:
+                return
 
     @contextlib.contextmanager
     def _reported(self, action: str, path: str) -> Iterator[None]:

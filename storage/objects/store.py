@@ -28,7 +28,7 @@ from driftline.storage.errors import (
     UsageError,
     may_hold_secret,
 )
-from driftline.storage.objects.backend import Backend, ObjectInfo
+from driftline.storage.objects.backend import Backend, ObjectInfo, Range
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
 
 
@@ -157,9 +157,12 @@ class ObjectStore:
         """
         return self._backend.cached_lance(_checked(path))
 
-    def read_ahead(self, paths: Sequence[str]) -> None:
-        """Begin to read small immutable objects of a bucket into the cache of blocks, if there is one."""
-        self._backend.read_ahead([_checked(path) for path in paths])
+    def read_ahead(self, ranges: Mapping[str, Range]) -> None:
+        """Begin to read ``ranges`` of immutable objects of a bucket into the cache of blocks, if there is one.
+
+        A range without an end is a small object.
+        """
+        self._backend.read_ahead({_checked(path): wanted for path, wanted in ranges.items()})
 
     def get(self, path: str) -> bytes:
         """Return the bytes of an object. Raises ObjectNotFound."""

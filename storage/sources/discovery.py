@@ -104,8 +104,8 @@ class Page:
 class Host:
     """Where repositories are discovered: ``owner`` of a host, or all that the token may read.
 
-    ``url`` is the URL of an own instance, the folder of the provider ``folder``, or the file of the provider ``list``,
-    which also has ``uris``. ``variable`` is the environment variable that holds the token.
+    ``url`` is the URL of a self-hosted instance, the folder of the provider ``folder``, or the file of the provider
+    ``list``, which also has ``uris``. ``variable`` is the environment variable that holds the token.
     """
 
     provider: Provider
@@ -243,9 +243,8 @@ def discover(
 ) -> Listing:
     """List the repositories of ``host``; a failure is part of the listing.
 
-    ``pages`` are those of the last listing, and ``known`` has their repositories by id: a host that answers that a page
-    is unchanged need not send it. ``notify`` receives messages for waiting users. Raises UsageError without the
-    variable of the token.
+    ``pages`` are those of the last listing, and ``known`` has their repositories by id: unchanged pages need not be
+    sent again. ``notify`` receives messages for waiting users. Raises UsageError without the variable of the token.
     """
     listing = Listing()
     token = host.token(environ)
@@ -679,7 +678,7 @@ class _Reader:
 
 
 def _time_of(headers: Mapping[str, str]) -> float | None:
-    """Return the time of an answer by the clock of the host; None if it tells none."""
+    """Return the time of an answer by the clock of the host; None without one."""
     from email.utils import parsedate_to_datetime
 
     try:
@@ -720,7 +719,7 @@ def check_template(template: str) -> None:
 
 
 def spelling(entity: str) -> str:
-    """Return what a disk may see of a name that tells neither cases nor forms of Unicode apart.
+    """Return the form of a name on disks that ignore case and Unicode normalization.
 
     >>> spelling("source:\u00dc") == spelling("source:u\u0308")
     True

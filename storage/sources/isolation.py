@@ -77,6 +77,11 @@ class Repository:
     common_dir: str
     excludes: str
 
+    @property
+    def ignores_case(self) -> bool:
+        """Whether ignore rules match names in any case, as git sets it on a Mac and on Windows."""
+        return [value for name, value in self.settings if name.lower() == "ignorecase"][-1:] == ["true"]
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -111,7 +116,7 @@ def find_repository(folder: str) -> Repository | None:
 
 
 def nested_repository(folder: str, git_dir: str) -> Repository | None:
-    """Return the repository at the top of ``folder``, for ``ls-files`` only, which needs no settings; executes nothing.
+    """Return the repository at the top of ``folder``, for ``ls-files`` and ignore rules only; executes nothing.
 
     Returns None if git might block on its files.
     """
@@ -123,14 +128,13 @@ def nested_repository(folder: str, git_dir: str) -> Repository | None:
         text = Path(config).read_text("utf-8", "replace") if os.path.isfile(config) else ""
     except OSError:
         return None
-    object_format = (
-        "sha256" if re.search(r"^\s*objectformat\s*=\s*sha256", text, re.MULTILINE | re.IGNORECASE) else "sha1"
-    )
+    object_format = "sha256" if re.search(r"(?im)^\s*objectformat\s*=\s*sha256", text) else "sha1"
+    settings = (("ignorecase", "true"),) if re.search(r"(?im)^\s*ignorecase\s*=\s*true", text) else ()
     index, exclude = os.path.join(git_dir, "index"), os.path.join(common, "info/exclude")
     objects, shallow = os.path.join(common, "objects"), os.path.join(common, "shallow")
     sparse_checkout = os.path.join(git_dir, "info/sparse-checkout")
     return Repository(
-        folder, "", git_dir, object_format, index, exclude, objects, shallow, sparse_checkout, (), common, ""
+        folder, "", git_dir, object_format, index, exclude, objects, shallow, sparse_checkout, settings, common, ""
     )
 
 

@@ -2,7 +2,7 @@
 
 A mirror holds the newest requested commits, without history and without a work tree. Its configuration is Driftline's
 own, so nothing that the repository names is executed, checked out or followed: no hook, filter, submodule, redirect or
-other protocol. The mirror of a repository on this disk borrows the objects instead of copying them.
+other protocol. A repository on this disk has no mirror: git reads its objects from an empty one.
 
 Processes share mirrors. One of them fetches at a time, and removes the files of killed fetches. A mirror in use is
 neither repacked nor evicted, one that is being fetched is not evicted.
@@ -56,7 +56,6 @@ _CREDENTIAL = re.compile(r"(?:(?P<user>[A-Za-z0-9._~-]+):)?\$\{(?P<name>[A-Za-z_
 _PORT = re.compile(r"[^:]*:\d+|\[[^]]*\](?::\d+)?|[^:]*")
 _REF = re.compile(r"(?!/|.*(?://|\.\.|@\{|\.lock$|/$|\.$))[^\x00-\x20\x7f~^:?*\[\\]+")
 _BRANCH_IN_HEAD = re.compile(r"ref: (refs/heads/[^\n]+)\n")
-_FOUND_REMEMBERED = 10_000
 _MAX_REFS_BYTES = 4 * 1024 * 1024
 _ANY_USER = "x-access-token"
 """Hosts accept any user, or this one, with a token as password."""
@@ -449,18 +448,21 @@ class Mirror:
         return str(self.folder / "repository")
 
     def has(self, commit: str) -> bool:
-        """Return whether the mirror holds the whole tree of ``commit``."""
-        if not COMMIT_ID.fullmatch(commit) or not os.path.isdir(self.git_dir):
-            return False
+        """Return whether the mirror holds the whole tree of ``commit``; of a repository on this disk, git will tell."""
+        return COMMIT_ID.fullmatch(commit) is not None and (self.remote.is_local or self._ref(commit).exists())
+
+    def environment(self, commit: str) -> dict[str, str]:
+        """Return the variables with which git reads ``commit``, and no settings of the repository.
+
+        Raises SourceNotFound for a repository on this disk that is not there any more.
+        """
         if not self.remote.is_local:
-            return self._ref(commit).exists()
-        if (self.git_dir, commit) not in _found:
-            if _ask(self.git_dir, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}") != commit:
-                return False
-            if len(_found) >= _FOUND_REMEMBERED:
-                _found.clear()
-            _found.add((self.git_dir, commit))
-        return True
+            return {"GIT_DIR": self.git_dir}
+        git_dir = _git_dir(self.remote)
+        objects = os.path.join(git_dir, "objects")
+        if os.path.exists(os.path.join(git_dir, "commondir")):  # of a linked work tree
+            objects = _ask(git_dir, "rev-parse", "--git-path", "objects") or objects
+        return {"GIT_DIR": _empty_repository(_format_of(commit)), "GIT_OBJECT_DIRECTORY": os.path.realpath(objects)}
 
     def newest(self) -> str | None:
         """Return the commit that was fetched last, without a request.
@@ -477,7 +479,7 @@ class Mirror:
     def ensure(self, commit: str) -> None:
         """Fetch ``commit`` unless the mirror has it. Raises AccessDenied, SourceNotFound, StorageError, UsageError."""
         if self.remote.is_local:
-            self._borrow(commit)
+            _git_dir(self.remote)
             return
         if not self.has(commit):
             with self._locked("fetch"):
@@ -495,6 +497,9 @@ class Mirror:
         """
         for _ in range(HOLD_ATTEMPTS):
             self.ensure(commit)
+            if self.remote.is_local:
+                yield
+                return
             with self._locked("use", shared=True):
                 if self.has(commit):  # another process may have made room in between
                     yield
@@ -533,25 +538,6 @@ class Mirror:
                 if _is_same_file(lock.fileno(), path):
                     yield True
                     return
-
-    def _borrow(self, commit: str) -> None:
-        """Make the mirror use the objects of a repository on this disk, which has ``commit``."""
-        git_dir = _git_dir(self.remote)
-        objects = os.path.join(git_dir, "objects")
-        if os.path.exists(os.path.join(git_dir, "commondir")):  # of a linked work tree
-            objects = _ask(git_dir, "rev-parse", "--git-path", "objects") or objects
-        objects = os.path.realpath(objects)
-        if "\n" in objects or objects.startswith('"'):
-            raise SourceNotFound(
-                "Git cannot share objects with a folder of this name", repr(objects), "Rename the folder."
-            )
-        shallow = os.path.join(git_dir, "shallow")
-        with self._locked("fetch"):
-            if not self._exists():
-                self._create(_format_of(commit))
-            _write_changed(Path(self.git_dir, "objects", "info", "alternates"), f"{objects}\n")
-            text = Path(shallow).read_text("ascii") if os.path.isfile(shallow) else ""
-            _write_changed(Path(self.git_dir, "shallow"), text)
 
     def _exists(self) -> bool:
         return os.path.exists(os.path.join(self.git_dir, "HEAD"))
@@ -642,6 +628,8 @@ def _make_room(keep: Path) -> None:
         if folder.name.endswith(_DELETED):  # its process died
             shutil.rmtree(folder, ignore_errors=True)
             continue
+        if folder.name.startswith("."):  # an empty repository
+            continue
         try:
             sizes[folder] = int((folder / "size").read_text())
         except (OSError, ValueError):  # its first fetch was killed, or goes on
@@ -654,9 +642,13 @@ def _make_room(keep: Path) -> None:
             excess -= sizes[folder]
 
 
-_found: set[tuple[str, str]] = set()
-"""Mirrors of repositories on this disk, with commits that they had: a run asks for one several times. If it vanishes,
-git fails to read it."""
+def _empty_repository(object_format: str) -> str:
+    """Return a git directory without objects and settings, for reading repositories on this disk."""
+    empty = Mirror(Remote("", "file"), cache_folder() / f".empty-{object_format}")
+    if not empty._exists():
+        with empty._locked("fetch"):
+            empty._create(object_format)
+    return empty.git_dir
 
 
 def _format_of(commit: str) -> str:
@@ -679,14 +671,6 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _write_changed(path: Path, text: str) -> None:
-    """Write a file atomically unless it has this text."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if path.read_text() == text:
-            return
-    _write(path, text)
 
 
 def _write(path: Path, text: str) -> None:

@@ -162,14 +162,10 @@ class CommitTree:
 
 
 def _start(tree: CommitTree, command: Sequence[str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    git_dir = tree.mirror.git_dir
+    variables = tree.mirror.environment(tree.known_commit)
+    unconfigured = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     try:
-        return spawn(
-            git_dir,
-            command,
-            {"GIT_DIR": git_dir, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"},
-            stdin=stdin,
-        )
+        return spawn(variables["GIT_DIR"], command, variables | unconfigured, stdin=stdin)
     except OSError as error:
         raise StorageError("Git cannot be run", tree.uri, f"Install git ({error.strerror}).") from error
 
@@ -323,15 +319,15 @@ def _read_objects(tree: CommitTree, ids: Sequence[str]) -> Iterator[bytes | None
 def _reader(tree: CommitTree) -> _Reader:
     """Return the reader of this process for a commit, which other threads may use as well."""
     tree.mirror.ensure(tree.known_commit)  # not under the lock: a fetch may take long
-    pid, git_dir = os.getpid(), tree.mirror.git_dir
-    key = pid, git_dir, tree.known_commit
+    pid, folder = os.getpid(), str(tree.mirror.folder)
+    key = pid, folder, tree.known_commit
     with _readers_lock:
         known = _readers.pop(key, None)
         if known is None or not known.is_open:
             known = _Reader(tree)
         for other in [each for each in _readers if each[0] != pid]:
             del _readers[other]  # of the process that this one was forked from
-        done = [each for each in _readers if each[1] == git_dir]
+        done = [each for each in _readers if each[1] == folder]
         done += [each for each in _readers if each not in done][: max(0, len(_readers) - len(done) + 1 - OPEN_READERS)]
         idle = [_readers.pop(each) for each in done]
         _readers[key] = known

@@ -507,8 +507,8 @@ def open_source(
 ) -> Source:
     """Open the source at a path or an fsspec URL, and check that it can be listed.
 
-    ``allow_empty`` accepts a prefix without files in an existing bucket. A run does not allow it, because the prefix
-    may be misspelled. Raises UsageError for a URI that may hold a secret, and if names are not decoded as UTF-8;
+    ``allow_empty`` accepts a prefix without files in an existing bucket. Runs refuse it, because the prefix may be
+    misspelled. Raises UsageError for a URI that may hold a secret, and if names are not decoded as UTF-8;
     SourceNotFound, UnknownScheme, MissingExtra, AccessDenied.
     """
     text = os.fspath(uri)

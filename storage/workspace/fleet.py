@@ -1,8 +1,8 @@
-"""Keep the state of fleets: which repositories their hosts have listed, what is indexed of them, and what failed.
+"""Keep the state of fleets: the repositories that their hosts listed, their indexed commits, and failures.
 
 ``_fleet.json`` holds it all; one sync at a time writes it, under a lease of its own. Pure functions decide what follows
-from a listing: an incomplete one takes nothing away, a renamed repository keeps its entity, and a missing one stays for
-a grace period.
+from a listing: an incomplete one removes nothing, a renamed repository keeps its entity, and a missing one stays for a
+grace period.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class KnownRepository(BaseModel):
         return not is_quiet or self.looked_at is None or now - self.looked_at >= LOOKED_AT_AGAIN_AFTER
 
     def is_waiting(self, now: datetime) -> bool:
-        """Return whether it has failed, and is not yet tried again."""
+        """Return whether it has failed and waits for its next attempt."""
         return self.retry_at is not None and now < self.retry_at
 
     def failed(self, error: DriftlineError, now: datetime) -> KnownRepository:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -61,8 +61,6 @@ from driftline.storage.workspace.records import (
 
 LISTING_SECONDS = 5.0
 """How long the listing that began with the opening of a workspace tells its tenants."""
-_LISTINGS: dict[str, tuple[float, Future[list[str]]]] = {}
-"""The beginning and the result of the listing of each bucket that was opened, until it is used."""
 
 
 def collect(
@@ -127,17 +125,42 @@ class Branch:
         return f"{self.directory}/{self.cut}"
 
 
+@dataclass(slots=True)
+class _EarlyListing:
+    """The listing of tenants that began with the opening of a workspace, which serves one call. Pickled without it."""
+
+    names: Future[list[str]] | None = None
+    began: float = 0.0
+
+    @classmethod
+    def begin(cls, objects: ObjectStore) -> _EarlyListing:
+        """List the tenants in the background."""
+        pool, context = ThreadPoolExecutor(1), contextvars.copy_context()
+        listing = cls(pool.submit(context.run, objects.list_dirs), time.monotonic())
+        pool.shutdown(wait=False)
+        return listing
+
+    def take(self) -> list[str] | None:
+        """Return the names of the tenants' directories, once, and only while they are new; then None."""
+        names, self.names = self.names, None
+        return names.result() if names and time.monotonic() - self.began < LISTING_SECONDS else None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _EarlyListing, ()
+
+
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """An open workspace. Picklable. Opening and reading need only read access.
 
-    A workspace ``on`` branches shows the sources that they belong to as these branches hold them.
+    A workspace ``on`` branches shows their sources in the state of these branches.
     """
 
     objects: ObjectStore
     config: WorkspaceConfig
     access: SourceAccess = LOCAL
     branches: tuple[Branch, ...] = ()
+    early_listing: _EarlyListing = field(default_factory=_EarlyListing, repr=False, compare=False)
 
     def on(self, branches: Iterable[Branch]) -> Workspace:
         """Return the workspace as seen on ``branches``, at most one for each source; without any, on the main index."""
@@ -175,11 +198,9 @@ class Workspace:
         WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
         """
         objects = ObjectStore.open(uri, storage_options)
-        if lists_tenants and not objects.is_local:
-            pool, context = ThreadPoolExecutor(1), contextvars.copy_context()
-            _LISTINGS[objects.uri] = time.monotonic(), pool.submit(context.run, objects.list_dirs)
-            pool.shutdown(wait=False)
-        return cls(objects, WorkspaceConfig(), access or LOCAL).reread()
+        early = lists_tenants and not objects.is_local
+        listing = _EarlyListing.begin(objects) if early else _EarlyListing()
+        return cls(objects, WorkspaceConfig(), access or LOCAL, early_listing=listing).reread()
 
     def reread(self) -> Workspace:
         """Return the workspace with its current configuration.
@@ -390,9 +411,9 @@ class Workspace:
 
     def tenants(self) -> list[Entity]:
         """Return all tenants, sorted, whatever the type of their first level: memory may have its own levels."""
-        began, listing = _LISTINGS.pop(self.objects.uri, (0.0, None))
-        is_known = listing is not None and time.monotonic() - began < LISTING_SECONDS
-        names = listing.result() if listing is not None and is_known else self.objects.list_dirs()
+        names = self.early_listing.take()
+        if names is None:
+            names = self.objects.list_dirs()
         return [Entity.of_directory(name) for name in names if is_tenant(name)]
 
     def sources(self, below: Entity | None = None) -> Iterator[tuple[Entity, SourceRecord]]:

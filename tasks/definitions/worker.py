@@ -65,7 +65,7 @@ def _helper() -> _Helper:
 class _Helper:
     """The other process.
 
-    It starts with the first request and ends with its input, so at the latest with this process.
+    It starts with the first request and ends with its input, at the latest with this process.
     """
 
     def __init__(self) -> None:

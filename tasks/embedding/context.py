@@ -38,7 +38,7 @@ CountsCallback = Callable[[int, int], None]
 class CountReporter:
     """Report the counts of one task to ``on_counts`` at most once every ``interval`` seconds.
 
-    ``documents`` and ``lines`` are those reported so far; whoever receives the result of the task adds the rest.
+    ``documents`` and ``lines`` are those reported so far; the receiver of the result adds the rest.
     """
 
     def __init__(

@@ -284,25 +284,25 @@ def _is_mail(data: bytes, suffix: str) -> bool:
 
 _ODF_SUFFIXES = ("odt", "ods", "odp")
 EXTRACTORS: tuple[Extractor, ...] = (
-    Extractor("docx", 1, ("docx", "docm"), _holds(b"word/document.xml", "docx", "docm"), "office", "docx"),
-    Extractor("pptx", 1, ("pptx", "pptm"), _holds(b"ppt/presentation.xml", "pptx", "pptm"), "office", "pptx"),
-    Extractor("xlsx", 1, ("xlsx", "xlsm"), _holds(b"xl/workbook.xml", "xlsx", "xlsm"), "office", "xlsx"),
+    Extractor("docx", 2, ("docx", "docm"), _holds(b"word/document.xml", "docx", "docm"), "office", "docx"),
+    Extractor("pptx", 2, ("pptx", "pptm"), _holds(b"ppt/presentation.xml", "pptx", "pptm"), "office", "pptx"),
+    Extractor("xlsx", 2, ("xlsx", "xlsm"), _holds(b"xl/workbook.xml", "xlsx", "xlsm"), "office", "xlsx"),
     Extractor(
         "opendocument",
-        2,
+        3,
         _ODF_SUFFIXES,
         _says(b"vnd.oasis.opendocument.", b"content.xml", *_ODF_SUFFIXES),
         "office",
         "opendocument",
     ),
     Extractor(
-        "epub", 2, ("epub",), _says(b"epub+zip", b"META-INF/container.xml", "epub"), "office", "epub", needs="lxml"
+        "epub", 3, ("epub",), _says(b"epub+zip", b"META-INF/container.xml", "epub"), "office", "epub", needs="lxml"
     ),
-    Extractor("rtf", 1, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
-    Extractor("mail", 1, ("eml",), _is_mail, "text_formats", "mail"),
+    Extractor("rtf", 2, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
+    Extractor("mail", 2, ("eml",), _is_mail, "text_formats", "mail"),
     Extractor(
         "mailbox",
-        1,
+        2,
         ("mbox",),
         lambda data, suffix: suffix in ("mbox", "") and _MAILBOX.match(data[:_SNIFFED_BYTES]) is not None,
         "text_formats",
@@ -317,8 +317,8 @@ EXTRACTORS: tuple[Extractor, ...] = (
         "subtitles",
         isolated=False,
     ),
-    Extractor("pdf", 1, ("pdf",), _is_pdf, "pages", "pdf", needs="pypdfium2"),
-    Extractor("html", 2, _HTML_SUFFIXES, _is_html, "pages", "html", needs="lxml", is_text=True),
+    Extractor("pdf", 2, ("pdf",), _is_pdf, "pages", "pdf", needs="pypdfium2"),
+    Extractor("html", 3, _HTML_SUFFIXES, _is_html, "pages", "html", needs="lxml", is_text=True),
     Extractor("notebook", 1, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
 )
 """Extractors in the order in which they are tried."""
@@ -598,7 +598,7 @@ class How:
     outputs: bool = False
 
     def marks(self) -> frozenset[str]:
-        """Return the parts of the marks that it gives to files, without that of the redaction."""
+        """Return the marks of its files, in parts, without that of the redaction."""
         own = {ends_mark(self.most), self.opened or UNOPENED, UNOPENED}
         return current_marks(outputs=self.outputs) | own
 

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from urllib.parse import unquote
 from xml.parsers import expat
 
@@ -128,11 +129,13 @@ class _Relations(_Handler):
             self.targets[attributes.get("Id", "")] = unquote(attributes.get("Target", ""))
 
 
-class _Paragraphs(_Handler):
-    """Adds a line for each paragraph of docx or pptx, and for each row of a table.
+_REPEATED = frozenset(("Fallback", "moveFrom", "rt"))
+"""Elements with text that stands elsewhere too: for older readers, before it was moved, or as a pronunciation."""
+_MATHEMATICAL = {"den": "/", "sub": "_", "sup": "^"}
 
-    A ``Fallback`` is ignored: it repeats a text box for readers that do not know the elements of its ``Choice``.
-    """
+
+class _Paragraphs(_Handler):
+    """Adds a line for each paragraph of a document or drawing, each row of a table, and the names of each axis."""
 
     def __init__(self, draft: Draft) -> None:
         super().__init__()
@@ -140,20 +143,29 @@ class _Paragraphs(_Handler):
         self._text: list[str] = []
         self._cells: list[str] = []
         self._in_cells = self._ignored = 0
-        self._reads = False
+        self._reads = self._in_chart = False
+        self._in_charts: set[str] = set()
         self._prefix = ""
 
     def start(self, tag: str, attributes: Attributes) -> None:
-        self._ignored += tag == "Fallback"
-        if self._ignored:
+        if self._ignored or tag in _REPEATED or attributes.get("type") == "slidenum":
+            self._ignored += 1
             return
         match tag:
             case "t":
                 self._reads = True
+            case "v":
+                self._reads = self._in_chart
+            case "strCache":
+                self._in_chart = True
             case "tab" | "ptab":
                 self._text.append("\t")
             case "br" | "cr":
                 self._text.append(" ")
+            case "noBreakHyphen":
+                self._text.append("-")
+            case "den" | "sub" | "sup":
+                self._text.append(_MATHEMATICAL[tag])
             case "pStyle":
                 self._prefix = _heading(attributes.get("val", ""))
             case "tc":
@@ -162,12 +174,25 @@ class _Paragraphs(_Handler):
 
     def end(self, tag: str) -> None:
         if self._ignored:
-            self._ignored -= tag == "Fallback"
+            self._ignored -= 1
             return
         match tag:
             case "t":
                 self._reads = False
+            case "v" if self._in_chart:
+                self._reads = False
+                self._text.append("\t")
+            case "fName":
+                self._text.append(" ")
+            case "sub" | "sup" if self._text[-1:] == [_MATHEMATICAL[tag]]:  # an empty one
+                self._text.pop()
             case "p":
+                self._end_paragraph()
+            case "strCache":  # each series has the names of all categories
+                self._in_chart = False
+                if (names := "".join(self._text)) in self._in_charts:
+                    self._text.clear()
+                self._in_charts.add(names)
                 self._end_paragraph()
             case "tc":
                 self._in_cells -= 1
@@ -193,6 +218,46 @@ class _Paragraphs(_Handler):
             self._draft.add(prefix + text)
 
 
+class _Comments(_Paragraphs):
+    """Also adds the comments on slides, and those on the cells of ``sheet``, which are their anchors."""
+
+    def __init__(self, draft: Draft, sheet: str = "") -> None:
+        super().__init__(draft)
+        self._sheet = sheet
+
+    def start(self, tag: str, attributes: Attributes) -> None:
+        super().start(tag, attributes)
+        if tag == "comment" and self._sheet:
+            self._draft.at(f"{self._sheet}!{attributes.get('ref', '')}")
+        self._reads |= tag == "text"
+
+    def end(self, tag: str) -> None:
+        super().end(tag)
+        if tag == "text":
+            self._reads = False
+            self._end_paragraph()
+
+
+_DRAWN = re.compile(r"/(?:charts/chart|diagrams/data|drawings/drawing)[^/]*\.xml$")
+_HOLDS_CHARTS = "/drawings/"
+_SAID = re.compile(r"/(?:comments|notesSlides)[^/]*(?:/[^/]*)?\.xml$")
+
+
+def _add_related(archive: _Archive, draft: Draft, part: str, sheet: str = "") -> None:
+    """Add the text of the drawings, charts and diagrams of a part, of its comments, and of the notes of a slide."""
+    related = [name for name in dict.fromkeys(archive.relations(part).values()) if name in archive.names]
+    if sheet and any(map(_DRAWN.search, related)):
+        draft.at(f"{sheet}!A1")
+    for name in related:
+        if _DRAWN.search(name):
+            archive.parse(name, _Paragraphs(draft))
+            if _HOLDS_CHARTS in name and _HOLDS_CHARTS not in part:
+                _add_related(archive, draft, name)
+    for name in related:
+        if _SAID.search(name):
+            archive.parse(name, _Comments(draft, sheet))
+
+
 _HEADING = re.compile(r"(?:heading|berschrift|titre|titolo)\s?([1-6])$", re.IGNORECASE)
 
 
@@ -202,13 +267,17 @@ def _heading(style: str) -> str:
 
 
 def docx(data: bytes) -> Extracted:
-    """Return the paragraphs of a Word document, headings marked as in Markdown, tables by row, and its notes and
+    """Return the paragraphs of a Word document, headings marked as in Markdown, tables by row, charts, notes and
     comments.
     """
     draft = Draft()
     draft.begin("md")
     with _opened(data) as archive:
-        archive.parse("word/document.xml", _Paragraphs(draft))
+        main = "word/document.xml"
+        archive.parse(main, _Paragraphs(draft))
+        for drawn in archive.relations(main).values():
+            if _DRAWN.search(drawn) and drawn in archive.names:
+                archive.parse(drawn, _Paragraphs(draft))
         for name in ("footnotes", "endnotes", "comments"):
             part = f"word/{name}.xml"
             if part in archive.names:
@@ -232,7 +301,7 @@ class _Ids(_Handler):
 
 
 def pptx(data: bytes) -> Extracted:
-    """Return the paragraphs of each slide in the order of the slide show, tables by row, and its notes.
+    """Return the paragraphs of each slide in the order of the slide show, tables by row, charts, notes and comments.
 
     The anchor is the slide.
     """
@@ -247,9 +316,7 @@ def pptx(data: bytes) -> Extracted:
                 continue
             draft.at(f"slide {number}")
             archive.parse(slide, _Paragraphs(draft))
-            for part in archive.relations(slide).values():
-                if part.startswith("ppt/notesSlides/") and part in archive.names:
-                    archive.parse(part, _Paragraphs(draft))
+            _add_related(archive, draft, slide)
     return draft.done()
 
 
@@ -258,13 +325,15 @@ class _SharedStrings(_Handler):
         super().__init__()
         self.strings: list[str] = []
         self._parts: list[str] = []
-        self._reads = False
+        self._reads = self._is_phonetic = False
 
     def start(self, tag: str, attributes: Attributes) -> None:
-        self._reads = tag == "t"
+        self._is_phonetic |= tag == "rPh"
+        self._reads = tag == "t" and not self._is_phonetic
 
     def end(self, tag: str) -> None:
         self._reads = False
+        self._is_phonetic &= tag != "rPh"
         if tag == "si":
             self.strings.append("".join(self._parts))
             self._parts.clear()
@@ -274,21 +343,75 @@ class _SharedStrings(_Handler):
             self._parts.append(text)
 
 
+_DATE_FORMATS = frozenset((*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)))
+"""The numbers of the formats of dates and times that every program knows."""
+_LITERAL_IN_FORMAT = re.compile(r'"[^"]*"|\\.|[_*].|\[[^\]]*\]')
+_FIRST_DAY = datetime(1899, 12, 30)  # as if 1900 had been a leap year, from its March on
+_DAYS_TO_1904 = 1_462
+_MAX_DAYS = 2_950_000
+"""A date before the year 9977."""
+
+
+class _Styles(_Handler):
+    """Which styles of cells, by number, show a number as a date or a time, and from which day they count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.are_dates: list[bool] = []
+        self.from_1904 = self._in_cells = False
+        self._formats: set[str] = set()
+
+    def start(self, tag: str, attributes: Attributes) -> None:
+        match tag:
+            case "workbookPr":
+                self.from_1904 = attributes.get("date1904", "0") in ("1", "true")
+            case "numFmt":
+                code = _LITERAL_IN_FORMAT.sub("", attributes.get("formatCode", "")).lower()
+                if not code.startswith("general") and not set("dmyhs").isdisjoint(code):
+                    self._formats.add(attributes.get("numFmtId", ""))
+            case "cellXfs":
+                self._in_cells = True
+            case "xf" if self._in_cells:
+                number = attributes.get("numFmtId", "")
+                known = number.isdecimal() and int(number) in _DATE_FORMATS
+                self.are_dates.append(known or number in self._formats)
+
+    def end(self, tag: str) -> None:
+        self._in_cells &= tag != "cellXfs"
+
+    def shown(self, value: str, style: str) -> str:
+        """Return a number as people read it: ``2024-03-01``, ``2024-03-01 13:30:00``, ``13:30:00`` or ``0.3``."""
+        try:
+            number = float(value)
+        except ValueError:
+            return value
+        at = int(style) if style.isdecimal() else -1
+        if not (0 <= at < len(self.are_dates) and self.are_dates[at] and 0 <= number < _MAX_DAYS):
+            return f"{number:.15g}" if "." in value else value
+        time = _FIRST_DAY + timedelta(
+            days=int(number) + _DAYS_TO_1904 * self.from_1904, seconds=round(number % 1 * 86_400)
+        )
+        if number < 1:
+            return f"{time:%H:%M:%S}"
+        return f"{time:%Y-%m-%d}" if number.is_integer() else f"{time:%Y-%m-%d %H:%M:%S}"
+
+
 class _Sheet(_Handler):
     """Adds a line for each row of a sheet; its anchor is the first cell with a value."""
 
-    def __init__(self, draft: Draft, name: str, strings: list[str]) -> None:
+    def __init__(self, draft: Draft, name: str, strings: list[str], styles: _Styles) -> None:
         super().__init__()
-        self._draft, self._name, self._strings = draft, name, strings
+        self._draft, self._name, self._strings, self._styles = draft, name, strings, styles
         self._cells: list[str] = []
         self._first = ""
-        self._kind = self._cell = ""
+        self._kind = self._cell = self._style = ""
         self._value: list[str] = []
         self._reads = False
 
     def start(self, tag: str, attributes: Attributes) -> None:
         if tag == "c":
             self._kind, self._cell = attributes.get("t", "n"), attributes.get("r", "")
+            self._style = attributes.get("s", "")
         self._reads = tag in ("v", "t")
 
     def data(self, text: str) -> None:
@@ -303,6 +426,10 @@ class _Sheet(_Handler):
             if self._kind == "s":
                 at = int(value) if value.isdecimal() else -1
                 value = self._strings[at] if 0 <= at < len(self._strings) else ""
+            elif self._kind == "n":
+                value = self._styles.shown(value, self._style)
+            elif self._kind == "b":
+                value = {"0": "FALSE", "1": "TRUE"}.get(value, value)
             value = " ".join(value.split())
             if value and not self._cells:
                 self._first = self._cell
@@ -315,18 +442,24 @@ class _Sheet(_Handler):
 
 
 def xlsx(data: bytes) -> Extracted:
-    """Return the rows of each sheet, values separated by tabs; the anchor is the first cell of a row: ``Sheet1!B7``."""
+    """Return the rows of each sheet, values separated by tabs, with its charts, text boxes and comments.
+
+    The anchor is the first cell of a row, ``Sheet1!B7``, or the cell of a comment.
+    """
     draft = Draft()
     with _opened(data) as archive:
         main = "xl/workbook.xml"
-        sheets, targets, shared = _Ids("sheet"), archive.relations(main), _SharedStrings()
+        sheets, targets, shared, styles = _Ids("sheet"), archive.relations(main), _SharedStrings(), _Styles()
         archive.parse(main, sheets)
-        if "xl/sharedStrings.xml" in archive.names:
-            archive.parse("xl/sharedStrings.xml", shared)
+        archive.parse(main, styles)
+        for part, handler in (("xl/sharedStrings.xml", shared), ("xl/styles.xml", styles)):
+            if part in archive.names:
+                archive.parse(part, handler)
         for name, relation in sheets.found:
             part = targets.get(relation, "")
             if part in archive.names:
-                archive.parse(part, _Sheet(draft, name, shared.strings))
+                archive.parse(part, _Sheet(draft, name, shared.strings, styles))
+                _add_related(archive, draft, part, name)
     return draft.done()
 
 
@@ -343,25 +476,30 @@ class _Row:
 
 
 class _OpenDocument(_Handler):
-    """Adds a line for each paragraph, and for each row of a table."""
+    """Adds a line for each paragraph, and for each row of a table.
+
+    Paragraphs inside of a paragraph, such as those of notes and comments, come after it.
+    """
 
     def __init__(self, draft: Draft, is_sheet: bool) -> None:
         super().__init__()
         self._draft, self._is_sheet = draft, is_sheet
-        self._text: list[str] = []
-        self._paragraphs = 0
-        self._prefix = ""
+        self._texts: list[list[str]] = []
+        self._prefixes: list[str] = []
+        self._notes: list[str] = []
         self._rows: list[_Row] = []
         self._table, self._number, self._slide, self._ignored = "", 0, 0, 0
 
     def start(self, tag: str, attributes: Attributes) -> None:
         match tag:
             case "p" | "h":
-                self._paragraphs += 1
                 level = attributes.get("outline-level", "1")
-                self._prefix = "#" * min(int(level) if level.isdecimal() else 1, 6) + " " if tag == "h" else ""
+                self._prefixes.append("#" * min(int(level) if level.isdecimal() else 1, 6) + " " if tag == "h" else "")
+                self._texts.append([])
+            case "note" | "annotation":  # its number, or author and date, are no text
+                self._texts.append([])
             case "s" | "tab" | "line-break":
-                self._text.append("\t" if tag == "tab" else " ")
+                self.data("\t" if tag == "tab" else " ")
             case "table":
                 self._table, self._number = attributes.get("name", ""), 0
             case "table-row":
@@ -381,27 +519,38 @@ class _OpenDocument(_Handler):
     def end(self, tag: str) -> None:
         match tag:
             case "p" | "h":
-                self._paragraphs -= 1
                 self._end_paragraph()
+            case "note" | "annotation":
+                self._texts.pop()
+                if not self._texts:  # of a cell
+                    self._add_notes()
             case "table-row":
                 self._end_row()
             case "tracked-changes" | "forms":
                 self._ignored -= 1
 
     def data(self, text: str) -> None:
-        if self._paragraphs and not self._ignored:
-            self._text.append(text)
+        if self._texts and not self._ignored:
+            self._texts[-1].append(text)
 
     def _end_paragraph(self) -> None:
-        text, prefix = " ".join("".join(self._text).split()), self._prefix
-        self._text.clear()
-        self._prefix = ""
-        if not text:
+        text, prefix = " ".join("".join(self._texts.pop()).split()), self._prefixes.pop()
+        if self._texts:
+            self._notes.append(text)
             return
-        if self._rows and self._rows[-1].cells:
+        self._add(text, prefix)
+        self._add_notes()
+
+    def _add_notes(self) -> None:
+        notes, self._notes = self._notes, []
+        for text in notes:
+            self._add(text)
+
+    def _add(self, text: str, prefix: str = "") -> None:
+        if text and self._rows and self._rows[-1].cells:
             column, before = self._rows[-1].cells[-1]
             self._rows[-1].cells[-1] = column, f"{before} {text}".strip()
-        else:
+        elif text:
             self._draft.add(prefix + text)
 
     def _end_row(self) -> None:

@@ -33,6 +33,8 @@ _BLOCKS = frozenset((
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 _PREFIXES = _HEADINGS | {"li": "- "}
 _CELLS = frozenset(("td", "th"))
+_ALONE_IN_CELLS = frozenset(("p", "div"))
+"""The first of them in a cell leaves the cell in the line of its row."""
 _BLANKS = re.compile(r"[ \t\r\n\f\xa0]+")
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{2,40})", re.IGNORECASE)
 _XML_ENCODING = re.compile(rb"^<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z0-9_.:-]{2,40})")
@@ -48,18 +50,22 @@ class _HtmlLines:
         self._skipped = 0
         self._pre = 0
         self._prefix = ""
+        self._in_cell = self._cell_is_empty = self._paragraph_ended = False
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         if self._skipped or _is_skipped(tag, attributes):
             self._skipped += 1
             return
         anchor = attributes.get("id") or (attributes.get("name") if tag == "a" else None)
-        if tag in _BLOCKS:
+        if tag in _BLOCKS and not (tag in _ALONE_IN_CELLS and self._cell_is_empty):
             self._end_line()
             self._prefix = _PREFIXES.get(tag, self._prefix if tag == "p" else "")
             self._pre += tag == "pre"
-        elif tag in _CELLS and self._parts:
-            self._parts.append("\t")
+        elif tag in _CELLS:
+            self._in_cell = self._cell_is_empty = True
+            self._paragraph_ended = False
+            if self._parts:
+                self._parts.append("\t")
         elif tag == "img" and attributes.get("alt"):
             self._parts.append(f" {attributes['alt']} ")
         if anchor and not self._parts:
@@ -68,14 +74,24 @@ class _HtmlLines:
     def end(self, tag: str) -> None:
         if self._skipped:
             self._skipped -= 1
+        elif tag in _ALONE_IN_CELLS and self._in_cell:
+            self._paragraph_ended = True
         elif tag in _BLOCKS:
             self._end_line()
             self._prefix = ""
             self._pre -= tag == "pre"
+            if tag == "table":
+                self._in_cell = self._cell_is_empty = False
 
     def data(self, text: str) -> None:
-        if not self._skipped:
-            self._parts.append(text)
+        is_blank = not self._pre and text.isspace()
+        if self._skipped or (is_blank and not self._parts):
+            return
+        if not is_blank:
+            self._cell_is_empty = False
+            if self._paragraph_ended:
+                self._end_line()
+        self._parts.append(text)
 
     def comment(self, text: str) -> None:
         pass
@@ -88,6 +104,7 @@ class _HtmlLines:
 
     def _end_line(self) -> None:
         parts, self._parts = self._parts, []
+        self._paragraph_ended = False
         if not parts:
             return
         text = "".join(parts)
@@ -208,8 +225,12 @@ def _pdf_pages(data: bytes) -> list[str]:
     size = 0
     if len(document) > MAX_PAGES:
         raise Refused(SkipReason.BOMB)
+    has_forms = document.get_formtype() != raw.FORMTYPE_NONE
     for number in range(len(document)):
         page = raw.FPDF_LoadPage(document.raw, number)
+        if page and has_forms and raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY) == raw.FLATTEN_SUCCESS:
+            raw.FPDF_ClosePage(page)  # what is filled in belongs to the text of the page from now on
+            page = raw.FPDF_LoadPage(document.raw, number)
         if not page:
             pages.append("")  # the others may be whole
             continue

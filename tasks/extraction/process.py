@@ -142,7 +142,7 @@ class _Reader:
     def ask(self, target: str, data: bytes) -> dict[str, Any]:
         """Return the answer of the process, or the reason why there is none.
 
-        The process ends unless it has given a whole answer: one that is read later would be that of another document.
+        The process is killed unless its answer is complete: the rest would be taken for the answer to another document.
         """
         late = threading.Event()
 

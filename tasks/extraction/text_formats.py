@@ -139,12 +139,27 @@ def _add_message(draft: Draft, data: bytes) -> None:
             draft.add(f"{name}: {value}")
     draft.add("")
     body = message.get_body(("plain", "html"))
-    if body is not None:
-        _add_body(draft, cast(EmailMessage, body))
+    for text in _texts(message, body):
+        _add_body(draft, cast(EmailMessage, text))
     for part in message.walk():
         attached = part.get_filename()
         if attached and part is not body:
             draft.add(f"attachment: {' '.join(str(attached).split())}")
+
+
+def _texts(part: MIMEPart, body: object) -> Iterator[MIMEPart]:
+    """Yield the body of a message and other text between its attachments, with that of forwarded messages."""
+    if part is body:
+        yield part
+    elif part.get_content_type() == "multipart/alternative":
+        yield from (each for each in part.walk() if each is body)
+    elif part.get_filename():
+        return  # an attachment
+    elif part.is_multipart():
+        for inside in cast(list[MIMEPart], part.get_payload()):
+            yield from _texts(inside, body)
+    elif part.get_content_type() == "text/plain":
+        yield part
 
 
 def attachments(data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -271,7 +286,7 @@ def _rtf_text(data: bytes) -> str:
         elif brace == b"}":
             ignored, fallback = groups.pop() if groups else (ignored, fallback)
             skip_fallback = 0
-        elif word in _NO_TEXT or escaped == b"*":
+        elif word in _NO_TEXT or (escaped == b"*" and data[match.start() - 1 : match.start()] == b"{"):
             ignored = True
         elif word == b"ansicpg" and number:
             encoding = _codepage(number)

@@ -234,8 +234,8 @@ def branch_named(name: str) -> str | None:
 def ask_remote_branches(root: str) -> frozenset[str] | None:
     """Ask the remote ``origin`` for the names of its branches.
 
-    Returns None if there is no remote, if it does not answer, or if it has no branch. The branches that a clone
-    remembers are no substitute: a clone of a single branch never knew the others.
+    Returns None if there is no remote, if it does not answer, or if it has no branch. The remote branches in a clone
+    are no substitute: a single-branch clone lacks the others.
     """
     if "://" in root or not os.path.isdir(root) or find_repository(root) is None:
         return None
@@ -253,11 +253,14 @@ def local_branches(root: str) -> frozenset[str]:
     return frozenset(name.removeprefix(_HEADS) for name in names)
 
 
-def is_on_remote_branch(root: str, commit: str, branch: str) -> bool:
-    """Return whether ``commit`` is in ``branch`` of ``origin``, as the work tree around ``root`` has fetched it."""
+def is_on_remote_branch(root: str, commit: str, branch: str) -> bool | None:
+    """Return whether ``commit`` is in ``branch`` of ``origin``, as the work tree around ``root`` has fetched it.
+
+    Returns None if it has not fetched that branch.
+    """
     answer = ask(root, "rev-parse", "--verify", "--quiet", f"{_REMOTE}{branch}")
     tip = answer.decode().strip() if answer else ""
-    return bool(tip) and (commit == tip or is_ancestor(root, commit, tip))
+    return (commit == tip or is_ancestor(root, commit, tip)) if tip else None
 
 
 def default_branch(root: str) -> str | None:

@@ -137,6 +137,11 @@ class TrackedFiles:
             command = ("ls-files", "--stage", "-v", "-z", "--", *self._narrowed)
             self._running = start(self._repository, self._root, *command)
 
+    @property
+    def ignores_case(self) -> bool:
+        """Whether the repository ignores names in any case."""
+        return self._repository.ignores_case
+
     def output(self) -> bytes | None:
         """Return the entries as git lists them, sorted by path; None if it fails."""
         self.start()

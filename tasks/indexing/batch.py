@@ -87,7 +87,7 @@ def read_all(
 
 
 def _read_members(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator[ReadFile | SkipReason]:
-    """Read members of archives, by the hashes in their etags; each archive once for members that stand together."""
+    """Read members of archives, by the hashes in their etags; each archive once for adjacent members."""
     for container, members in groupby(changes, lambda change: container_of(change["path"])):
         asked = [*members]
         wanted = [change["path"] for change in asked if reason_in(change["etag"]) is None]

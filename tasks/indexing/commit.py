@@ -95,7 +95,7 @@ class Committer:
         self._documents.publish_staged(staged.batch, staged.data)
 
     def take_back(self) -> None:
-        """Remove the delta that was staged last, whose transaction was not committed and never will be."""
+        """Remove the delta that was staged last, whose transaction can never commit."""
         self._documents.discard_staged([BatchId(self.run_id, self.batch)])
 
     def remove_lines(self, paths: Sequence[str]) -> None:
@@ -210,7 +210,7 @@ def build(task: SegmentTask, context: TaskContext) -> Segment:
 def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, report: Callable[[str], None]) -> bool:
     """Make ``model`` current if all sources are embedded with it, and return whether it is current.
 
-    Otherwise report which documents are missing, and keep the old table. The leases of all sources are held meanwhile.
+    Otherwise report which documents are missing, and keep the old table. Holds the leases of all sources meanwhile.
     Raises FingerprintMismatch if a third model became current meanwhile.
     """
     run_id = new_ulid()

@@ -58,7 +58,7 @@ class Fence:
         self._stack.close()
 
     def take_tenant(self, tenant: Entity, sources: Iterable[Entity]) -> None:
-        """Fence off all writers to the tables of ``tenant``, or none if one of its sources is busy."""
+        """Fence off all writers to the tables of ``tenant``; do nothing if one of its sources is busy."""
         with ExitStack() as stack:
             try:
                 leases = [

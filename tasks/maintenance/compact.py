@@ -168,7 +168,7 @@ def take_stock(workspace: Workspace, tenant: Entity, quality: SearchQuality | No
 
 
 def search_quality(workspace: Workspace, tenant: Entity, rebuilt: int, now: datetime) -> SearchQuality | None:
-    """Measure the search of the current table if it is due; None if it is not, or if there are no lines.
+    """Measure the search of the current table if it is due; None otherwise, or without lines.
 
     It is due if the table is small, if the compaction has built the vector index of ``rebuilt`` rows, more than
     REBUILT_SHARE of all, or if the last measurement is older than MEASURED_EVERY.

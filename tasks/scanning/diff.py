@@ -97,6 +97,9 @@ def diff(
     Fastest if both tables are sorted by path.
     """
     listing = listing.combine_chunks().append_column("racy", _racy(listing, now_ns))
+    if not len(manifest):  # saves the effort for each small source of a first run
+        none = CHANGE_SCHEMA.empty_table()
+        return Diff(_new(listing), none, none, DELETED_SCHEMA.empty_table(), SKIPPED_SCHEMA.empty_table(), 0)
     manifest = manifest.combine_chunks()
     row = _align(listing["path"], manifest["path"])
     known = row >= 0

@@ -206,7 +206,7 @@ class Rules:
     """The caller's filters for a source, in gitignore syntax with braces (``*.{ts,tsx}``).
 
     A non-empty ``include`` selects only matching files. With ``archives``, it matches the files inside of archives and
-    mail as if these were folders, and no archive is left out before it was opened.
+    mail as if these were folders, and archives are always opened first.
     """
 
     include: tuple[str, ...] = ()
@@ -329,6 +329,12 @@ class Matcher:
         self._only_included = bool(rules.include)
         self._archives = rules.archives
         self._secrets = PatternList(SECRETS if rules.skip_secrets else (), base, flags="si")
+
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def of(rules: Rules) -> Matcher:
+        """Return the compiled rules, which are the same for many sources."""
+        return Matcher(rules)
 
     def secret(self, files: pa.Array) -> NDArray[np.bool_]:
         """Return ``(n,) bool``: files that look like credentials by their names."""

@@ -313,15 +313,16 @@ class ScanResult:
     """The result of a scan.
 
     ``skipped`` (SKIPPED_SCHEMA) has every file that is not indexed; an ignored folder has one row, with a trailing
-    slash. ``listed`` counts the compared files. ``complete`` is False if folders could not be read: they are in
-    ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the time that the worker took;
-    ``too_large`` has the sizes of files that are. ``opened`` are the archives and mail whose members were listed, and
-    ``carriers`` those that are not documents themselves, because no pattern includes them.
+    slash. ``listed`` counts the compared files, ``known`` those of the manifest. ``complete`` is False if folders could
+    not be read: they are in ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the time that the
+    worker took; ``too_large`` has the sizes of files beyond their limit. ``opened`` are the archives and mail whose
+    members were listed, and ``carriers`` those that are not documents themselves, because no pattern includes them.
     """
 
     diff: Diff
     skipped: pa.Table
     listed: int
+    known: int
     complete: bool
     seconds: float = 0.0
     too_large: Mapping[str, int] = field(default_factory=dict)
@@ -402,7 +403,7 @@ def scan_paths(
 
 
 def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) -> ScanResult:
-    table = listing.table()
+    table, known = listing.table(), len(manifest)
     table, large = _fitting(spec, listing, table)
     kept = [*listing.unread, *listing.unsure]
     if kept and len(manifest):
@@ -425,6 +426,7 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
         result,
         skipped.sort_by("path"),
         listed,
+        known,
         not listing.unread,
         too_large=sizes,
         opened=opened,
@@ -639,7 +641,7 @@ def _add_remote(listing: Listing, spec: ScanSpec, infos: Iterable[FileInfo]) -> 
 
 def _add_files(listing: Listing, spec: ScanSpec, files: list[FileInfo], ours: OwnIgnoreFiles) -> None:
     """Add the files that the rules of the caller and the ignore files of the source admit, and skip the others."""
-    matcher = Matcher(spec.rules)
+    matcher = Matcher.of(spec.rules)
     paths = pa.array([info.path for info in files], pa.string())
     secret, excluded = ours.admitted(matcher.secret(paths), paths), matcher.excluded(paths) | ours.excluded(paths)
     listing.skip(SkipReason.SECRET, *(files[i].path for i in np.flatnonzero(secret)))

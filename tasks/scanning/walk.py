@@ -96,6 +96,10 @@ class _Repository:
     tracked: TrackedFiles | None = None
     common_dirs: tuple[str, ...] = ()
 
+    @property
+    def ignores_case(self) -> bool:
+        return self.tracked is not None and self.tracked.ignores_case
+
     def holds(self, path: str) -> bool | None:
         return self.tracked.holds(path.removeprefix(self.base)) if self.tracked is not None else False
 
@@ -224,9 +228,11 @@ class Walk:
             if self._excludes is None:
                 self._excludes = excludes_file(self._root or "/")
             ours = tuple(patterns for patterns in folder_rules.stack if patterns.mark == BY_US)
-            lists = [self._patterns_outside(path, self._above + folder) for path in (self._excludes, nested.exclude)]
+            named = (self._excludes, nested.exclude)
+            lists = [self._patterns_outside(path, self._above + folder, inner) for path in named]
             folder_rules = _FolderRules((*ours, *filter(None, lists)), inner)
-        lists = [self._patterns_inside(folder + name, self._above + folder) for name in ignore_files]
+        repository = folder_rules.repository
+        lists = [self._patterns_inside(folder + name, self._above + folder, repository) for name in ignore_files]
         return replace(folder_rules, stack=(*folder_rules.stack, *filter(None, lists)))
 
     def _rules_of(self, folder: str) -> _FolderRules:
@@ -403,28 +409,29 @@ class Walk:
     def _outermost(self, work_tree: WorkTree | None, tracked: TrackedFiles | None) -> _FolderRules:
         if work_tree is None:
             return _FolderRules()
-        lists = [self._patterns_outside(path, "") for path in (work_tree.excludes, work_tree.exclude)]
+        tracked = tracked or TrackedFiles(work_tree.repository, work_tree.root)
+        repository = _Repository("", tracked, (work_tree.repository.common_dir,))
+        lists = [self._patterns_outside(path, "", repository) for path in (work_tree.excludes, work_tree.exclude)]
         parts = self._above.rstrip("/").split("/") if self._above else []
         closed = False  # an ignored folder with tracked files; without any, it is no work tree
         for depth, part in enumerate(parts):
             above = "".join(part + "/" for part in parts[:depth])
-            lists += [self._patterns_outside(f"{work_tree.top}/{above}{name}", above) for name in IGNORE_FILES]
+            paths = (f"{work_tree.top}/{above}{name}" for name in IGNORE_FILES)
+            lists += [self._patterns_outside(path, above, repository) for path in paths]
             verdict = np.zeros(1, dtype=np.uint8)
             for patterns in filter(None, lists):
                 patterns.apply(pa.array([above + part], pa.string()), verdict, folders=True)
             closed |= bool(verdict[0] == BY_GIT)
-        tracked = tracked or TrackedFiles(work_tree.repository, work_tree.root)
-        repository = _Repository("", tracked, (work_tree.repository.common_dir,))
         return _FolderRules(tuple(filter(None, lists)), repository, closed)
 
-    def _patterns_outside(self, path: str, base: str) -> PatternList | None:
-        return _patterns(lambda: read_regular(path), path, base) if path else None
+    def _patterns_outside(self, path: str, base: str, repository: _Repository) -> PatternList | None:
+        return _patterns(lambda: read_regular(path), path, base, repository) if path else None
 
-    def _patterns_inside(self, path: str, base: str) -> PatternList:
-        return _patterns(lambda: self._tree.read(path), f"{self._root}/{path}", base)
+    def _patterns_inside(self, path: str, base: str, repository: _Repository) -> PatternList:
+        return _patterns(lambda: self._tree.read(path), f"{self._root}/{path}", base, repository)
 
 
-def _patterns(read: Callable[[], bytes | None], path: str, base: str) -> PatternList:
+def _patterns(read: Callable[[], bytes | None], path: str, base: str, repository: _Repository) -> PatternList:
     try:
         data = read()
     except OSError as error:
@@ -434,7 +441,8 @@ def _patterns(read: Callable[[], bytes | None], path: str, base: str) -> Pattern
     if data is None:
         log.warning("the ignore file %s is not a regular file, and is skipped", path)
     mark = BY_US if path.endswith(f"/{OUR_IGNORE_FILE}") else BY_GIT
-    return PatternList(read_ignore_file(data or b""), base, mark=mark)
+    flags = "si" if repository.ignores_case else "s"
+    return PatternList(read_ignore_file(data or b""), base, mark=mark, flags=flags)
 
 
 def above_and_self(paths: Iterable[str]) -> set[str]:

@@ -178,8 +178,8 @@ def joined(
 ) -> list[Window]:
     """Join ``windows``, best first, with the definitions that ``deep`` found, and return them by their joined scores.
 
-    The best window of a found definition gains by how much its cosine exceeds that of the last definition found. A
-    definition without a window gets one at the line of its name, with the score of the last of ``windows`` added.
+    The best window of a found definition gains the difference between its cosine and that of the last definition found.
+    A definition without a window gets one at the line of its name, with the score of the last of ``windows`` added.
     Definitions in changed documents are dropped. Raises StorageError, CorruptFile.
     """
     if not found:

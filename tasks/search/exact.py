@@ -132,8 +132,8 @@ class ExactFinder:
     """Finds the lines of some tables that match patterns, document by document.
 
     ``order`` sorts the documents, and ``chosen`` leaves some of them out; ``documents`` are the only ones, if given.
-    ``late`` returns whether the time is up, and ``max_packs`` is the number to read; ``cut`` then means that not all
-    were. ``read`` counts them.
+    ``late`` returns whether the time is up, and ``max_packs`` is the number to read; ``cut`` then means that some were
+    not read. ``read`` counts them.
     """
 
     tables: Sequence[LineQuery]
@@ -269,7 +269,7 @@ def search_exactly(
     They are in order of importance, path and line. Every line of every indexed document that the request allows is
     searched, whether it holds a word or not. With ``files`` only the first line of each document is a result; with
     ``count`` none is, and all are counted. If the request has a query, its words rank the lines as ``answer`` does;
-    those that it does not find come last, in order. After ``max_seconds`` of ``clock`` the search ends.
+    lines without any come last, in order. After ``max_seconds`` of ``clock`` the search ends.
 
     Raises UsageError, NotIndexed, StorageError, CorruptFile, and with a query the errors of ``answer``.
     """

@@ -205,6 +205,7 @@ class LineKinds:
 ALL_LINES = LineKinds()
 
 
+_ESCAPED = re.compile(r"\\([][*?{}!])")
 MAX_REPORTED = 20
 """Maximum number of values of one filter that are reported one by one."""
 _LABELS = {
@@ -267,6 +268,9 @@ def _note_on(name: str, value: str | tuple[str, str]) -> tuple[str, str]:
         advice = " Did you mean a glob?"
     elif name == "globs" and "," in text and "{" not in text:
         advice = f" Alternatives have braces: {'{' + text + '}'!r}."
+    elif "\\" in text:
+        unescaped = _ESCAPED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[{" else found[1], text)
+        advice = f" A backslash is an ordinary character: write {unescaped.replace(chr(92), '/')!r}."
     elif name == "globs" and not WILDCARD.search(text):
         advice = f" A directory is the glob {text.rstrip('/') + '/'!r}."
     return condition, f"No indexed document matches the {condition}.{advice}"

@@ -111,8 +111,8 @@ def grep(
 ) -> SearchReport:
     """Return the windows of ``texts`` nearest to a query, best first, as ``search`` reports them; their source is "".
 
-    Of the request, only limits count: ``top_k``, ``n_lines``, ``max_distance`` and ``min_relevance``. Lines without a
-    letter or digit are never found. Memory holds the texts and 12 bytes per line.
+    Only these limits of the request apply: ``top_k``, ``n_lines``, ``max_distance`` and ``min_relevance``. Lines
+    without a letter or digit are never found. Memory holds the texts and 12 bytes per line.
     """
     query = request.query
     vector = embedder.embed_query(query.lower() if ignore_case else query) if query.strip() else np.zeros(1, np.float32)

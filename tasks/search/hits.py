@@ -518,15 +518,15 @@ class Hit:
     ``end_line``, as they were indexed. Of a long line, ``text`` and ``context`` have the window around the match
     (``clipped``).
 
-    ``freshness`` is the state of the best line, and ``line_now`` its current number; None if that takes more than a
-    look at data that was read anyway. ``symbol`` is the qualified name of the innermost definition around the best
-    line, ``kind`` its kind (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` its lines as they
-    were indexed, comments above it included; None outside of any, and if definitions are not indexed. ``anchor`` is the
-    position of the best line in a file from which text was extracted (``cell 7``); line numbers are those of that text.
-    ``fragment`` is the URL fragment for a viewer (``page=12``), None if no viewer supports one.
-    ``matches`` are the positions in the best line that match the patterns of an exact search: the columns of the first
-    character and after the last one, 1-based. ``url`` is the permanent link of the best line at a commit on the host of
-    its repository; None if it is not known that the text there is the same.
+    ``freshness`` is the state of the best line, and ``line_now`` its current number; None if that would need further
+    reads. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind`` its kind
+    (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` its lines as they were indexed, comments
+    above it included; None outside of any, and if definitions are not indexed. ``anchor`` is the position of the best
+    line in a file from which text was extracted (``cell 7``); line numbers are those of that text. ``fragment`` is the
+    URL fragment for a viewer (``page=12``), None if no viewer supports one. ``matches`` are the positions in the best
+    line that match the patterns of an exact search: the columns of the first character and after the last one, 1-based.
+    ``url`` is the permanent link of the best line at a commit on the host of its repository; None if it is not known
+    that the text there is the same.
     """
 
     path: str

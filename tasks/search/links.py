@@ -191,7 +191,7 @@ def _scp(text: str) -> tuple[str, str]:
 
 
 def wrong_link(link: str) -> str | None:
-    """Return the problem of the ``link`` of a source: a kind of host, or a template; None if nothing is.
+    """Return the problem with the ``link`` of a source, a kind of host or a template; None if it is valid.
 
     Examples:
         >>> wrong_link("gitlab"), wrong_link("https://git.example.com/view/{repository}/{path}?id={commit}#n{line}")

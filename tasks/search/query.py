@@ -273,7 +273,7 @@ def notes_on(found: Sequence[Hit]) -> tuple[str, ...]:
 
 
 def nothing_indexed(workspace: Workspace) -> str:
-    """Return a message about a workspace without lines: whether it has sources, and why their files are skipped."""
+    """Explain a workspace without lines: whether it has sources, and why their files are skipped."""
     reasons: Counter[str] = Counter()
     records = []
     for entity, record in workspace.readable_sources():

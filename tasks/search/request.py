@@ -307,7 +307,7 @@ class SearchRequest(SearchFilter):
     )
     deep: bool | None = option(
         None,
-        "Also search the definition embeddings written by 'index --deep'; default: where there are any.",
+        "Also search the definition embeddings written by 'index --deep'; default: if there are any.",
         flag="--deep/--no-deep",
         only_in=frozenset({"command"}),
         is_setting=True,
@@ -321,11 +321,11 @@ class SearchRequest(SearchFilter):
     whole_words: bool = option(False, "Exact terms match whole words only.", aliases=("-w",))
     ignore_case: bool | None = option(
         None,
-        "Whether exact terms ignore case; default: those without a capital do.",
+        "Ignore case in exact terms; default: in terms without a capital.",
         flag="--ignore-case/--case-sensitive",
     )
     multiline: bool = option(False, "Exact terms may match over several lines.", aliases=("-U",))
-    count: bool = option(False, "Count the lines that match exact terms, and show none.")
+    count: bool = option(False, "Only count the lines that match exact terms.")
     files: bool = option(False, "Show only the first matching line of each file.")
     facets: bool = option(
         False,
@@ -383,7 +383,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(options_of(SearchRequest))
 
 
 def options_in(interface: str, *names: str) -> dict[str, Option]:
-    """Return the options that ``interface`` offers, or those of them that ``names`` are."""
+    """Return the options that ``interface`` offers, limited to ``names`` if there are any."""
     return {name: row for name, row in OPTIONS.items() if interface in row.only_in and (not names or name in names)}
 
 

@@ -1,4 +1,4 @@
-"""Measurements for decisions 0002, 0003 and 0008: the type of the vector column and the kind of vector index.
+"""Measurements for decisions 0002 and 0008: the type of the vector column and the kind of vector index.
 
     .venv/bin/python tests/benchmarks/index_kinds.py
 

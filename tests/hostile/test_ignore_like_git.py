@@ -126,6 +126,8 @@ class Repositories:
     def fill(self, repository: Path) -> None:
         repository.mkdir(parents=True)
         git(repository, "init", "-q")
+        if self.generator.random() < 0.4:
+            git(repository, "config", "core.ignorecase", "true")
         for folder in ("", "a/", "a/b/", "c/"):
             for name in self.generator.sample(FILES, k=3):
                 (repository / folder).mkdir(exist_ok=True)
@@ -164,7 +166,7 @@ SUBFOLDERS = ("inner", "a/inner", "a/b/inner", "c/inner", "b/x/inner")
 FILES = ("x.log", "keep.log", "lib.py", "a.txt", "CLAUDE.md", "b.tmp", "inner.py", "é.log")
 PATTERNS = (
     *("*.log", "!keep.log", "a/", "/a", "b", "c/", "/c/*", "*.py", "CLAUDE.md", "a/b/*", "inner/", "inner", "*", "!*/"),
-    *("!a/", "**/b/*.tmp", "lib.*", "*.md", "é*"),
+    *("!a/", "**/b/*.tmp", "lib.*", "*.md", "é*", "*.LOG", "!Keep.Log", "A/", "[K-L]*", "INNER"),
 )
 
 

@@ -51,6 +51,8 @@ QUIET = {"mcp", "trust", "remove", "pull", "diff", "ci", "memory"}
 """Commands of which these calls may print nothing on standard output."""
 PRINTING = ("index", "search", "status", "grep", "runs", "web")
 """Commands that print names and lines, each by another way."""
+AS_JSON = {f"{name} as JSON": (*LINES[name], "--json") for name in ("index", "search", "status", "grep", "runs", "sql")}
+CALLS = LINES | AS_JSON
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +120,7 @@ def run_each(
     results.mkdir()
     streams = [2] if output else [1, 2]
     outcome = {"folder": str(results), "program": PROGRAM, "streams": [] if "2>" in output else streams}
-    lines = {name: LINES[name] for name in names}
+    lines = {name: CALLS[name] for name in names}
     script = f'{before}\nexec "$@" {output}'
     command = ["sh", "-c", script, "sh", sys.executable, "-c", EACH, json.dumps([outcome, PRELOADED, lines])]
     whole = subprocess.run(
@@ -132,7 +134,7 @@ def run_each(
 
     return {
         name: subprocess.CompletedProcess(
-            LINES[name], int(printed(f"{name}.code")), printed(f"{name}.1"), printed(f"{name}.2")
+            CALLS[name], int(printed(f"{name}.code")), printed(f"{name}.1"), printed(f"{name}.2")
         )
         for name in lines
     }
@@ -161,7 +163,7 @@ RESTARTED = "an ASCII file system"
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_every_command_ends_clearly_with(condition: str, location: Path, tmp_path: Path) -> None:
     options = CONDITIONS[condition]
-    names = [*LINES] if condition in ("full", "closed") else PRINTING
+    names = [*CALLS] if condition in ("full", "closed") else PRINTING
     if condition == RESTARTED:
         with ThreadPoolExecutor(4) as pool:
             ended = dict(zip(names, pool.map(lambda name: run(LINES[name], location, **options), names), strict=True))
@@ -172,6 +174,13 @@ def test_every_command_ends_clearly_with(condition: str, location: Path, tmp_pat
         if condition in ("full", "closed") and name not in QUIET:
             assert each.returncode == 3 or name == "cleanup", (name, each)
             assert b"Standard output cannot be written" in each.stderr, (name, each)
+
+
+@pytest.mark.parametrize("output", [">/dev/full", ">&-"])
+def test_a_failure_is_told_on_standard_error_if_it_cannot_be_printed_as_json(location: Path, output: str) -> None:
+    ended = run(["search", "heron", "--ext", "*", "--json"], location, output)
+    check_end("search", ended, (2, 3))
+    assert ended.stderr.startswith(b"driftline: ")
 
 
 def test_every_command_ends_clearly_in_a_directory_that_is_gone(tmp_path: Path) -> None:

@@ -219,6 +219,52 @@ def test_an_unexpected_failure_of_a_read_reaches_all_waiters(tmp_path: Path) -> 
         urllib.request.urlopen(requested, timeout=300)
 
 
+def test_the_texts_before_the_end_of_a_data_file_are_read_at_once_and_only_so_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, end, texts = 10**8, 99 * 10**6, 98 * 10**6
+    content = b"0123456789" * (size // 10)
+    requested: list[tuple[int, int | None]] = []
+
+    class Recording:
+        identity, credentials = "recording", ()
+
+        def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
+            requested.append((start, end))
+            return content[start:end], size, "etag"
+
+        def page(self, prefix: str, after: str) -> tuple[list[tuple[str, int, str, str]], bool]:
+            return [], False
+
+    server, bucket = ReadServer(tmp_path, 10**8), Recording()
+    monkeypatch.setattr(block_cache, "AHEAD_BYTES", end - texts)
+    options = server.options(bucket)
+    credential = f"AWS4-HMAC-SHA256 Credential={options['aws_access_key_id']}/20260101/us-east-1/s3/aws4_request"
+
+    def read(name: str, start: int, end: int) -> None:
+        headers = {"Authorization": credential, "Range": f"bytes={start}-{end - 1}"}
+        url = f"{options['aws_endpoint']}/bucket/t.lance/data/{name}.lance"
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PATIENCE_SECONDS) as answer:
+            assert answer.read() == content[start:end]
+
+    server.read_ahead(bucket, {"t.lance/data/first.lance": (end, size), "t.lance/data/second.lance": (end, size)})
+    for name in ("first", "second"):
+        read(name, size - block_cache.TAIL_BYTES, size)  # on its way, or read
+    assert requested == [(end, size), (end, size)]
+    requested.clear()
+    read("first", 0, 4)  # far from the end
+    assert requested == [(0, 4)]
+    requested.clear()
+    read("second", texts, texts + 4)
+    read("second", texts + 1000, texts + 1004)
+    assert requested == [(texts, end)]
+    requested.clear()
+    server.read_ahead(bucket, {"t.lance/data/third.lance": (end, size)})
+    read("third", end, size)
+    read("third", texts, texts + 4)  # the bytes that a process may read ahead are used up
+    assert requested == [(end, size), (texts, texts + 4)]
+
+
 def test_a_fork_waits_for_the_lock_and_leaves_it_free() -> None:
     is_held = threading.Event()
 

@@ -233,10 +233,10 @@ def test_text_output_has_lines_and_a_job_summary(
     (tmp_path / "summary.md").write_text("what an earlier step wrote\n")
     done = ci("--default-branch", "feature|x")
     assert done.code == 0
-    assert done.out.startswith(f"in step with {commit_id} on feature|x")
+    assert done.out.startswith(f"up to date with {commit_id} on feature|x")
     assert "3 new, 0 changed" in done.out
     summary = (tmp_path / "summary.md").read_text()
-    assert summary.startswith("what an earlier step wrote\n### Driftline: in step with")
+    assert summary.startswith("what an earlier step wrote\n### Driftline: up to date with")
     assert r"on feature\|x" in summary
     assert "| 3 | 0 | 0 | 0 | 3 |" in summary
     failed = ci(repository / "nowhere", "--default-branch", "feature|x", "--summary", tmp_path / "other.md")

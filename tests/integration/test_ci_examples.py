@@ -86,7 +86,7 @@ def test_the_jobs_for_github_index_a_push_and_check_a_pull_request(
     assert indexed.returncode == 0, indexed.stderr
     report = json.loads((tmp_path / "driftline-ci.json").read_text())
     assert (report["commit"], report["run"]["sources"][0]["new"]) == (runner["GITHUB_SHA"], 1)
-    assert "in step with" in (tmp_path / "summary.md").read_text()
+    assert "up to date with" in (tmp_path / "summary.md").read_text()
     fresh = run(jobs["fresh"], checkout, runner)
     assert fresh.returncode == 0, fresh.stderr
     run(jobs["index"], checkout, runner)
@@ -103,7 +103,7 @@ def test_the_jobs_for_gitlab_index_the_default_branch(checkout: Path, s3_server:
     }
     indexed = run(gitlab_jobs()["driftline-index"], checkout, runner)
     assert indexed.returncode == 0, indexed.stderr
-    assert "in step with" in (checkout / "driftline-ci.md").read_text()
+    assert "up to date with" in (checkout / "driftline-ci.md").read_text()
     assert "1 new" in indexed.stdout
 
 

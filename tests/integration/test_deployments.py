@@ -99,7 +99,7 @@ def test_a_failed_run_sends_a_notification(tmp_path: Path, prefect_server: Prefe
     (tmp_path / "tree").mkdir()
     site = Site(tmp_path, prefect_server, pool="told")
     deploy = ("deploy", "--prefix", "told:", "--pool", "told")
-    name = f"driftline: tell of failed runs in {tmp_path / '.driftline'}"
+    name = f"driftline: report failed runs in {tmp_path / '.driftline'}"
 
     def automations() -> list[Any]:
         return [each for each in prefect_server.post("automations/filter", {}) if each["name"] == name]

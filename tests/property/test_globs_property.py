@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from driftline.storage.errors import UsageError
 from driftline.storage.globs import alternatives, check_glob, glob_pattern, literal_glob, spellings
+from driftline.tasks.search.filters import _note_on
 
 Built = tuple[str, tuple[str, ...]]
 """A pattern, and what it stands for."""
@@ -70,3 +72,17 @@ def test_a_question_mark_matches_a_letter_with_its_accents(form: Literal["NFC", 
 def test_numbers_have_ranges() -> None:
     assert alternatives("v{1..3}") == ("v1", "v2", "v3")
     assert alternatives("v{3..2}") == ("v3", "v2")
+
+
+@pytest.mark.parametrize("glob", ["{a.ts,}", "{,a.ts}", "{ ,}", "{a,{b,}}"])
+def test_an_empty_alternative_is_refused(glob: str) -> None:
+    with pytest.raises(UsageError, match=r"empty alternative|blanks"):
+        check_glob(glob)
+
+
+@pytest.mark.parametrize(
+    ("glob", "nearest"),
+    [(r"src\a.ts", "src/a.ts"), (r"we\[i\]rd.py", "we[[]i]rd.py"), (r"a\{b\}\c", "a[{]b}/c"), (r"\!b.py", "!b.py")],
+)
+def test_a_note_names_the_nearest_glob_without_backslashes(glob: str, nearest: str) -> None:
+    assert repr(nearest) in _note_on("globs", glob)[1]

@@ -135,6 +135,26 @@ def pdf(*pages: tuple[str, ...], trailer: str = "") -> bytes:
     return out + f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}{end}".encode()
 
 
+def form(field: str, shown: str) -> bytes:
+    """A PDF of one page with one ``field``, whose appearance, object 3, shows a text."""
+    drawn = f"BT /F1 12 Tf 2 5 Td ({shown}) Tj ET"
+    font = "/Resources << /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >>"
+    return (
+        b"%PDF-1.4\n"
+        + "\n".join(
+            (
+                "1 0 obj\n<< /Type /Catalog /Pages 2 0 R /AcroForm << /Fields [4 0 R] >> >>\nendobj",
+                "2 0 obj\n<< /Type /Pages /Kids [5 0 R] /Count 1 >>\nendobj",
+                f"3 0 obj\n<< /Type /XObject /Subtype /Form /BBox [0 0 200 20] {font} /Length {len(drawn)} >>",
+                f"stream\n{drawn}\nendstream\nendobj",
+                f"4 0 obj\n{field}\nendobj",
+                "5 0 obj\n<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Annots [4 0 R] >>\nendobj",
+                "trailer << /Size 6 /Root 1 0 R >>\n%%EOF\n",
+            )
+        ).encode()
+    )
+
+
 ENCRYPTED_PDF = pdf(
     ("secret",),
     trailer="/Encrypt << /Filter /Standard /V 1 /R 2 /P -4 "

@@ -289,6 +289,8 @@ def test_a_build_indexes_only_its_own_branch(system: str, situation: str, branch
         GITLAB | {"CI_PIPELINE_SOURCE": "merge_request_event", "CI_COMMIT_BRANCH": "main"},
         JENKINS | {"CHANGE_FORK": "someone", "BRANCH_NAME": "main"},
         JENKINS | {"GIT_LOCAL_BRANCH": "detached"},
+        JENKINS | {"GIT_BRANCH": "origin/main", "ghprbActualCommit": COMMIT},
+        GITLAB | {"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "8", "CI_COMMIT_BRANCH": "main"},
         BUILDKITE | {"BUILDKITE_BRANCH": "main", "BUILDKITE_PULL_REQUEST_REPO": "git://github.com/someone/web.git"},
         CIRCLE | {"CIRCLE_BRANCH": "main", "CIRCLE_PR_USERNAME": "someone"},
         CIRCLE,
@@ -302,6 +304,42 @@ def test_a_build_indexes_only_its_own_branch(system: str, situation: str, branch
 def test_a_build_of_unknown_branch_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         Build.detect(environ, str(tmp_path)).index_branch("main")
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        JENKINS | {"GIT_BRANCH": "main", "GERRIT_CHANGE_NUMBER": "7", "GERRIT_BRANCH": "main"},
+        JENKINS | {"GIT_BRANCH": "origin/main", "BITBUCKET_PULL_REQUEST_ID": "7"},
+        BUILDKITE | {"BUILDKITE_BRANCH": "main", "BUILDKITE_REFSPEC": "refs/pull/7/head"},
+        {"CI": "true", "CI_COMMIT_BRANCH": "main", "CI_COMMIT_REF": "refs/pull/7/head"},
+        {"CI": "true", "DRONE": "true", "DRONE_BRANCH": "main", "DRONE_PULL_REQUEST": "7"},
+        {"CI": "true", "TRAVIS_BRANCH": "main", "TRAVIS_PULL_REQUEST": "7"},
+        {"CI": "true", "JOB_TYPE": "presubmit", "PULL_BASE_REF": "main", "PULL_NUMBER": "7"},
+        {"CI": "true", "APPVEYOR_REPO_BRANCH": "main", "APPVEYOR_PULL_REQUEST_NUMBER": "7"},
+        {
+            "CODEBUILD_BUILD_ID": "web:1",
+            "CODEBUILD_WEBHOOK_EVENT": "PULL_REQUEST_UPDATED",
+            "CODEBUILD_WEBHOOK_HEAD_REF": "refs/heads/main",
+            "CODEBUILD_WEBHOOK_TRIGGER": "pr/7",
+        },
+    ],
+)
+def test_requests_are_recognized_in_builds_that_name_their_target(environ: dict[str, str], tmp_path: Path) -> None:
+    assert Build.detect(environ, str(tmp_path)).index_branch("main") == "pr/7"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        JENKINS | {"GIT_BRANCH": "main", "gitlabActionType": "TAG_PUSH"},
+        {"CI": "true", "CI_PIPELINE_EVENT": "tag", "CI_COMMIT_REF": "refs/tags/main"},
+        {"CI": "true", "TRAVIS_BRANCH": "main", "TRAVIS_TAG": "main", "TRAVIS_PULL_REQUEST": "false"},
+        {"CODEBUILD_BUILD_ID": "web:1", "CODEBUILD_WEBHOOK_HEAD_REF": "refs/tags/main"},
+    ],
+)
+def test_tags_are_recognized_in_builds_of_other_systems(environ: dict[str, str], tmp_path: Path) -> None:
+    assert Build.detect(environ, str(tmp_path)).nothing_to_index == "The tag main is no branch"
 
 
 @pytest.mark.parametrize(
@@ -370,6 +408,14 @@ def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:
     git(clone, "commit", "-q", "--allow-empty", "-m", "of a pull request")
     with pytest.raises(UsageError, match="is checked out"):
         Build.detect(environ, str(clone)).index_branch()
+    after_a_tag = {"event": "push", "head_branch": "main", "head_repository": {"full_name": "team/web"}}
+    after_a_tag["head_sha"] = git(clone, "rev-parse", "HEAD")
+    (tmp_path / "after.json").write_text(json.dumps({"workflow_run": after_a_tag}))
+    run = environ | {"GITHUB_EVENT_NAME": "workflow_run", "GITHUB_EVENT_PATH": str(tmp_path / "after.json")}
+    for inferred in (run, JENKINS | {"GIT_BRANCH": "origin/main"}, {"CI": "true"}, {"TEAMCITY_VERSION": "2026.1"}):
+        with pytest.raises(UsageError, match="origin's main lacks"):
+            Build.detect(inferred, str(clone)).index_branch("main")
+    assert Build.detect({}, str(clone)).index_branch() is None  # by hand
     environ = requested("GitHub Actions", "topic", fork=False, event=tmp_path / "event.json")
     assert Build.detect(environ, str(clone)).index_branch() == "topic"
     git(clone, "checkout", "-q", "--detach", "origin/main")

@@ -74,7 +74,7 @@ def test_a_page_is_read_in_the_encoding_that_it_declares(name: str, text: str) -
 )
 def test_a_template_is_source_code(data: bytes) -> None:
     reading = read_document("a.html", data)
-    assert (reading.mark, reading.extracted.text) == ("-html/2", data.decode())
+    assert (reading.mark, reading.extracted.text) == ("-html/3", data.decode())
 
 
 def test_source_code_with_markup_in_it_is_source_code() -> None:
@@ -200,6 +200,134 @@ def test_subtitles_have_their_times_as_anchors() -> None:
         ("01:02:03", ["Silence."]),
     ]
     assert anchored(read_document("a.vtt", documents.VTT)) == [("00:00:01", ["A dipper bobs."])]
+
+
+def with_parts(data: bytes, related: tuple[str, ...], parts: dict[str, str]) -> bytes:
+    """A document with more ``parts``, to which ``related``, one of its parts, refers."""
+    with zipfile.ZipFile(io.BytesIO(data)) as zipped:
+        all_parts: dict[str, str | bytes] = {each: zipped.read(each) for each in zipped.namelist()}
+    for owner, *targets in (related,):
+        folder, _, base = owner.rpartition("/")
+        listed = "".join(f'<Relationship Id="r{at}" Target="/{each}"/>' for at, each in enumerate(targets))
+        all_parts[f"{folder}/_rels/{base}.rels"] = f"<Relationships>{listed}</Relationships>"
+    return documents.archive(all_parts | parts)
+
+
+CHART = (
+    "<c:chart xmlns:c='c' xmlns:a='a'><a:p><a:r><a:t>Herons by year</a:t></a:r></a:p>"
+    + 2 * "<c:strCache><c:pt><c:v>2024</c:v></c:pt><c:pt><c:v>2025</c:v></c:pt></c:strCache>"
+    + "<c:numCache><c:pt><c:v>7</c:v></c:pt></c:numCache></c:chart>"
+)
+
+
+def test_slides_have_the_words_of_charts_and_comments() -> None:
+    parts = {
+        "ppt/charts/chart1.xml": CHART,
+        "ppt/comments/comment1.xml": "<p:cmLst xmlns:p='p'><p:cm><p:text>Count again</p:text></p:cm></p:cmLst>",
+    }
+    data = with_parts(pptx("one"), ("ppt/slides/slide1.xml", *parts), parts)
+    assert anchored(read_document("a.pptx", data)) == [
+        ("slide 1", ["one", "Herons by year", "2024\t2025", "Count again"])
+    ]
+
+
+def test_the_number_of_a_slide_is_no_text() -> None:
+    number = '</a:t></a:r><a:fld type="slidenum"><a:t>7</a:t></a:fld><a:r><a:t>'
+    assert lines(read_document("a.pptx", pptx(f"one{number}two"))) == ["onetwo"]
+
+
+def test_a_sheet_has_the_words_of_drawings_and_of_comments_at_their_cells() -> None:
+    parts = {
+        "xl/drawings/drawing1.xml": "<d xmlns:a='a'><a:p><a:r><a:t>A box</a:t></a:r></a:p></d>",
+        "xl/comments1.xml": "<comments><comment ref='C3'><text><r><t>Who?</t></r></text></comment></comments>",
+    }
+    data = with_parts(xlsx('<row><c r="A2"><v>7</v></c></row>'), ("xl/worksheets/sheet1.xml", *parts), parts)
+    found = anchored(read_document("a.xlsx", data))
+    assert found == [("Birds!A2", ["7"]), ("Birds!A1", ["A box"]), ("Birds!C3", ["Who?"])]
+
+
+def test_a_drawing_that_refers_to_itself_is_read_once() -> None:
+    drawing = "xl/drawings/drawing1.xml"
+    parts = {drawing: "<d xmlns:a='a'><a:p><a:r><a:t>A box</a:t></a:r></a:p></d>"}
+    data = with_parts(xlsx("<row/>"), ("xl/worksheets/sheet1.xml", drawing), parts)
+    again = with_parts(data, (drawing, drawing), {})
+    assert lines(read_document("a.xlsx", again)).count("A box") == 2
+
+
+@pytest.mark.parametrize(
+    ("style", "value", "shown"),
+    [
+        (0, "45352", "45352"), (1, "45352", "2024-03-01"), (2, "45352.5625", "2024-03-01 13:30:00"),
+        (1, "0.25", "06:00:00"), (3, "45352", "45352"), (1, "-1", "-1"), (1, "1e300", "1e300"), (9, "5", "5"),
+        (0, "0.30000000000000004", "0.3"),
+        (0, "seven", "seven"),
+    ],
+)  # fmt: skip
+def test_a_date_of_a_sheet_reads_as_a_date(style: int, value: str, shown: str) -> None:
+    formats = '<numFmt numFmtId="170" formatCode="yyyy\\-mm"/><numFmt numFmtId="171" formatCode="0 &quot;days&quot;"/>'
+    of_cells = "".join(f'<xf numFmtId="{each}"/>' for each in (0, 14, 170, 171))
+    parts = {"xl/styles.xml": f'<s><numFmts>{formats}</numFmts><xf numFmtId="14"/><cellXfs>{of_cells}</cellXfs></s>'}
+    data = with_parts(xlsx(f'<row><c r="A1" s="{style}"><v>{value}</v></c><c><v>x</v></c></row>'), ("xl/none",), parts)
+    assert lines(read_document("a.xlsx", data)) == [f"{shown}\tx"]
+
+
+def test_the_pronunciation_of_a_cell_is_no_part_of_it() -> None:
+    rows = '<row><c r="A1" t="s"><v>0</v></c></row>'
+    spoken = "豊田</t><rPh sb='0' eb='2'><t>トヨタ</t></rPh><t>車"
+    assert lines(read_document("a.xlsx", xlsx(rows, strings=(spoken,)))) == ["豊田車"]
+
+
+def test_text_that_was_moved_is_where_it_is_now() -> None:
+    moved = "<w:moveFrom><w:r><w:t>gone</w:t></w:r></w:moveFrom>"
+    body = f"<w:p>{moved}<w:r><w:t>sea</w:t><w:noBreakHyphen/><w:t>bird</w:t></w:r></w:p>"
+    assert lines(read_document("a.docx", docx(body))) == ["sea-bird"]
+
+
+def test_the_parts_of_a_formula_stand_apart() -> None:
+    half = "<m:f><m:num><m:r><m:t>1</m:t></m:r></m:num><m:den><m:r><m:t>2</m:t></m:r></m:den></m:f>"
+    square = "<m:sSup><m:e><m:t>x</m:t></m:e><m:sup><m:t>2</m:t></m:sup></m:sSup><m:sSup><m:sup/></m:sSup>"
+    body = f'<w:p><m:oMath xmlns:m="m">{half}{square}</m:oMath></w:p>'
+    assert lines(read_document("a.docx", docx(body))) == ["1/2x^2"]
+
+
+def test_notes_and_comments_follow_their_paragraph() -> None:
+    note = (
+        "<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>Really.</text:p></text:note-body>"
+    )
+    comment = "<office:annotation><text:date>2026</text:date><text:p>Who?</text:p></office:annotation>"
+    body = f"<text:h>A heron{note}</text:note> sleeps{comment}.</text:h>"
+    assert lines(read_document("a.odt", opendocument("text", body))) == ["# A heron sleeps.", "Really.", "Who?"]
+    cell = f"<table:table-cell>{comment}<text:p>7</text:p></table:table-cell>"
+    sheet = f'<table:table table:name="S"><table:table-row>{cell}</table:table-row></table:table>'
+    assert anchored(read_document("a.ods", opendocument("spreadsheet", sheet))) == [("S!A1", ["Who? 7"])]
+
+
+def test_a_paragraph_alone_in_a_cell_leaves_the_row_whole() -> None:
+    page = (
+        "<html><table><tr>\n <td>\n<p>Ruff</p></td><td><div>7</div>\n</td></tr>\n<tr><td>Two<p>lines</p></td><td>8</td>"
+        "</tr></table><p>After</p><p>that</p></html>"
+    )
+    assert lines(read_document("a.html", page.encode())) == ["Ruff\t7", "Two", "lines\t8", "After", "that"]
+
+
+def test_a_filled_form_of_a_pdf_has_its_values() -> None:
+    field = (
+        "<< /Type /Annot /Subtype /Widget /FT /Tx /T (name) /V (Ada) /F 4 /Rect [50 700 250 720] /AP << /N 3 0 R >> >>"
+    )
+    assert "Ada Heron" in lines(read_document("a.pdf", documents.form(field, "Ada Heron")))
+
+
+def test_mail_has_the_text_between_its_attachments() -> None:
+    parts = [
+        "\n\nBefore",
+        "Content-Type: image/png; name=a.png\n\n",
+        "\n\nAfter",
+        "Content-Type: text/plain; name=b.txt\n\nno",
+    ]
+    body = "".join(f"--x\n{each.lstrip() if each.startswith('C') else each}\n" for each in parts)
+    data = f"From: a@example.org\nMIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=x\n\n{body}--x--\n"
+    found = [*filter(None, lines(read_document("a.eml", data.encode())))]
+    assert found[1:] == ["Before", "After", "attachment: a.png", "attachment: b.txt"]
 
 
 def test_without_the_extra_a_page_is_text_and_a_pdf_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CODE = sorted(path for package in ("flows", "storage", "tasks") for path in (ROOT / package).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 DATA = {ROOT / "storage/lines/words.py", ROOT / "tasks/search/relevance.py"}
 """Modules with words and lines of text as data."""
@@ -39,6 +40,10 @@ BANNED = {
     r"\bso (?:many|much) (?:\w+ )?(?:are|is|may|do|does|take)\b": "write 'at most' or 'up to'",
     r"\b(?:how|where) it stands\b": "say what the state is",
     r"\bof (?:today|now)\b": "write 'current'",
+    r"\btells? of\b": "write 'report' or 'show'",
+    r"\b[Ww](?:hoever|hosoever)\b": "name the person",
+    r"\bnor ever will\b": "write 'can never'",
+    r"\bin any way but\b": "say what happens",
 }
 
 
@@ -88,3 +93,8 @@ def test_no_phrase_sounds_translated(pattern: str) -> None:
         for match in expression.finditer(text)
     ]
     assert not found, f"{BANNED[pattern]}:\n" + "\n".join(found)
+
+
+def test_names_of_tests_name_their_subject() -> None:
+    odd = re.compile(r"def (test_(?:what(?!_to_)|whatever|whoever|whichever|of|nothing_of|no_other|how_often)_\w+)")
+    assert [name for path in TESTS for name in odd.findall(path.read_text())] == []

@@ -61,6 +61,15 @@ def test_short_western_files_are_read_as_western(text: str) -> None:
     assert decode(text.encode("latin-1")) == (text, None)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "word"), [("latin-1", "größer"), ("cp1252", "„naïve“"), ("koi8-r", "Россия и мир")]
+)
+def test_lines_of_utf8_in_a_legacy_file_are_read_as_utf8(encoding: str, word: str) -> None:
+    legacy = (RUSSIAN if encoding == "koi8-r" else word) + "\n"
+    damaged = legacy.encode(encoding) * 9 + f"{word}\nplain\n".encode() + legacy.encode(encoding)
+    assert decode(damaged) == (legacy * 9 + f"{word}\nplain\n{legacy}", None)
+
+
 def test_one_damaged_byte_far_from_the_beginning_is_replaced_or_read_as_western() -> None:
     plain = "a plain line\n" * 10_000
     assert decode(plain.encode() + b"caf\xe9\n") == (plain + "café\n", None)

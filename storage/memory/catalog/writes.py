@@ -221,7 +221,7 @@ _REPLACE = (
 
 
 def remove(connection: Connection, tenant: Tenant, keys: Iterable[str], scope: Scope, now: datetime) -> int:
-    """Delete the entries of ``keys`` that are in ``scope``, expired or not and return the number of deleted entries."""
+    """Delete the entries of ``keys`` that are in ``scope``, expired or not, and return their number."""
     rows = _locked(connection, tenant, keys, scope)
     for some in chunks(row.key for row in rows):
         connection.execute(entries.delete().where(entries.c.tenant_id == tenant.id, entries.c.key.in_(some)))
