@@ -463,7 +463,7 @@ def _text_scores(
     in_names = in_names[candidates.definition.clip(-1)]  # the last row, without words, means no definition
     scores = text_scores(lines, counts, lengths, in_path[lines.document], in_names, weights, chosen)
     scores += document_scores(document, bm25, len(candidates.documents), chosen)[lines.document] * (scores > 0)
-    held = (counts_in > 0).any(axis=0).tolist()
+    held: list[bool] = np.any(counts_in > 0, axis=0).tolist()
     absent = sum(not known and not is_paired(word) for word, known in zip(words, held, strict=True))
     unknown = absent * max(LEAST_OF_UNKNOWN, weights.max(initial=0))
     attainable = (BM25_K1 + 1) * float(weights.sum() + unknown)
