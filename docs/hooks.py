@@ -12,10 +12,13 @@ import enum
 import importlib
 import inspect
 import json
+import math
 import posixpath
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
@@ -33,8 +36,14 @@ OUTSIDE = {
 }
 """Pages of the site that lie elsewhere in the repository, and their paths in the site."""
 PLOTS = "tests/benchmarks/results"
+COMMANDS = "commands"
+"""The folder of the generated pages of commands, in the site."""
+MAX_EXAMPLES = 4
 
 _PART = re.compile(r"<!-- generated: (?P<name>[\w-]+)(?: (?P<argument>\S+))?(?P<meanings>\n.*?)?\s*-->", re.DOTALL)
+_BLOCK = re.compile(r"^ *```(?:sh|console|text)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_PIPE = re.compile(r"(`[^`]*`)|\|")
+"""A code span, whose pipes stay, or a pipe."""
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)(?P<target>[^)#\s]+)")
 _REMOTE_ASSET = re.compile(
     r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?(?:https?:)?//|<link\b[^>]*rel=[\"']?stylesheet[^>]*//"
@@ -52,10 +61,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and plots that lie outside of ``docs/``."""
     from mkdocs.structure.files import File
 
+    for name, markdown in command_pages().items():
+        files.append(File.generated(config, f"reference/{COMMANDS}/{name}.md", content=markdown))
     plots = {str(path.relative_to(ROOT)): f"benchmarks/results/{path.name}" for path in (ROOT / PLOTS).glob("*.svg")}
     for source, page_uri in {**OUTSIDE, **plots}.items():
         files.append(File.generated(config, page_uri, abs_src_path=str(ROOT / source)))
     return files
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the page of each command below that of the command line."""
+    reference = next(section["Reference"] for section in config.nav or () if "Reference" in section)
+    at = reference.index("reference/cli.md")
+    pages = [f"reference/{COMMANDS}/{name}.md" for name in command_pages()]
+    reference[at] = {"Command line": ["reference/cli.md", *pages]}
+    return config
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -120,7 +140,8 @@ def _checked(names: Iterable[str], meanings: Mapping[str, str], where: str) -> M
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [header, ("---",) * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in lines)
+    escaped = ([_PIPE.sub(lambda found: found[1] or r"\|", cell) for cell in cells] for cells in lines)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
 
 
 def _load(path: str) -> Any:
@@ -132,32 +153,65 @@ def _load(path: str) -> Any:
 
 
 def cli(argument: str, meanings: Mapping[str, str]) -> str:
-    """Every command with its arguments and options, from typer."""
+    """Return a table of the commands, each with a link to its page, and the options before the command."""
+    root = _root_command()
+    rows = []
+    for name, command in root.commands.items():
+        first = inspect.cleandoc(command.help or "").partition("\n\n")[0].replace("\n", " ")
+        rows.append((f"[`{name}`]({COMMANDS}/driftline-{name}.md){{#{name}}}", first))
+    behind = ", ".join(f"`{option.opts[0]}`" for option in _load("driftline.flows.commands.app:output_options")())
+    before = ["## Options before the command", f"{behind} may follow the command as well.", _parameters(root)]
+    return "\n\n".join([_table(("Command", "What it does"), rows), *before])
+
+
+@cache
+def command_pages() -> Mapping[str, str]:
+    """Return the page of each command by its name: examples from the guides, then arguments and options from typer."""
+    found = {}
+    for name, command in sorted(_root_command().commands.items()):
+        title = f"driftline {name}"
+        parts = [f"# {title}", inspect.cleandoc(command.help or ""), _examples(name)]
+        if hasattr(command, "commands"):
+            for sub, subcommand in command.commands.items():
+                about = [f"## {title} {sub} {{#{sub}}}", inspect.cleandoc(subcommand.help or "")]
+                parts += [*about, *_usage(f"{title} {sub}", subcommand)]
+        else:
+            parts += _usage(title, command)
+        found[f"driftline-{name}"] = "\n\n".join(parts)
+    return found
+
+
+def _root_command() -> Any:
     import typer.main
 
     _load("driftline.flows.commands.main:load")()
-    root = typer.main.get_command(_load("driftline.flows.commands.main:app"))
-    behind = ", ".join(f"`{option.opts[0]}`" for option in _load("driftline.flows.commands.app:output_options")())
-    parts = ["## Options before the command", f"{behind} may follow the command as well.", _parameters(root)]
-    for name, command in sorted(root.commands.items()):  # type: ignore[attr-defined]
-        if not hasattr(command, "commands"):
-            parts += _command(f"driftline {name}", name, command)
-            continue
-        parts += [f"## driftline {name} {{#{name}}}", inspect.cleandoc(command.help or "")]
-        for sub, subcommand in command.commands.items():
-            parts += _command(f"driftline {name} {sub}", f"{name}-{sub}", subcommand, level="###")
-    return "\n\n".join(parts)
+    return typer.main.get_command(_load("driftline.flows.commands.main:app"))
 
 
-def _command(title: str, anchor: str, command: Any, level: str = "##") -> list[str]:
+def _examples(name: str) -> str:
+    """Return the first commands ``name`` of the guide that has most of them, and a link to it. Raises StalePage."""
+    pages = {
+        page: page.read_text()
+        for part in ("start", "guides", "operate")
+        for page in (ROOT / "docs" / part).glob("*.md")
+    }
+    command = re.compile(rf"^ *(?:\$ )?(driftline {name}\b(?:.*\\\n)*.*)", re.MULTILINE)
+    found = {
+        page: list(dict.fromkeys(line for block in _BLOCK.findall(text) for line in command.findall(block)))
+        for page, text in sorted(pages.items())
+    }
+    best = max(found, key=lambda page: len(found[page]))
+    if not found[best]:
+        raise StalePage(f"No guide has an example of driftline {name}")
+    shown = [f"$ {line}" for line in found[best][:MAX_EXAMPLES]]
+    title, link = pages[best].splitlines()[0].strip("# "), best.relative_to(ROOT / "docs").as_posix()
+    return "\n".join(["```console", *shown, "```", "", f"More: [{title}](../../{link})."])
+
+
+def _usage(title: str, command: Any) -> list[str]:
     arguments = [_metavar(parameter) for parameter in command.params if not parameter.opts[0].startswith("-")]
     usage = " ".join([title, *arguments, "[OPTIONS]"])
-    return [
-        f"{level} {title} {{#{anchor}}}",
-        inspect.cleandoc(command.help or ""),
-        f"```text\n{usage}\n```",
-        _parameters(command, of_all=False),
-    ]
+    return [f"```text\n{usage}\n```", _parameters(command, of_all=False)]
 
 
 def _metavar(parameter: Any) -> str:
@@ -187,6 +241,8 @@ def _spelling(parameter: Any) -> str:
 def _default(parameter: Any) -> str:
     if parameter.required:
         return "required"
+    if isinstance(getattr(parameter, "show_default", None), str):
+        return f"`{parameter.show_default}`"
     if getattr(parameter, "is_flag", False):
         return f"`{parameter.opts[0]}`" if parameter.default else ""
     return "" if parameter.default in (None, "") else f"`{parameter.default}`"
@@ -328,25 +384,75 @@ def python(argument: str, meanings: Mapping[str, str]) -> str:
 
 
 def figures(argument: str, meanings: Mapping[str, str]) -> str:
-    """Return a table of what benchmarks have recorded, each with its target."""
+    """Return a folded table of what benchmarks have recorded, each with its target."""
+    found = [(name, record) for name in argument.split(",") for record in _figures(name)]
     rows = []
-    for name in argument.split(","):
-        result = _recorded(name)
-        for record in result["records"]:
-            if record["kind"] == "figure":
-                value = f"{_number(record['value'])} {record['unit']}".strip()
-                target = f"{record['relation']} {_number(record['target'])} {record['unit']}".strip()
-                missed = "" if record["fine"] else ": ".join(filter(None, ("**missed**", record.get("obstacle"))))
-                rows.append((record["what"], value, target, missed, f"`{name}.py`"))
+    for name, record in found:
+        value = f"{_number(record['value'])} {record['unit']}".strip()
+        target = f"{record['relation']} {_number(record['target'])} {record['unit']}".strip()
+        missed = "" if record["fine"] else ": ".join(filter(None, ("**missed**", record.get("obstacle"))))
+        rows.append((record["what"], value, target, missed, f"`{name}.py`"))
     if not rows:
         raise StalePage(f"No figure of {argument!r} is recorded")
-    return _table(("Measured", "Figure", "Target", "", "`python tests/benchmarks/`"), rows)
+    title = f"{sum(record['fine'] for _, record in found)} of {len(found)} targets reached"
+    return _folded(title, _table(("Measured", "Figure", "Target", "", "`python tests/benchmarks/`"), rows))
 
 
 def recorded(argument: str, meanings: Mapping[str, str]) -> str:
-    """Return what a benchmark printed when it was recorded."""
-    result = _recorded(argument)
-    return "\n".join([f"`{result['command']}`, {result['date']}:", "", "```text", *result["output"], "```"])
+    """Return what benchmarks printed when they were recorded, folded."""
+    results = [_recorded(name) for name in argument.split(",")]
+    printed = "\n\n".join("\n".join(["```text", *result["output"], "```"]) for result in results)
+    return _folded("; ".join(f"{result['command']}, {result['date']}" for result in results), printed)
+
+
+def overview(argument: str, meanings: Mapping[str, str]) -> str:
+    """Return a plot with a dot for each recorded figure, in a row for each group of benchmarks.
+
+    A dot stands at the quotient of figure and target, to the right of the line if it misses the target.
+    """
+    height = _PLOT_TOP + _PLOT_ROW * len(meanings) + 24
+    parts = [
+        f'<svg viewBox="0 0 {_PLOT_WIDTH} {height}" role="img" aria-label="Figures of the benchmarks beside their '
+        'targets" font-size="13" fill="currentColor">'
+    ]
+    for quotient, label in ((1 / 4, "4 times better"), (1.0, "target"), (2.0, "twice the target")):
+        x = _plot_x(quotient)
+        parts.append(f'<text x="{x}" y="14" text-anchor="middle" opacity=".7">{label}</text>')
+        parts.append(
+            f'<path d="M{x} 22V{height - 20}" stroke="currentColor" opacity="{1 if quotient == 1 else 0.25}"/>'
+        )
+    for row, (title, names) in enumerate(meanings.items()):
+        y = _PLOT_TOP + _PLOT_ROW * row + _PLOT_ROW // 2
+        found = [record for name in names.split(",") for record in _figures(name)]
+        parts.append(f'<text x="0" y="{y + 4}">{title}</text>')
+        for record in found:
+            value, target = record["value"], record["target"]
+            is_most = record["relation"] == "at most"
+            part, whole = (value, target) if is_most else (target, value)
+            x = _plot_x(part / whole if whole else 1.0 if part == whole else 1e9)
+            colour = "#1a7f37" if record["fine"] else "#cf222e"
+            about = f"{record['what']}: {_number(value)} {record['unit']}, {record['relation']} {_number(target)}"
+            parts.append(
+                f'<circle cx="{x}" cy="{y}" r="5" fill="{colour}" opacity=".75"><title>{escape(about)}</title></circle>'
+            )
+    return f"<div>{''.join(parts)}</svg></div>"
+
+
+_PLOT_WIDTH, _PLOT_NAMES, _PLOT_ROW, _PLOT_TOP = 720, 210, 24, 26
+
+
+def _plot_x(quotient: float) -> float:
+    """Return the place of figure / target: from a sixteenth to four times, on a logarithmic scale."""
+    share = (math.log2(min(4.0, max(1 / 16, quotient))) + 4) / 6
+    return round(_PLOT_NAMES + share * (_PLOT_WIDTH - _PLOT_NAMES - 8), 1)
+
+
+def _folded(title: str, content: str) -> str:
+    return "\n".join([f'??? note "{title}"', "", *(f"    {line}".rstrip() for line in content.splitlines())])
+
+
+def _figures(name: str) -> list[Mapping[str, Any]]:
+    return [record for record in _recorded(name)["records"] if record["kind"] == "figure"]
 
 
 def _number(value: float) -> str:
@@ -368,6 +474,7 @@ PARTS: Mapping[str, Callable[[str, Mapping[str, str]], str]] = {
     "filters": filters,
     "figures": figures,
     "recorded": recorded,
+    "overview": overview,
     "errors": errors,
     "enumeration": enumeration,
     "keys": keys,

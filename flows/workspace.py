@@ -368,7 +368,7 @@ def open(
         1
     """
     from driftline.flows.config.locate import workspace_named
-    from driftline.storage.sources.access import SourceAccess
+    from driftline.storage.sources.source import SourceAccess
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
 
     opened = StoredWorkspace.open(

@@ -22,6 +22,8 @@ TOKENS = "_tokens.json"
 FLEET = "_fleet.json"
 FLEET_LEASE = "_fleet_lease.json"
 CLEANUP = "_cleanup.json"
+REPORT = "report.html"
+"""The page that ``driftline report`` writes into a local workspace."""
 BASE = "_index.parquet"
 
 _ULID = "[0-9A-HJKMNP-TV-Z]{26}"
@@ -193,7 +195,7 @@ _KINDS = [
         (Kind.TEMPORARY, rf"(?P<directory>(?:{_ENTITY}/)*(?:_leases/|_runs/)?)\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}}"),
         (
             Kind.PERMANENT,
-            r"(?P<directory>)(?:_workspace\.json|_(?:catalog|cleanup|copy|tokens|fleet|fleet_lease)\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
+            r"(?P<directory>)(?:_workspace\.json|_(?:catalog|cleanup|copy|tokens|fleet|fleet_lease)\.json|report\.html|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
         ),
         (Kind.PERMANENT, rf"(?P<directory>(?:{_ENTITY}/)+)_source\.json"),
         (

@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
@@ -67,14 +70,67 @@ def output_options() -> list[Any]:
     ]
 
 
+_NARROW = 60
+"""Columns below which the description of an option follows its name in the next line."""
+_OBVIOUS_RANGE = re.compile(r"(?:; )?x>=[01](?:\.0)?(?=\])")
+_DEFAULT = re.compile(r"\[default: \((.*?)\)")
+_METAVARS = {"int": "N", "flo": "X"}
+"""By the beginning of a type's name, which depends on the version of typer."""
+
+
+_Formatter: Any = typer.Context.formatter_class
+
+
+class _Help(_Formatter):  # type: ignore[misc]
+    """Fits help into narrow terminals, and breaks lines between words only."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.width = max(min(shutil.get_terminal_size().columns, 80) - 2, 20)
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        indent, is_narrow = self.current_indent, self.width < _NARROW
+        column = 4 if is_narrow else min(col_max, max(len(name) for name, _ in rows)) + col_spacing
+        margin = " " * (indent + column)
+        for name, text in rows:
+            plain = _DEFAULT.sub(r"[default: \1", _OBVIOUS_RANGE.sub("", text)).removesuffix("[]").rstrip()
+            lines = textwrap.wrap(plain, self.width - column - indent, break_long_words=False, break_on_hyphens=False)
+            beside = not is_narrow and len(name) <= column - col_spacing
+            head = [f"{name:<{column}}{lines.pop(0)}"] if beside and lines else [name]
+            self.write("".join(f"{line}\n" for line in [" " * indent + head[0], *(margin + line for line in lines)]))
+
+
+class _Context(typer.Context):
+    formatter_class = _Help
+
+
+def _with_output_options(params: Sequence[Any] | None) -> list[Any]:
+    """Return ``params`` and the ``output_options``; a parameter that is a number says so."""
+    for option in params or ():
+        if option.metavar is None and not getattr(option, "is_flag", False):
+            option.metavar = _METAVARS.get(option.type.name.lower()[:3])
+    return [*(params or ()), *output_options()]
+
+
 class _Command(TyperCommand):
+    context_class = _Context
+
     def __init__(self, *args: Any, params: list[Any] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, params=[*(params or ()), *output_options()], **kwargs)
+        super().__init__(*args, params=_with_output_options(params), **kwargs)
 
 
 class _Group(TyperGroup):
+    context_class = _Context
+
     def __init__(self, *args: Any, params: list[Any] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, params=[*(params or ()), *output_options()], **kwargs)
+        super().__init__(*args, params=_with_output_options(params), **kwargs)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the first sentence about each command, uncut."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        first = [(name, inspect.cleandoc(each.help or "").partition("\n\n")[0]) for name, each in commands if each]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text.partition(". ")[0].removesuffix(".")) for name, text in first])
 
 
 class Commands(typer.Typer):
@@ -198,9 +254,6 @@ def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
     return [_parameter(row) for row in options.values()]
 
 
-_METAVARS: Mapping[Any, str] = {int: "N", float: "X"}
-
-
 def _parameter(row: Option) -> inspect.Parameter:
     kind: Any = row.type
     if row.is_list:
@@ -214,7 +267,7 @@ def _parameter(row: Option) -> inspect.Parameter:
     declared = typer.Option(
         row.flag,
         *(alias for alias in row.aliases if alias.startswith("-")),
-        metavar=row.metavar or _METAVARS.get(kind),
+        metavar=row.metavar,
         min=low,
         max=None if high == math.inf else high,
         help=row.help,

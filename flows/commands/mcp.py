@@ -1,71 +1,67 @@
-"""Define ``driftline mcp``: serve a workspace as tools for clients of the Model Context Protocol."""
+"""Define ``driftline mcp``: serve workspaces as tools for clients of the Model Context Protocol."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from driftline.flows.commands.app import DONE, CacheOption, WithinOption, WorkspaceOption, app
+from driftline.flows.commands.app import DONE, CacheOption, WithinOption, app
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain import warn
 from driftline.storage.errors import DriftlineError, MissingExtra, install_command
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from driftline.flows.mcp_server.server import WorkspaceTools
     from driftline.flows.web.search_processes import SearchProcesses
     from driftline.storage.workspace.workspace import Workspace
 
 
 @app.command()
 def mcp(
-    workspace: WorkspaceOption = None,
+    workspace: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URI",
+            help="The workspace: a folder, s3://, gs:// or az://, or @NAME; several, and each call names one. "
+            "Default: $DRIFTLINE_WORKSPACE, else the nearest .driftline folder.",
+        ),
+    ] = None,
     transport: Annotated[Literal["stdio", "http"], typer.Option(help="How clients connect.")] = "stdio",
-    host: Annotated[str, typer.Option(help="Loopback address of the http transport.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Loopback address of the http transport.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the http transport; 0 chooses a free one.")
     ] = 8765,
     within: WithinOption = None,
     cache: CacheOption = None,
 ) -> int:
-    """Serve the workspace to MCP clients, which search it and read indexed documents."""
-    target = workspace_for_reading(workspace)
-    from driftline.flows.config.locate import source_access
-    from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of
-    from driftline.flows.config.toml_file import options_for
-    from driftline.flows.memory_stores import search_memory
-    from driftline.flows.runs.pull import newest_of
-    from driftline.flows.runs.search import cache_settings
+    """Serve workspaces to MCP clients, which search them and read indexed documents."""
+    named: list[str | None] = [*workspace] if workspace else [None]
+    targets = {workspace_for_reading(given): given for given in named}
     from driftline.flows.web.search_processes import CONCURRENT_SEARCHES, SearchProcesses
-    from driftline.storage.entities import Boundary
-    from driftline.storage.workspace.workspace import Workspace
 
     try:
         from driftline.flows.mcp_server.server import serve_http, serve_stdio, server_of
-        from driftline.flows.mcp_server.tools import LineTools, MemoryTools
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("mcp"):
             raise
         fix = f"Run: {install_command('mcp')}"
         raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
 
-    options, access = options_for(target), source_access(target, workspace)
-    opened = Workspace.open(target, options, access)
-    settings = memory_of(target)
-    top = None if within is None else boundary_of(settings, within)
-    boundary = None if top is None else Boundary.of(top)
-    has_memory = find_memory(settings, opened, top) is not None
-    is_cached, max_bytes = cache_settings(cache)
-    follow = newest_of(opened, cache=is_cached, max_bytes=max_bytes, warn=warn)
-    # One client asks, so one process reads: a damaged file of a table ends that one, and not the server.
-    reads = SearchProcesses(1, CONCURRENT_SEARCHES)
-    with follow as newest, closing(reads), suppress(KeyboardInterrupt):  # the usual way to stop it
-        _warm_in_background(reads, newest)
-        memory = MemoryTools(partial(reads.run, search_memory, opened, settings, boundary)) if has_memory else None
-        server = server_of(LineTools(newest, lambda: boundary, reads.run), memory)
+    with ExitStack() as until_end, suppress(KeyboardInterrupt):  # the usual way to stop it
+        # One client asks, so one process reads: a damaged file of a table ends that one, and not the server.
+        reads = until_end.enter_context(closing(SearchProcesses(1, CONCURRENT_SEARCHES)))
+        opened = [
+            _tools_of(target, given, within, cache, reads, until_end.enter_context) for target, given in targets.items()
+        ]
+        _warm_in_background(reads, [each.lines.newest for each in opened])
+        server = server_of(dict(zip(_short_names(targets), opened, strict=True)))
         if transport == "stdio":
             serve_stdio(server)
         else:
@@ -73,13 +69,63 @@ def mcp(
     return DONE
 
 
-def _warm_in_background(reads: SearchProcesses, newest: Callable[[], Workspace]) -> None:
+def _tools_of(
+    target: str,
+    given: str | None,
+    within: str | None,
+    cache: bool | None,
+    reads: SearchProcesses,
+    until_end: Callable[[AbstractContextManager[Callable[[], Workspace]]], Callable[[], Workspace]],
+) -> WorkspaceTools:
+    """Open the workspace ``target``, which the command calls ``given``, and return its tools.
+
+    Raises DriftlineError.
+    """
+    from driftline.flows.config.locate import source_access
+    from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of
+    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.mcp_server.server import WorkspaceTools
+    from driftline.flows.mcp_server.tools import LineTools, MemoryTools
+    from driftline.flows.memory_stores import search_memory
+    from driftline.flows.runs.pull import newest_of
+    from driftline.flows.runs.search import cache_settings
+    from driftline.storage.entities import Boundary
+    from driftline.storage.workspace.workspace import Workspace
+
+    opened = Workspace.open(target, options_for(target), source_access(target, given))
+    settings = memory_of(target)
+    top = None if within is None else boundary_of(settings, within)
+    boundary = None if top is None else Boundary.of(top)
+    is_cached, max_bytes = cache_settings(cache)
+    newest = until_end(newest_of(opened, cache=is_cached, max_bytes=max_bytes, warn=warn))
+    has_memory = find_memory(settings, opened, top) is not None
+    memory = MemoryTools(partial(reads.run, search_memory, opened, settings, boundary)) if has_memory else None
+    return WorkspaceTools(LineTools(newest, lambda: boundary, reads.run), memory)
+
+
+def _short_names(targets: Iterable[str]) -> list[str]:
+    """Return the last part of each path or URI, or as many parts as tell all of them apart.
+
+    Examples:
+        >>> _short_names(["/srv/web/.driftline", "s3://indexes/docs"]), _short_names(["/a/web", "/b/web"])
+        (['web', 'docs'], ['a/web', 'b/web'])
+    """
+    paths = [target.rstrip("/").removesuffix("/.driftline").split("/") for target in targets]
+    for count in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(path[-count:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _warm_in_background(reads: SearchProcesses, newest: Iterable[Callable[[], Workspace]]) -> None:
     """Start the reading process, and load the model and the indexes, without waiting for it."""
 
     def load() -> None:
         from driftline.tasks.search.query import warm
 
-        with suppress(DriftlineError):  # calls tell it, too
-            reads.run(warm, newest())
+        for each in newest:
+            with suppress(DriftlineError):  # calls tell it, too
+                reads.run(warm, each())
 
     threading.Thread(target=load, daemon=True).start()

@@ -38,9 +38,16 @@ def runs(
 @app.command()
 def report(
     workspace: WorkspaceOption = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")] = Path(
-        "driftline-report.html"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="The file to write. Default: report.html in the workspace, or for one in a bucket, "
+            "driftline-report.html here.",
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of runs, counted from the newest.")] = 200,
     as_json: JsonOption = False,
 ) -> int:
@@ -54,10 +61,13 @@ def report(
     from driftline.flows.config.toml_file import options_for, prices_for
     from driftline.flows.output.html_report import render
     from driftline.flows.output.run_series import newest_runs, searches_by_hour
+    from driftline.storage.layout import REPORT
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target))
     recent_runs = newest_runs(opened, limit, searches_by_hour(opened))
+    if out is None:  # a run over the sources must not index the page
+        out = Path(opened.local_path, REPORT) if opened.local_path else Path("driftline-report.html")
     page = render(opened.stats(), recent_runs, datetime.now(UTC), prices_for())
     try:
         out.write_text(page, encoding="utf-8", errors="backslashreplace")
@@ -66,5 +76,5 @@ def report(
     if as_json:
         print_json({"workspace": opened.objects.uri, "report": str(out.resolve()), "runs": len(recent_runs)})
     else:
-        say(f"{out}: {len(recent_runs):,} runs")
+        say(f"{out}: {len(recent_runs):,} {'run' if len(recent_runs) == 1 else 'runs'}")
     return DONE

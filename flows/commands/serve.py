@@ -41,12 +41,11 @@ def deploy(
 ) -> int:
     """Register schedules for the sources of driftline.toml with a Prefect server; its workers run them."""
     from driftline.flows.config.toml_file import trusted_config
-    from driftline.flows.scheduling.deployments import deployments_of
+
+    _prepare_environment()
+    from driftline.flows.scheduling.deployments import deployments_of, register, server_url
 
     deployments = deployments_of(trusted_config(config), executor=executor, prefix=prefix)
-    _prepare_environment()
-    from driftline.flows.scheduling.deployments import register, server_url
-
     url = server_url()
     names, paused = register(deployments, pool=pool)
     if as_json:
@@ -72,13 +71,13 @@ def serve(
 ) -> int:
     """Run the sources of driftline.toml on schedule on this machine; start a Prefect server if none is configured."""
     from driftline.flows.config.toml_file import trusted_config
+
+    _prepare_environment()
     from driftline.flows.scheduling.deployments import deployments_of
+    from driftline.flows.scheduling.deployments import serve as serve_deployments
 
     configuration = trusted_config(config)
     deployments = deployments_of(configuration, executor=executor, prefix=prefix)
-    _prepare_environment()
-    from driftline.flows.scheduling.deployments import serve as serve_deployments
-
     if not serve_deployments(
         deployments, workspace=configuration.workspace, port=port, limit=limit, announce=typer.echo
     ):

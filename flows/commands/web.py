@@ -69,7 +69,7 @@ WatchOption = Annotated[
 def web(
     workspace: WorkspaceOption = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; other than loopback, it requires tokens.")
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; other than loopback, it requires tokens.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8030,
     cache: CacheOption = None,

@@ -409,7 +409,7 @@ class _Statement:
 
 
 def _statements(text: str) -> Iterator[_Statement]:
-    """Yield the statements of valid TOML, which together are ``text``."""
+    """Split ``text``, valid TOML, into its statements."""
     table: tuple[str, ...] = ()
     tokens: list[str] = []
     depth = 0

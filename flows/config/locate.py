@@ -21,7 +21,7 @@ from driftline.storage.errors import UsageError, WorkspaceNotFound
 if TYPE_CHECKING:
     from driftline.flows.config.toml_file import Configuration
     from driftline.storage.entities import Boundary
-    from driftline.storage.sources.access import SourceAccess
+    from driftline.storage.sources.source import SourceAccess
     from driftline.storage.workspace.workspace import Workspace
 
 
@@ -140,7 +140,7 @@ def source_access(
     local source may be read if the workspace was named, else only in the folder in which the workspace was found.
     """
     from driftline.flows.config.toml_file import named_or_trusted_config
-    from driftline.storage.sources.access import SourceAccess
+    from driftline.storage.sources.source import SourceAccess
 
     environment = environment or Environment.current()
     trusted = named_or_trusted_config(config, environment)

@@ -100,8 +100,8 @@ class FleetTable(Table):
     url: Text | None = Field(
         default=None,
         description=(
-            "The URL of an own instance; of `folder`, the folder; of `list`, a file with a URL per line. An "
-            "own `bitbucket` is a Data Center."
+            "The URL of a self-hosted instance; of `folder`, the folder; of `list`, a file with a URL per line. A "
+            "self-hosted `bitbucket` is a Data Center."
         ),
     )
     org: Text | None = Field(
@@ -147,7 +147,7 @@ class FleetTable(Table):
         default=[], description="Patterns as in `.gitignore`. Skip documents that match one of them."
     )
     grace_days: Annotated[NonNegativeFloat, Field(le=3650)] = Field(
-        default=7.0, description="Days until a repository that is gone leaves the index."
+        default=7.0, description="Days after which a missing repository leaves the index."
     )
     schedule: Moment = Field(
         default=None,
@@ -158,7 +158,7 @@ class FleetTable(Table):
 class WorkspaceTable(Table):
     """``[workspaces.NAME]``."""
 
-    sources: list[Text] = Field(default=[], description="Entities. The set holds every source at or below them.")
+    sources: list[Text] = Field(default=[], description="Entities; every source at or below them is in the view.")
     dirs: list[Text] = Field(default=[], description="Directories, each in a source of the file.")
 
 
@@ -194,7 +194,7 @@ class SearchTable(Table):
     ] = Field(
         default=None,
         description=(
-            "With `hybrid`, filters apply after the search where at least this share of the lines matches. "
+            "With `hybrid`, filters apply after the search if at least this share of the lines matches. "
             "Also `fallbackThreshold`."
         ),
     )
@@ -207,8 +207,8 @@ class SearchTable(Table):
     rerank: bool | Annotated[int, Field(ge=0, le=MAX_RERANKED)] | None = Field(
         default=None,
         description=(
-            "Let a transformer [rerank](../guides/search.md#rerank) the best results: `true`, or how many it "
-            "reads. Default: false."
+            "[Rerank](../guides/search.md#rerank) the best results with a transformer: `true`, or how many. "
+            "Default: false."
         ),
     )
     branch: Text | None = Field(
@@ -221,7 +221,7 @@ class SearchTable(Table):
     deep: bool | None = Field(
         default=None,
         description=(
-            "Join the [definitions](../guides/search.md#deep) of a transformer. Default: where `index "
+            "Join the [definitions](../guides/search.md#deep) of a transformer. Default: if `index "
             "--deep` has embedded any."
         ),
     )
@@ -232,7 +232,7 @@ class SearchTable(Table):
         ),
     )
     cache_bytes: PositiveInt | None = Field(
-        default=None, description="The most that all these copies take on the disk. Default: 10737418240 (10 GiB)."
+        default=None, description="Maximum size of all copies. Default: 10737418240 (10 GiB)."
     )
 
     @field_validator("strategy", mode="before")
@@ -250,9 +250,9 @@ class HooksTable(Table):
             "The secret of the [webhooks](../guides/web.md#webhooks) of GitHub, as `${VARIABLE}` or `block:NAME`."
         ),
     )
-    gitlab: Text | None = Field(default=None, description="That of GitLab.")
-    gitea: Text | None = Field(default=None, description="That of Gitea and Forgejo.")
-    bitbucket: Text | None = Field(default=None, description="That of Bitbucket.")
+    gitlab: Text | None = Field(default=None, description="The same for GitLab.")
+    gitea: Text | None = Field(default=None, description="The same for Gitea and Forgejo.")
+    bitbucket: Text | None = Field(default=None, description="The same for Bitbucket.")
     branches: list[Text] = Field(
         default=[], description="Patterns such as `release/*`: pushes to these branches, too, are indexed."
     )

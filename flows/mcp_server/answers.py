@@ -89,7 +89,8 @@ class SearchAnswer(BaseModel):
         shown = [shown_lines(window, with_source=several) for window in self.results]
         if self.exact is not None:
             least = "" if self.exact.complete else "at least "
-            shown.append(f"matches: {least}{self.exact.lines:,} in {least}{self.exact.documents:,} documents")
+            documents = f"{self.exact.documents:,} document{'' if self.exact.documents == 1 else 's'}"
+            shown.append(f"matches: {least}{self.exact.lines:,} in {least}{documents}")
         if self.nearest is not None:
             shown.append(f"nearest: {shown_lines(self.nearest, with_source=True)}")
         return "\n".join([*shown, *self.notes, *filter(None, [self.more])]) or "No results."

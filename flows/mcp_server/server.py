@@ -6,20 +6,23 @@ streams. A connection whose request does not arrive in time is closed, and the n
 
 from __future__ import annotations
 
+import inspect
+import json
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import uvicorn
 from mcp.server import MCPServer
-from mcp.server.mcpserver.exceptions import ResourceError
+from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import ToolAnnotations
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, ValidationError, create_model, model_validator
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -132,35 +135,58 @@ def make_server(
     lines = LineTools(newest or workspace.reread, lambda: within)
     # The store stays open: it is the only one, and closes itself when the process ends.
     search = (lambda *query, **options: memory().search_memory(*query, **options)) if memory is not None else None
-    return server_of(lines, MemoryTools(search) if search is not None else None)
+    return server_of({"": WorkspaceTools(lines, MemoryTools(search) if search is not None else None)})
 
 
-def server_of(lines: LineTools, memory: MemoryTools | None = None) -> MCPServer[Any]:
-    """Return the server of these tools."""
-    instructions = _INSTRUCTIONS + (_MEMORY_INSTRUCTIONS if memory else "")
-    tools: list[Callable[..., Any]] = [
-        lines.search_lines,
-        lines.grep_lines,
-        lines.find_definitions,
-        lines.find_uses,
-        lines.read_context,
-        lines.index_status,
-    ]
-    if memory is not None:
-        tools.append(memory.search_memory)
+@dataclass(frozen=True, slots=True)
+class WorkspaceTools:
+    """The tools of a workspace; those of its memory are None if it has none."""
+
+    lines: LineTools
+    memory: MemoryTools | None = None
+
+    def by_name(self) -> dict[str, Callable[..., Any]]:
+        """Return the tools, in the order in which clients list them."""
+        lines = self.lines
+        tools: list[Callable[..., Any]] = [lines.search_lines, lines.grep_lines, lines.find_definitions]
+        tools += [lines.find_uses, lines.read_context, lines.index_status]
+        if self.memory is not None:
+            tools.append(self.memory.search_memory)
+        return {tool.__name__: tool for tool in tools}
+
+
+def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
+    """Return the server of these workspaces, by name. The tools of several take the name of one; the first is the
+    default.
+    """
+    has_memory = any(each.memory for each in workspaces.values())
+    instructions = _INSTRUCTIONS + (_MEMORY_INSTRUCTIONS if has_memory else "")
+    offered: dict[str, dict[str, Callable[..., Any]]] = {}
+    for workspace, each in workspaces.items():
+        for name, tool in each.by_name().items():
+            offered.setdefault(name, {})[workspace] = tool
+    if len(workspaces) > 1:
+        instructions += f" Each call asks one workspace: {', '.join(workspaces)}."
+    tools = [_of_workspace(each) if len(workspaces) > 1 else next(iter(each.values())) for each in offered.values()]
     server: MCPServer[Any] = MCPServer(
         "driftline",
         instructions=instructions,
         version=version("driftline"),
         log_level="WARNING",
-        tools=[_strict(Tool.from_function(protocol_errors(tool), annotations=_READS)) for tool in tools],
+        tools=[
+            _strict(Tool.from_function(protocol_errors(tool), description=inspect.getdoc(tool), annotations=_READS))
+            for tool in tools
+        ],
     )
 
     @server.resource(SOURCES_URI, name="sources", mime_type="application/json")
     def sources() -> str:
         """The indexed sources, with their documents and lines."""
         try:
-            return lines.index_status().model_dump_json()
+            found = {name: each.lines.index_status() for name, each in workspaces.items()}
+            if len(found) == 1:
+                return next(iter(found.values())).model_dump_json()
+            return json.dumps({name: status.model_dump(mode="json") for name, status in found.items()})
         except DriftlineError as error:
             raise ResourceError(f"{error.kind}: {error}") from error
 
@@ -170,6 +196,24 @@ def server_of(lines: LineTools, memory: MemoryTools | None = None) -> MCPServer[
         return _FIND.format(question=question)
 
     return server
+
+
+def _of_workspace(tools: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """Return the tool that calls one of ``tools``, which differ in their workspace: that of the argument
+    ``workspace``.
+    """
+    names = tuple(tools)
+
+    @wraps(tools[names[0]])
+    def call(*args: Any, workspace: str = names[0], **kwargs: Any) -> Any:
+        return tools[workspace](*args, **kwargs)
+
+    about = Field(description=f"The workspace to ask; default: {names[0]}.")
+    annotation: Any = Annotated[Literal[names], about]
+    own = inspect.signature(tools[names[0]], eval_str=True)
+    added = inspect.Parameter("workspace", inspect.Parameter.KEYWORD_ONLY, default=names[0], annotation=annotation)
+    vars(call)["__signature__"] = own.replace(parameters=[*own.parameters.values(), added])
+    return call
 
 
 SOURCES_URI = "driftline://sources"
@@ -197,8 +241,44 @@ def _strict(tool: Tool) -> Tool:
     arguments = create_model(name, __base__=tool.fn_metadata.arg_model, __validators__=checks)
     arguments.model_config["extra"] = "forbid"
     arguments.model_rebuild(force=True)
-    metadata = tool.fn_metadata.model_copy(update={"arg_model": arguments})
-    return tool.model_copy(update={"fn_metadata": metadata, "parameters": arguments.model_json_schema(by_alias=True)})
+    # Clients put the schemas into the context of a model: titles repeat names, and null is as good as absent.
+    output = _without_titles(tool.fn_metadata.output_schema)
+    metadata = tool.fn_metadata.model_copy(update={"arg_model": arguments, "output_schema": output})
+    parameters = _without_nulls(_without_titles(arguments.model_json_schema(by_alias=True)))
+    fields = {name: getattr(tool, name) for name in Tool.model_fields}
+    return _StrictTool.model_construct(**fields | {"fn_metadata": metadata, "parameters": parameters})
+
+
+class _StrictTool(Tool):
+    """Names wrong arguments in one line; the SDK would quote pydantic."""
+
+    async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
+        try:
+            self.fn_metadata.validate_arguments(arguments)
+        except ValidationError as error:
+            wrong = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}".removeprefix(": ") for each in error.errors())
+            raise ToolError("; ".join(text.removeprefix("Value error, ") for text in wrong)) from error
+        return await super().run(arguments, context, convert_result)
+
+
+def _without_titles(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_titles(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: _without_titles(each) for name, each in schema.items() if name != "title" or not isinstance(each, str)
+    }
+
+
+def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of arguments without null, which optional ones accept in place of being absent."""
+    properties = {}
+    for name, about in schema.get("properties", {}).items():
+        options = [each for each in about.get("anyOf", ()) if each != {"type": "null"}]
+        rest = {key: value for key, value in about.items() if key != "anyOf" and (key, value) != ("default", None)}
+        properties[name] = {**options[0], **rest} if len(options) == 1 else about
+    return {**schema, "properties": properties}
 
 
 def serve_stdio(server: MCPServer[Any]) -> None:

@@ -33,7 +33,7 @@ from driftline.flows.mcp_server.answers import (
 )
 from driftline.flows.runs.search import find
 from driftline.storage.entities import Boundary
-from driftline.storage.errors import DriftlineError, gave_up, is_panic
+from driftline.storage.errors import DriftlineError, UsageError, gave_up, is_panic
 from driftline.storage.lines.patterns import MAX_PATTERN_CHARACTERS
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHits
@@ -158,7 +158,11 @@ class LineTools:
 
         ``exact`` says how many there are, and whether that is all of them.
         """
-        return self._exactly("", {**given, "fixed" if literal else "regex": (pattern,)}, max_tokens)
+        try:
+            return self._exactly("", {**given, "fixed" if literal else "regex": (pattern,)}, max_tokens)
+        except UsageError as error:
+            error.fix = error.fix.replace("`fixed`", "`literal`")  # as this tool calls it
+            raise
 
     @spread("given", exact_parameters())
     def find_definitions(
@@ -177,7 +181,10 @@ class LineTools:
 
     def _exactly(self, query: str, given: dict[str, Any], max_tokens: int) -> SearchAnswer:
         request = SearchRequest.of(query, {"n_lines": 0, **without_empty(given)})
-        return answers.search_answer(find(self.newest(), request, within=self.boundary(), run=self.run), max_tokens)
+        report = find(self.newest(), request, within=self.boundary(), run=self.run)
+        if not report.results and not (report.exact and report.exact.lines):
+            report = replace(report, notes=(*report.notes, "search_lines finds other words and names for it."))
+        return answers.search_answer(report, max_tokens)
 
     def index_status(self) -> IndexStatus:
         """Show the content of the index: sources, documents, lines, and the model that embedded them."""

@@ -101,21 +101,21 @@ _TICKS = 4
 
 
 def line_plot(title: str, series: Sequence[Series], *, unit: str = "", steps: bool = False) -> str:
-    """Draw an ``<svg>`` of ``series`` over time, with the y axis from 0 up; "" if there is no point.
+    """Draw an ``<svg>`` of ``series`` over time, with the y axis from 0 up; "" if all points are of one moment.
 
     Draws the first ``MAX_SERIES`` series that have points. ``steps`` holds each value until the next point. The tooltip
     of a point shows its value.
     """
     drawn = [line for line in series if line.points][:MAX_SERIES]
-    if not drawn:
-        return ""
     moments = [moment.timestamp() for line in drawn for moment, _ in line.points]
-    first, last = min(moments), max(moments)
+    first, last = min(moments, default=0.0), max(moments, default=0.0)
+    if first == last:
+        return ""
     step = _tick(max(value for line in drawn for _, value in line.points))
     top = step * _TICKS
 
     def to_pixels(moment: datetime, value: float) -> tuple[float, float]:
-        share = (moment.timestamp() - first) / (last - first) if last > first else 0.5
+        share = (moment.timestamp() - first) / (last - first)
         x = _LEFT + share * (WIDTH - _LEFT - _RIGHT)
         return x, HEIGHT - _BOTTOM - value / top * (HEIGHT - _TOP - _BOTTOM)
 
@@ -190,8 +190,7 @@ def _axis(step: float, unit: str) -> Iterator[str]:
 
 def _dates(first: float, last: float) -> Iterator[str]:
     y = HEIGHT - _BOTTOM + 17
-    ends = [(_LEFT, "start", first), (WIDTH - _RIGHT, "end", last)] if last > first else [(WIDTH / 2, "middle", first)]
-    for x, anchor, moment in ends:
+    for x, anchor, moment in ((_LEFT, "start", first), (WIDTH - _RIGHT, "end", last)):
         date = f"{datetime.fromtimestamp(moment).astimezone():%Y-%m-%d %H:%M}"
         yield f'<text x="{x:.0f}" y="{y}" text-anchor="{anchor}" opacity="0.7">{date}</text>'
 

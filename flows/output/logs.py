@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from driftline.flows.output.plain import warn
+from driftline.flows.output.plain import log_line, warn
 from driftline.storage.errors import UsageError, redacted
 
 LOG_VARIABLE = "DRIFTLINE_LOG"
@@ -52,7 +51,7 @@ class JsonLines(logging.Handler):
         }
         if record.exc_info:
             entry["traceback"] = redacted(logging.Formatter().formatException(record.exc_info))
-        print(json.dumps(entry, default=str), file=sys.stderr, flush=True)
+        log_line(json.dumps(entry, default=str))
 
 
 def wants_json(requested: bool, environ: Mapping[str, str]) -> bool:

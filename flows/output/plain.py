@@ -93,19 +93,32 @@ def emit(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes the buffer again at exit, which must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _end(sys.stdout)
+
+
+def _end(stream: TextIO) -> None:
+    """Lead a stream that cannot be written nowhere, because Python flushes its buffer again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def warn(text: str, stream: TextIO | None = None) -> None:
     """Print one line on standard error; messages may contain newlines from file names and libraries."""
-    print(f"driftline: {printable(redacted(' '.join(text.split())))}", file=stream or sys.stderr, flush=True)
+    log_line(f"driftline: {printable(redacted(' '.join(text.split())))}", stream)
+
+
+def log_line(line: str, stream: TextIO | None = None) -> None:
+    """Print ``line`` on standard error: a full disk or a closed pipe ends the messages, not the command."""
+    stream = stream or sys.stderr
+    try:
+        print(line, file=stream, flush=True)
+    except OSError:
+        _end(stream)
 
 
 def print_traceback() -> None:
     """Print the traceback of the current exception on standard error."""
     for line in traceback.format_exc().splitlines():
-        print(printable(redacted(line)), file=sys.stderr)
+        log_line(printable(redacted(line)))
 
 
 _STYLES = {"location": "1;36", "dim": "2", "definition": "32", "changed": "33", "best": "1;33"}

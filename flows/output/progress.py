@@ -195,14 +195,14 @@ class RichProgress:
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
         self._bar = Bar(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[count]}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[lines]}", markup=False),
             console=Console(stderr=True, no_color=not wants_styles(sys.stderr)),
@@ -228,7 +228,13 @@ class RichProgress:
         self._total = total
         self._documents = self._lines = 0
         self._begun_at = time.monotonic()
-        self._task = self._bar.add_task(name, total=total, lines="")
+        self._task = self._bar.add_task(name, total=total, count=self._count(), lines="")
+
+    def _count(self) -> str:
+        """Return ``7/20``, or "" while neither number is known."""
+        if self._total is None:
+            return f"{self._documents:,}" if self._documents else ""
+        return f"{self._documents:,}/{self._total:,}" if self._total else ""
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:
         if self._task is None:
@@ -236,7 +242,7 @@ class RichProgress:
         self._documents += documents
         self._lines += lines
         speed = pace(self._documents, self._total, self._lines, time.monotonic() - self._begun_at)
-        self._bar.update(self._task, advance=documents, lines=speed)
+        self._bar.update(self._task, advance=documents, count=self._count(), lines=speed)
 
     def message(self, text: str) -> None:
         self._bar.console.print(printable(text), markup=False, highlight=False)

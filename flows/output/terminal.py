@@ -5,6 +5,7 @@ File names and lines are untrusted: their control characters are printed in esca
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ _RUN_COLUMNS = frozenset({"run_id", "kind", "started", "seconds", "outcome"})
 _MAX_FINDINGS = 100
 _MAX_SHORTENED = 3
 _UNFOLDED = 1000  # columns, if no terminal limits the width
+_COUNTS_WIDTH = 24
+"""Columns for the documents and lines of a source."""
 _MIN_TABLE_WIDTH = 60
 """Wider tables become records in a terminal with fewer columns."""
 
@@ -38,8 +41,11 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
         counts = ", ".join(f"{source[state]:,} {state}" for state in _STATES if source[state]) or "none"
         lines.append(Text.assemble((printable(source["entity"]), "bold"), f"  {printable(source['uri'])}"))
         lines.append(Text(f"  documents: {counts}"))
-        lines.append(Text(f"  lines: {source['lines_embedded']:,} embedded, {source['lines_total']:,} in the index"))
+        embedded = f"{source['lines_embedded']:,} {'to embed' if dry_run else 'embedded'}"
+        lines.append(Text(f"  lines: {embedded}, {source['lines_total']:,} in the index"))
         reasons = Counter(str(skip["reason"]) for skip in source["skipped"])
+        if not dry_run and any(source[state] for state in _STATES):
+            del reasons["excluded"]  # as asked: no news, unless nothing is left
         if reasons:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
             lines.append(Text(f"  not indexed: {listed}", style="yellow"))
@@ -54,8 +60,9 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
     lines += [Text(f"failed: {printable(failure['message'])}", style="red") for failure in failed]
     if result["requests"]:
         lines.append(Text(f"requests: {requests_text(result['requests'], prices or {})}", style="dim"))
-    verb = "would change" if dry_run else "partly in step" if failed else "in step"
-    lines.append(Text(f"{printable(result['workspace'])} {verb} after {result['seconds']:.1f} s", style="dim"))
+    workspace, seconds = printable(result["workspace"]), f"{result['seconds']:.1f} s"
+    done = f"{workspace} {'partly in step' if failed else 'in step'} after {seconds}"
+    lines.append(Text(f"{workspace}: nothing written, {seconds}" if dry_run else done, style="dim"))
     (_print if dry_run else _print_done)(lines)
 
 
@@ -184,17 +191,19 @@ def print_tokens(result: Result) -> None:
 
 def print_runs(result: Result) -> None:
     """Print the runs of a workspace, newest first, each with its figures that are not zero."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("started", "kind", "outcome", "seconds", "what", "run"):
-        table.add_column(column, justify="right" if column == "seconds" else "left", overflow="fold")
+    lines: list[Text | Table] = []
     for run in result["runs"]:
         figures = {name: value for name, value in run.items() if name not in _RUN_COLUMNS and value}
+        sources = figures.pop("sources", ())
         if "commits" in figures:
             figures["commits"] = [commit[:12] for commit in run["commits"]]
-        what = ", ".join(f"{name.replace('_', ' ')} {_cell(value)}" for name, value in figures.items())
-        cells = (str(run["started"])[:19], run["kind"], run["outcome"], f"{run['seconds']:.1f}", what, run["run_id"])
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    _print([table if result["runs"] else Text(f"No runs in {printable(str(result['workspace']))}")])
+        what = [" ".join(sources) if len(sources) == 1 else f"{len(sources):,} sources"] if sources else []
+        what += [f"{name.replace('_', ' ')} {_cell(value)}" for name, value in figures.items()]
+        started, outcome = str(run["started"])[:19].replace("T", " "), run["outcome"]
+        facts = f"{started}  {run['kind']:<8}{outcome}  {run['seconds']:.1f} s  {run['run_id']}"
+        lines.append(Text(printable(facts), style="" if outcome == "done" else "red"))
+        lines += [Text(f"  {printable(', '.join(what))}", style="dim")] if what else []
+    _print(lines or [Text(f"No runs in {printable(str(result['workspace']))}")])
 
 
 def print_compact(result: Result) -> None:
@@ -207,6 +216,8 @@ def print_compact(result: Result) -> None:
         before, after = part["before"] or {}, part["after"] or {}
         names = ("files", "bytes", "deltas", "fragments", "versions")
         lines += [Text(f"  {name:<12}{before.get(name, 0):>16,} -> {after.get(name, 0):,}") for name in names]
+        if after.get("bytes", 0) > before.get("bytes", 0):
+            lines.append(Text("  recent versions are kept for readers; a later compaction removes them", style="dim"))
         if after.get("recall_at_10") is not None:
             lines.append(Text(f"  {'search p50':<12}{after['p50_seconds'] * 1000:>20.1f} ms"))
             lines.append(Text(f"  {'recall@10':<12}{after['recall_at_10']:>20.3f}"))
@@ -224,7 +235,7 @@ def print_cleanup(result: Result) -> None:
     if result["published"]:
         lines.append(Text(f"finished {result['published']:,} commits of killed runs"))
     done = "would be deleted (--delete)" if result["dry_run"] else f"found, {result['deleted_count']:,} deleted"
-    orphans = f"orphans: {result['orphan_count']:,} {done}"
+    orphans = f"orphans: {result['orphan_count']:,}{f' {done}' if result['orphan_count'] else ''}"
     scope = "" if result["full"] else " where runs may have left some (--full scans all)"
     lines.append(Text(f"{result['scanned_count']:,} objects scanned{scope}, {orphans}", "dim"))
     (_print if result["dry_run"] else _print_done)(lines)
@@ -247,8 +258,16 @@ def print_verify(result: Result) -> None:
 
 
 def _sources(sources: Sequence[Result]) -> list[Text | Table]:
+    """Return a table of the sources, or two lines for each where a terminal would fold their names."""
     if not sources:
         return []
+    longest = max(len(source["entity"]) + len(source["uri"]) for source in sources)
+    if sys.stdout.isatty() and longest + _COUNTS_WIDTH > shutil.get_terminal_size().columns:
+        lines: list[Text | Table] = []
+        for source in sources:
+            lines.append(Text.assemble((printable(source["entity"]), "bold"), f"  {printable(source['uri'])}"))
+            lines.append(Text(f"  {source['documents']:,} documents, {source['lines']:,} lines"))
+        return lines
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in _SOURCE_COLUMNS:
         numeric = column in ("documents", "lines")

@@ -210,6 +210,8 @@ class _Compaction:
             self.progress.phase(f"compacting fragments of {self.tenant}")
             specs = (RewriteSpec(self.tenant, table.fingerprint, task) for task in plan.tasks)
             rewritten = list(self.executor.map(rewrite_fragments, specs))
+            if self.executor.has_repeated:
+                maintenance.expect_garbage()
             maintenance.check()
             try:
                 commit_compaction(table, plan, rewritten)

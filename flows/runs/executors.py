@@ -5,6 +5,7 @@ Every executor takes the same specs and returns the same results. A task may run
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -27,6 +28,7 @@ from driftline.tasks.embedding.context import CountsCallback, TaskContext
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
+    from tornado.ioloop import IOLoop
 
 DEFAULT_WORKERS = 2
 IN_FLIGHT_PER_SLOT = 2
@@ -51,10 +53,16 @@ Task = Callable[[Spec, TaskContext], Result]
 
 
 class Executor(Protocol):
-    """Runs tasks, ``slots`` of them in parallel, in other processes if ``remote``."""
+    """Runs tasks, ``slots`` of them in parallel, in other processes if ``remote``.
+
+    A task that ``has_repeated``, after its worker died, may have left the files of its first attempt.
+    """
 
     slots: int
     remote: bool
+
+    @property
+    def has_repeated(self) -> bool: ...
 
     def start(
         self,
@@ -88,6 +96,7 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
     """Runs tasks in threads of this process: Arrow, the tokenizer and Lance release the interpreter lock."""
 
     remote = False
+    has_repeated = False
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -151,6 +160,27 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
         self._pool.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
 
 
+@contextmanager
+def running_loop() -> Iterator[IOLoop]:
+    """Run an event loop for Dask in a thread: its own it gives up, if a busy machine does not start it within 10 s."""
+    from tornado.ioloop import IOLoop
+
+    loops, ended = Future[IOLoop](), asyncio.Event()
+
+    async def run() -> None:
+        loops.set_result(IOLoop.current())
+        await ended.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), name="Dask loop", daemon=True)
+    thread.start()
+    loop = loops.result()
+    try:
+        yield loop
+    finally:
+        loop.add_callback(ended.set)
+        thread.join()
+
+
 class DaskExecutor(AbstractContextManager["DaskExecutor"]):
     """Runs tasks on Dask: on local processes that end with the run, or on an existing cluster at ``address``."""
 
@@ -163,6 +193,8 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         self._key = f"driftline-{uuid.uuid4().hex}"
         self._stopped = threading.Event()
         self._pending: set[Any] = set()
+        self._begun: set[str] = set()
+        self.has_repeated = False
 
     def __enter__(self) -> Self:
         import dask
@@ -176,10 +208,12 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                 "distributed.scheduler.no-workers-timeout": f"{no_workers_seconds}s",
             }
             stack.enter_context(dask.config.set(timeouts))
+            loop = stack.enter_context(running_loop())
             if self._address is None:
                 scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="driftline-dask-"))
                 cluster = stack.enter_context(
                     LocalCluster(
+                        loop=loop,
                         n_workers=self._workers,
                         threads_per_worker=1,
                         host="127.0.0.1",
@@ -190,10 +224,10 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                         silence_logs=50,
                     )
                 )
-                self._client: Client = stack.enter_context(Client(cluster, timeout=connect_seconds))
+                self._client: Client = stack.enter_context(Client(cluster, loop=loop, timeout=connect_seconds))
             else:
                 try:
-                    self._client = stack.enter_context(Client(self._address, timeout=connect_seconds))
+                    self._client = stack.enter_context(Client(self._address, loop=loop, timeout=connect_seconds))
                 except (OSError, ValueError) as error:
                     raise UsageError(
                         "No Dask scheduler answers", self._address, "Start one, or use --executor local."
@@ -229,7 +263,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                     self.context.report_seconds = self.report_seconds
 
         self._stack.callback(self._forget)
-        self._client.subscribe_topic(self._key, partial(_receive, on_counts))
+        self._client.subscribe_topic(self._key, partial(self._receive, on_counts))
         report_seconds = None if on_counts is None else self.slots / MAX_COUNTS_PER_SECOND
         plugin = ContextPlugin(context, self._key, report_seconds, self._address is None)
         try:
@@ -272,6 +306,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
             for future in running:
                 pending.remove(future)
                 self._pending.discard(future)
+                self._begun.discard(future.key)
                 try:
                     result, requests = future.result()
                 except KilledWorker as error:
@@ -316,6 +351,19 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         self._stopped.set()
         self._client.cancel([*self._pending], force=True)
 
+    def _receive(self, on_counts: CountsCallback | None, event: tuple[float, dict[str, Any]]) -> None:
+        """Note the beginning of a task, pass on its counts, or log its record as if this process had logged it."""
+        match event[1]:
+            case {"begun": task}:
+                self.has_repeated |= task in self._begun
+                self._begun.add(task)
+            case {"documents": documents, "lines": lines}:
+                if on_counts is not None:
+                    on_counts(documents, lines)
+            case fields:
+                record = logging.makeLogRecord(fields)
+                logging.getLogger(record.name).handle(record)
+
     def _forget(self) -> None:
         if self._address is not None and self._client.status == "running":
             with suppress(OSError, LookupError, ValueError):  # scheduler or plugin may be gone
@@ -339,6 +387,7 @@ def _run_on_worker(task: Task[Spec, Result], spec: Spec, key: str) -> tuple[Resu
     from distributed import get_worker
 
     worker = get_worker()
+    worker.log_event(key, {"begun": worker.get_current_task()})
     with _logged_to(worker, key):
         return _counted(task, spec, _context_of(worker, key))
 
@@ -368,16 +417,6 @@ def _logged_to(worker: Worker, topic: str) -> Iterator[None]:
 
 def _send_counts(worker: Worker, topic: str, documents: int, lines: int) -> None:
     worker.log_event(topic, {"documents": documents, "lines": lines})
-
-
-def _receive(on_counts: CountsCallback | None, event: tuple[float, dict[str, Any]]) -> None:
-    """Pass on the counts of a task, or log the record of a worker as if this process had logged it."""
-    if "documents" in event[1]:
-        if on_counts is not None:
-            on_counts(event[1]["documents"], event[1]["lines"])
-        return
-    record = logging.makeLogRecord(event[1])
-    logging.getLogger(record.name).handle(record)
 
 
 def _context_of(worker: Worker, key: str) -> TaskContext:

@@ -38,9 +38,9 @@ from driftline.storage.layout import SOURCE
 from driftline.storage.leases.lease import Lease
 from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.access import only_owner_reads
 from driftline.storage.sources.discovery import Listing, discover, entity_of, spelling
 from driftline.storage.sources.mirror import REDIRECTS, current_commit, parse_remote
+from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.workspace.fleet import (
     FleetRecord,
     KnownRepository,

@@ -48,7 +48,7 @@ from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.model import DeepModel, new_ulid
 from driftline.storage.objects.request_counts import phase, tally
-from driftline.storage.sources.access import only_owner_reads
+from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.workspace.branches import branch_records
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
@@ -110,6 +110,8 @@ def deepen(plan: IndexPlan, model: DeepModel, executor: Executor, progress: Prog
                     table.commit(entity, pending)
                     pending, since = [], time.monotonic()
             lease.check()
+            if executor.has_repeated:
+                lease.expect_garbage()
             if pending or lacking.stale:
                 table.commit(entity, pending, lacking.stale)
             table.index()
@@ -428,9 +430,12 @@ def _maintain(
     table = workspace.lines(owner, plan.model.fingerprint)
     built = builds.finish(owner)
     try:
-        with acquire(workspace.objects, workspace.maintenance_lease_of(owner), run_id):
+        with acquire(workspace.objects, workspace.maintenance_lease_of(owner), run_id) as lease:
             build = partial(build_on, executor, owner, table)
-            return maintain(table, plan.request.indexes, built=built, build=build)
+            maintained = maintain(table, plan.request.indexes, built=built, build=build)
+            if builds.have_failed or executor.has_repeated:
+                lease.expect_garbage()
+            return maintained
     except LeaseHeld as error:
         progress.message(f"Skipped the search indexes of {owner}, which another run maintains: {error.what}")
         return []

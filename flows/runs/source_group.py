@@ -132,6 +132,9 @@ class SourceGroup:
         ready: list[tuple[_Member, BatchResult, ChangeSet]] = []
         try:
             result = self._embed(members)
+            if self._executor.has_repeated:
+                for member in members:
+                    member.run.committer.lease.expect_garbage()
             for member, part in zip(members, result.parts, strict=True):
                 if isinstance(part, DriftlineError):
                     ended.add(str(member.run.entity))
@@ -209,8 +212,8 @@ def _title(members: Sequence[_Member]) -> str:
 
 def _start_again(run: SourceRun) -> None:
     """Complete the run of a source whose group was dissolved, and count that as a failure: the group left garbage."""
+    run.committer.lease.expect_garbage()
     run.complete()
-    run.committer.lease.release(failed=True)
 
 
 def _publish(run: SourceRun, result: BatchResult, changes: ChangeSet, staged: Staged) -> None:

@@ -74,6 +74,8 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="segments")
         self._planned: dict[Entity, set[int]] = {}
         self._builds: dict[Entity, list[Future[list[Segment]]]] = {}
+        self.have_failed = False
+        """Whether a build has failed, which may have left files."""
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
@@ -94,6 +96,7 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
             try:
                 built += work.result()
             except DriftlineError as error:
+                self.have_failed = True
                 self._progress.message(f"A segment of the search indexes of {owner} is built again: {error}")
         return built
 
@@ -116,8 +119,8 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
 BATCH_BYTES = 4 * 1024 * 1024
 """Text per batch: about 100,000 lines, whose vectors take 100 MB."""
 BATCH_DOCUMENTS = 2_000
-MEMBER_BATCH_BYTES = 32 * 1024 * 1024
-"""The same for members of archives, because each batch unpacks the whole archive."""
+MEMBER_BATCH_BYTES, MEMBER_BATCH_DOCUMENTS = 32 * 1024 * 1024, 20_000
+"""The same for members of archives, because each batch unpacks its archive up to its last member."""
 WORTHWHILE_BYTES = 64 * 1024
 """The minimum of text for a task on a worker: it takes ten times as long as sending the task."""
 BATCHES_PER_COMMIT = 8
@@ -477,6 +480,8 @@ class SourceRun:
                     self._commit(committer, pending)
                     pending, since = [], time.monotonic()
             self._commit(committer, pending)
+            if self._executor.has_repeated:
+                committer.lease.expect_garbage()
 
     def _next(
         self, results: Iterator[BatchResult], committer: Committer, pending: list[BatchResult]
@@ -494,8 +499,10 @@ class SourceRun:
         limit = batch_bytes(sum(sizes), self._executor)
         start, size = 0, 0
         for row, size_bytes in enumerate(sizes):
-            most = limit if INSIDE not in paths[row] else max(limit, MEMBER_BATCH_BYTES)
-            if row > start and (size + size_bytes > most or row - start == BATCH_DOCUMENTS):
+            is_member = INSIDE in paths[row]
+            most = max(limit, MEMBER_BATCH_BYTES) if is_member else limit
+            documents = MEMBER_BATCH_DOCUMENTS if is_member else BATCH_DOCUMENTS
+            if row > start and (size + size_bytes > most or row - start >= documents):
                 yield self._batch(changes[start:row], dry_run)
                 start, size = row, 0
             size += size_bytes

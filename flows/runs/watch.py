@@ -205,7 +205,7 @@ class Watcher:
         return tuple(sorted(name for name in found if _is_unicode(name)))
 
     def _known_below(self, folder: str) -> Iterator[str]:
-        """Yield the indexed documents in ``folder``, if it was one."""
+        """Yield the indexed documents below ``folder``; none if it was a file."""
         workspace = Workspace.open(self.request.workspace, self.request.storage_options)
         for entity in self._entities(workspace):
             yield from workspace.manifest(entity).read([f"{folder}/"], columns=["path"])["path"].to_pylist()

@@ -370,8 +370,8 @@ def serve(deployments: Deployments, *, workspace: str, port: int, limit: int, an
 
     Returns False at once if another process on this machine serves the workspace. Without a configured server, it uses
     the one at ``port`` of this machine, and starts one there, with its data in PREFECT_HOME, if none answers.
-    ``announce`` receives a line once the deployments are ready. Raises UsageError if a configured server does not
-    answer, ExecutorError if a server does not start.
+    ``announce`` receives a line when a server starts, and one once the deployments are ready. Raises UsageError if a
+    configured server does not answer, ExecutorError if a server does not start.
     """
     url = PREFECT_API_URL.value()
     own = f"http://127.0.0.1:{port}/api"
@@ -379,7 +379,7 @@ def serve(deployments: Deployments, *, workspace: str, port: int, limit: int, an
     home = get_current_settings().home
     home.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(home / f"driftline-serve-{key}.lock", timeout=0), _server(url, own) as address:
+        with FileLock(home / f"driftline-serve-{key}.lock", timeout=0), _server(url, own, announce) as address:
             with connected() as client:
                 check_names(client, deployments)
                 register_automations(client, deployments, notifications(client, deployments))
@@ -393,7 +393,7 @@ def serve(deployments: Deployments, *, workspace: str, port: int, limit: int, an
 
 
 @contextmanager
-def _server(configured: str | None, own: str) -> Iterator[str]:
+def _server(configured: str | None, own: str, announce: Callable[[str], None]) -> Iterator[str]:
     """Yield the address of the server to use; a server that this function starts stops when the context closes."""
     if configured is not None:
         yield configured
@@ -401,6 +401,7 @@ def _server(configured: str | None, own: str) -> Iterator[str]:
         with _used(own):
             yield own
     else:
+        announce(f"starting a Prefect server at {own.removesuffix('/api')}")
         with _started(own), _used(own):
             yield own
 

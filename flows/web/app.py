@@ -34,6 +34,7 @@ from driftline.flows.web.observability import INTERNAL_ERROR, UNEXPECTED, IndexM
 from driftline.flows.web.pages import outline, split_address
 from driftline.flows.web.problems import (
     BAD_REQUEST,
+    NOT_FOUND,
     UNAVAILABLE,
     JsonAnswer,
     TaggedAnswer,
@@ -322,6 +323,8 @@ async def _failed(request: Request, error: Exception) -> Response:
             return HTMLResponse(pages.error_page(failed.detail), failed.status_code)
         return failed
     assert isinstance(error, HTTPException)
+    if error.status_code == NOT_FOUND and "text/html" in request.headers.get("accept", ""):
+        return HTMLResponse(pages.error_page("There is no such page."), NOT_FOUND)
     failed = problem(error.status_code, "usage", error.detail)
     failed.headers.update(error.headers or {})
     return failed

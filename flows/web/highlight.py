@@ -39,7 +39,7 @@ Spans = Sequence[tuple[int, int]]
 
 def colour_styles() -> str:
     """Return the style sheet of the colours, light and dark."""
-    light = HtmlFormatter(style="default").get_style_defs(".code")
+    light = HtmlFormatter(style="xcode").get_style_defs(".code")
     dark = HtmlFormatter(style="github-dark").get_style_defs(".code")
     quiet = ".code .sd { color: var(--dim); }"  # prose must not outshine the code
     return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n{quiet}\n"

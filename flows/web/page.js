@@ -109,7 +109,7 @@ function followLines(code) {
     }
   };
   code.addEventListener("click", (event) => {
-    if (!event.target.matches("a.number") || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    if (!event.target.matches(".lines > div > a") || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     select(event.target.textContent);
   });
@@ -178,5 +178,5 @@ if (box) {
   moveAmongResults(box);
 }
 jumpFromNames();
-if (document.querySelector("a.number")) followLines(document.querySelector(".code"));
+if (document.querySelector(".lines a")) followLines(document.querySelector(".code"));
 if (navigator.clipboard) copyLinks(); // only on https and this machine

@@ -83,6 +83,7 @@ LANGUAGE = (
     ("sym:Name", "lines inside its definition"),
     ("lang:go  file:src/**  repo:web", "only these; -file:test leaves out"),
     ("case:yes", "exact terms distinguish case"),
+    ("/   j k   Esc", "keys: to this box, to the next and previous result, back"),
 )
 """What a query can say, for the home page."""
 
@@ -128,8 +129,22 @@ def search_page(
         facets=facets,
         more=search_link(replace(request, top_k=_MOST)) if request.top_k <= len(hits) < _MOST else None,
         instead=_instead(request, question) if question is not None and not hits else (),
-        error=error,
+        notes=[_without_options(note) for note in report.notes] if report is not None else (),
+        error=_without_options(error),
     )
+
+
+_OPTION = re.compile(r" \([^()]*`\w+`[^()]*\)|[:;,] [^:;,.]*`\w+`[^:;,.]*")
+
+
+def _without_options(note: str) -> str:
+    """Return a note without what it says about options of programs, which the page has not.
+
+    Examples:
+        >>> _without_options("The syntax is RE2's; `fixed` searches for literal text.")
+        "The syntax is RE2's."
+    """
+    return _OPTION.sub("", note)
 
 
 def _instead(request: SearchRequest, question: Question) -> Iterator[tuple[str, str]]:
@@ -161,6 +176,7 @@ def _searching(request: SearchRequest, **content: Any) -> bytes:
         "facets": (),
         "branches": (),
         "instead": (),
+        "notes": (),
         "error": "",
     }
     return _rendered("search.html.j2", request=request, filters=filters, removable=removable, **{**absent, **content})
@@ -176,7 +192,8 @@ def _by_file(
         path = f"{folders.get(hit.source, '')}/{hit.path}".removeprefix("/")
         file = found.setdefault((hit.source, hit.path), {"source": hit.source, "path": path, "link": link, "hits": []})
         lines = _numbered(hit.path, hit.start_line, hit.context, question.words, question.terms.spans(hit.context))
-        first, last = _snippet(hit.context, hit.line - hit.start_line)
+        end = hit.symbol_end - hit.start_line + 1 if hit.symbol_end is not None else None
+        first, last = _snippet(hit.context, hit.line - hit.start_line, end)
         file["hits"].append({"link": link, "hit": hit, "lines": lines[first:last]})
     return list(found.values())
 
@@ -185,14 +202,18 @@ _BEFORE, _AFTER = 4, 8
 """Lines of a snippet around the best one."""
 
 
-def _snippet(lines: Sequence[str], best: int) -> tuple[int, int]:
-    """Return the bounds of the lines to show around the ``best`` one, 0-based, after a blank line if there is one.
+def _snippet(lines: Sequence[str], best: int, end: int | None = None) -> tuple[int, int]:
+    """Return the bounds of the lines to show around the ``best`` one, 0-based: they begin where something begins, and
+    end with its definition, before ``end``.
 
     Examples:
         >>> _snippet(["    return 1", "", "def f():", "    x = 2", ""], 3)
         (2, 4)
+        >>> _snippet(["def f():", "    return 1", "x = 2"], 0, 2)
+        (0, 2)
     """
     first, last = max(0, best - _BEFORE), min(len(lines), best + _AFTER + 1)
+    last = min(last, max(end, best + 1)) if end is not None else last
     blank = [at for at in range(first, best) if not lines[at].strip()]
     first = blank[-1] + 1 if blank else first
     while last > best + 1 and not lines[last - 1].strip():
@@ -246,9 +267,35 @@ def document_page(view: DocumentView) -> bytes:
         branch=branch,
         earlier=earlier,
         later=later,
-        outline=[(*each, _uses(each[1], each[2], branch)) for each in view.outline],
+        outline=[(*each, _uses(each[1], each[2], branch)) for each in _nested(view.outline)],
         similar=[(document_link(hit.source, hit.path, hit.line, branch), hit) for hit in view.similar],
     )
+
+
+_SEPARATORS = (".", "::", " > ")
+_MAX_DEPTH = 3
+
+
+def _nested(outline: Sequence[tuple[int, str, str]]) -> Iterator[tuple[int, str, str, str, int]]:
+    """Yield the definitions as (line, kind, name, name inside the one around it, depth). The kind
+    of a method or section is "", because its depth shows it.
+
+    Examples:
+        >>> list(_nested([(1, "class", "Lease"), (4, "method", "Lease.check"), (9, "function", "run")]))
+        [(1, 'class', 'Lease', 'Lease', 0), (4, '', 'Lease.check', 'check', 1), (9, 'function', 'run', 'run', 0)]
+    """
+    around: list[str] = []
+    for line, kind, name in outline:
+        inside = None
+        while around and inside is None:
+            inside = next(
+                (name[len(around[-1] + sep) :] for sep in _SEPARATORS if name.startswith(around[-1] + sep)), None
+            )
+            if inside is None:
+                around.pop()
+        shown = "" if kind in ("method", "section") else kind
+        yield line, shown, name, inside or name, min(len(around), _MAX_DEPTH)
+        around.append(name)
 
 
 MAX_BESIDE = 100
@@ -332,7 +379,7 @@ def index_page(view: IndexView, now: datetime) -> bytes:
     counts = {
         "documents": f"{stats.total_documents:,}",
         "lines": f"{stats.total_lines:,}",
-        "sources": f"{len(stats.sources):,}",
+        f"source{'' if len(stats.sources) == 1 else 's'}": f"{len(stats.sources):,}",
         "last run": _ago(now - max(indexed.values())) if indexed else "never",
         "vector index": str(stats.index_type or "none"),
         "model": str(stats.model),
@@ -378,15 +425,24 @@ def sql_page(query: str, view: SqlView | None = None, *, error: str = "") -> byt
 
 
 def _plot(view: SqlView) -> str:
-    """Return a plot of the first column of numbers over the first column: a line over times, else bars."""
-    at = next((at for at, is_number in enumerate(view.numbers) if is_number and at > 0), None)
-    if at is None or len(view.rows) < 2:
+    """Return a plot of a column of numbers over the first column: a line over times, else bars.
+
+    The column is the one that falls from row to row, else the first.
+    """
+    numbers = [at for at, is_number in enumerate(view.numbers) if is_number and at > 0]
+    if not numbers or len(view.rows) < 2:
         return ""
+    at = next((at for at in numbers if _falls([row[at] for row in view.rows])), numbers[0])
     points = [(row[0], float(str(row[at]))) for row in view.rows if row[0] is not None and row[at] is not None]
     moments = [(each, value) for each, value in points if isinstance(each, datetime)]
     if moments and len(moments) == len(points):
         return line_plot(view.columns[at], [Series(view.columns[at], sorted(moments))])
-    return bar_plot(view.columns[at], [(str(name), value) for name, value in points[:MAX_BARS]])
+    return bar_plot(view.columns[at], [(str(name) or "(empty)", value) for name, value in points[:MAX_BARS]])
+
+
+def _falls(values: Sequence[Any]) -> bool:
+    known = [value for value in values if value is not None]
+    return known == sorted(known, reverse=True) and len({*known}) > 1
 
 
 def _last_indexed(runs: Sequence[RunRecord]) -> dict[str, datetime]:
@@ -458,7 +514,8 @@ def _facets(request: SearchRequest, facets: Facets) -> list[dict[str, Any]]:
                 (value, names.get(value, value), counts.get(value, 0), value in checked.get(name, ()))
                 for value in values[:MAX_FACETS]
             ]
-        if boxes:
+        is_only = name == "sources" and len(boxes) == 1 and not checked.get(name)  # which narrows nothing
+        if boxes and not is_only:
             more = 0 if name == "tests" else max(0, len({*counts, *checked.get(name, ())}) - MAX_FACETS)
             parameter = OPTIONS[name].parameter
             found.append({"title": _TITLES[name], "parameter": parameter, "boxes": boxes, "more": more})

@@ -118,7 +118,7 @@ class OtherProcess:
 def survived(
     function: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
 ) -> _Result:
-    """Run ``function`` in another process, which stays for the next call, and return or raise its outcome.
+    """Run ``function`` in another process, which is reused, and return or raise its outcome.
 
     Raises ProcessDied, a CorruptFile.
     """

@@ -104,6 +104,7 @@ class Lease:
         self._version = version
         self._pid = os.getpid()
         self._ended = threading.Event()
+        self._leaves_garbage = False
         liveness.count_references(+1)
         # The thread runs in a copy of this context, so that the tally counts its requests.
         renew = contextvars.copy_context().run
@@ -126,6 +127,10 @@ class Lease:
         if not self._is_ours(current):
             raise _lost(current, self._where)
 
+    def expect_garbage(self) -> None:
+        """Count this holder as failed at its release, because it leaves files that nothing refers to."""
+        self._leaves_garbage = True
+
     def release(self, *, failed: bool = False) -> None:
         """Stop renewing and free the lease immediately; do nothing if the lease is already lost or released.
 
@@ -135,7 +140,8 @@ class Lease:
         """
         if not self._stop():
             return
-        self._record = self._record.model_copy(update={"failures": self._record.failures + failed})
+        failures = self._record.failures + (failed or self._leaves_garbage)
+        self._record = self._record.model_copy(update={"failures": failures})
         try:
             self._write("released")
             liveness.count_references(-1)

@@ -86,7 +86,7 @@ def _cuts(data: bytes, line: NDArray[np.int32], column: NDArray[np.int32]) -> li
 
 
 def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
-    """Return a text with these rows on their lines, and empty lines elsewhere. Rows of one line are consecutive."""
+    """Return a text with each row on its line, and empty lines elsewhere. Rows of one line are consecutive."""
     lines = [""] * (max(line, default=-1) + 1)
     for number, part in zip(line, text, strict=True):
         lines[number] += part.replace("\n", " ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,9 +150,10 @@ def check_indexes(table: LineTable, seed: int = 0) -> Iterator[tuple[str, str]]:
         if covered.indexed_rows + covered.unindexed_rows != rows:
             yield name, f"it counts {covered.indexed_rows + covered.unindexed_rows:,} rows of {rows:,}"
     sample = _sample(dataset, rows, seed)
+    counts = _Counts(dataset)
     for name in known:
         try:
-            missed = sum(not with_retries(partial(_finds, dataset, name, line)) for line in sample)
+            missed = sum(not with_retries(partial(_finds, dataset, counts, name, line)) for line in sample)
         except BaseException as error:
             if not is_lance_failure(error) or is_network_failure(error):
                 raise
@@ -169,16 +170,27 @@ def _sample(dataset: LanceDataset, rows: int, seed: int) -> list[dict[str, Any]]
     return [line for line in taken if line["line_number"] > MARKER_LINE]
 
 
-def _finds(dataset: LanceDataset, index: str, line: dict[str, Any]) -> bool:
+class _Counts:
+    """Counts the rows of a condition, once for lines of one document or folder: with indexes, and by a scan."""
+
+    def __init__(self, dataset: LanceDataset) -> None:
+        self.indexed = cache(dataset.count_rows)
+        self.scanned = cache(partial(_scanned, dataset))
+
+    def agree(self, where: str) -> bool:
+        return bool(self.indexed(where) == self.scanned(where))
+
+
+def _finds(dataset: LanceDataset, counts: _Counts, index: str, line: dict[str, Any]) -> bool:
     """Return whether a search through ``index`` finds everything that a scan finds for the document of ``line``."""
     here = f"entity = {quote(line['entity'])} AND path = {quote(line['path'])}"
     if index == PATH:
-        return dataset.count_rows(here) == _scanned(dataset, here)
+        return counts.agree(here)
     if index == PARENT_DIRS:
         if not line["parent_dirs"]:
             return True
         below = f"array_has_any(parent_dirs, [{quote(line['parent_dirs'][-1])}])"
-        return dataset.count_rows(below) == _scanned(dataset, below)
+        return counts.agree(below)
     if index == TEXT:
         words = _INDEXED_WORD.findall(line["text"])
         if not words:
@@ -192,9 +204,9 @@ def _finds(dataset: LanceDataset, index: str, line: dict[str, Any]) -> bool:
         nearest = {
             "column": "vector",
             "q": np.asarray(line["vector"], np.float16),
-            "k": 1 + _scanned(dataset, here),
+            "k": 1 + counts.scanned(here),
             "metric": VECTOR_METRIC,
-            "nprobes": max(1, dataset.count_rows()),
+            "nprobes": max(1, counts.indexed()),
         }
         return _holds(
             dataset.scanner(columns=["id"], nearest=nearest, filter=here, prefilter=True, use_scalar_index=False), line

@@ -33,12 +33,11 @@ from driftline.storage.errors import (
     may_hold_secret,
     redacted,
 )
-from driftline.storage.objects import bucket
 from driftline.storage.objects.bucket_options import for_fsspec
 from driftline.storage.objects.request_counts import watch
-from driftline.storage.sources.access import SafeFolder, check_names_are_utf8
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
 from driftline.storage.sources.repository import MAX_BLOB_BYTES, CommitTree, TreeEntry
+from driftline.storage.sources.safe_folder import SafeFolder, check_names_are_utf8
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,8 @@ def translate(error: BaseException, where: str, what: str = "Reading failed") ->
         return error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return ObjectNotFound("Not found", where)
+    from driftline.storage.objects import bucket  # a search of a local workspace need not load obstore
+
     if bucket.CODE in str(error):
         return AccessDenied(bucket.describe(str(error), ""), where, bucket.FIX)
     names = {cls.__name__ for cls in type(error).__mro__}
@@ -172,6 +173,34 @@ CHUNK_BYTES = 16 * 2**20
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _ETAG_KEYS = ("generation", "ETag", "etag", "CRC", "sha")
 _MTIME_KEYS = ("LastModified", "last_modified", "mtime", "modified", "updated", "Last-Modified", "created")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAccess:
+    """A policy for reading sources ("Threat model").
+
+    Other people may have written the records of a workspace, so a record by itself allows nothing.
+
+    Remote sources may be read only at or below one of ``roots``, the URIs and folders that the caller named; local
+    ones also at or below ``folder``, and anywhere if that is None.
+    """
+
+    roots: tuple[str, ...] = ()
+    folder: str | None = None
+
+    def allows(self, uri: str) -> bool:
+        """Return whether the source at the recorded ``uri`` may be read. Contacts nothing, not even a disk."""
+        is_local = "://" not in uri and "::" not in uri
+        if is_local and self.folder is None:
+            return True
+        if is_local and os.path.normpath(uri) != uri:
+            return False
+        roots = self.roots if self.folder is None or not is_local else (*self.roots, self.folder)
+        return any(uri == root or uri.startswith(f"{root.rstrip('/')}/") for root in roots)
+
+
+LOCAL = SourceAccess()
+"""All local sources, and no remote ones."""
 
 
 @dataclass(frozen=True)
@@ -318,8 +347,8 @@ class Source:
     def read_many(self, paths: Sequence[str], etags: Sequence[str] = ()) -> Sequence[bytes | DriftlineError]:
         """Return the bytes of each file, or its error, in the order of ``paths``.
 
-        Reads concurrently if the store allows it. ``etags`` are those of the listing: a
-        repository needs no other name of a file.
+        Reads concurrently if the store allows it. ``etags`` are those of the listing; a repository finds files by them
+        alone.
         """
         if self.is_local or not paths:
             return [self._read_or_error(path) for path in paths]

@@ -47,7 +47,7 @@ from driftline.storage.lines.deep_table import DeepTable
 from driftline.storage.lines.table import LineTable
 from driftline.storage.model import DeepModel, WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.access import LOCAL, SourceAccess
+from driftline.storage.sources.source import LOCAL, SourceAccess
 from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.records import (
     BranchRecord,
@@ -410,7 +410,7 @@ class Workspace:
         self.objects.delete([f"{entity.directory}/{SOURCE}"])
 
     def tenants(self) -> list[Entity]:
-        """Return all tenants, sorted, whatever the type of their first level: memory may have its own levels."""
+        """Return all tenants, sorted, with first levels of any type, because memory may have its own levels."""
         names = self.early_listing.take()
         if names is None:
             names = self.objects.list_dirs()

@@ -18,7 +18,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any, cast
@@ -102,12 +102,12 @@ def members_of(path: str, data: bytes) -> list[Member]:
     return found
 
 
-def read_members(path: str, data: bytes, requested: Iterable[str]) -> dict[str, bytes]:
-    """Return the content of the ``requested`` members of a container by their paths, without missing ones.
+def read_members(path: str, data: bytes, requested: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the content of members of a container by their paths, without those that are missing or have changed.
 
-    Raises Refused.
+    ``requested`` are their content hashes by path. Raises Refused.
     """
-    answer = extract_apart(f"{__name__}:unpack_members", _request(path, data, [*requested]))
+    answer = extract_apart(f"{__name__}:unpack_members", _request(path, data, requested))
     try:
         return {str(name): base64.b64decode(content) for name, content in answer["contents"].items()}
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -133,8 +133,8 @@ def is_plain(name: str) -> SkipReason | None:
 _MAX_NAME = 1_024
 
 
-def _request(path: str, data: bytes, requested: Sequence[str] = ()) -> bytes:
-    head = json.dumps({"path": path, "requested": requested}).encode()
+def _request(path: str, data: bytes, requested: Mapping[str, str] | None = None) -> bytes:
+    head = json.dumps({"path": path, "requested": dict(requested or {})}).encode()
     return b"".join((_LENGTH.pack(len(head)), head, data))
 
 
@@ -185,34 +185,34 @@ def list_members(request: bytes) -> _Answer:
 
 
 def unpack_members(request: bytes) -> _Answer:
-    """Return the requested members in base64. Raises Refused."""
+    """Return the requested members in base64, and unpack no more than is needed for them. Raises Refused."""
     path, requested, data = _parsed(request)
+    containers = {name[: found.start()] for name in requested for found in re.finditer(INSIDE, name)}
     contents: dict[str, str] = {}
-    for name, content in _walk(path, data, _Limits(), 0, requested):
-        if isinstance(content, bytes) and name in requested:
+    for name, content in _walk(path, data, _Limits(), 0, containers.union(requested)):
+        if isinstance(content, bytes) and content_hash(content) == requested.get(name):
             contents[name] = base64.b64encode(content).decode()
+            if len(contents) == len(requested):
+                break
     return _Answer({"contents": contents})
 
 
-def _parsed(request: bytes) -> tuple[str, frozenset[str], bytes]:
+def _parsed(request: bytes) -> tuple[str, dict[str, str], bytes]:
     (length,) = _LENGTH.unpack(request[: _LENGTH.size])
     head = json.loads(request[_LENGTH.size : _LENGTH.size + length])
-    return head["path"], frozenset(head["requested"]), request[_LENGTH.size + length :]
+    return head["path"], head["requested"], request[_LENGTH.size + length :]
 
 
 def _walk(
-    path: str, data: bytes, limits: _Limits, depth: int, requested: frozenset[str] | None = None
+    path: str, data: bytes, limits: _Limits, depth: int, requested: Set[str] | None = None
 ) -> Iterator[tuple[str, _Content]]:
     """Yield the path and content of each member, and of those in containers inside, or the reason for its absence.
 
-    Of zip files, only the ``requested`` members and the containers around them are unpacked. Raises Refused.
+    Of zip files, only the ``requested`` members and containers are unpacked. Raises Refused.
     """
     members = _members(path, data, limits)
     if members is None:
         return
-
-    def is_requested(name: str) -> bool:
-        return requested is None or any(each == name or each.startswith(name + INSIDE) for each in requested)
 
     for name, unpack in members:
         limits.member()
@@ -220,7 +220,7 @@ def _walk(
         if (odd := is_plain(name)) is not None:
             yield inside, odd
             continue
-        if not is_requested(inside):
+        if requested is not None and inside not in requested:
             continue
         try:
             content = unpack()
@@ -237,7 +237,7 @@ def _walk(
 
 
 def _opened(
-    path: str, data: bytes, limits: _Limits, depth: int, requested: frozenset[str] | None, *, is_folder: bool
+    path: str, data: bytes, limits: _Limits, depth: int, requested: Set[str] | None, *, is_folder: bool
 ) -> Iterator[tuple[str, _Content]]:
     """Yield the members of a container that is one itself; if it cannot be opened, the reason is its own."""
     if depth >= MAX_NESTING:

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.errors import redacted
-from driftline.storage.sources.access import SafeFolder
 from driftline.storage.sources.isolation import (
     Repository,
     Running,
@@ -31,6 +30,7 @@ from driftline.storage.sources.isolation import (
     run,
     start,
 )
+from driftline.storage.sources.safe_folder import SafeFolder
 
 log = logging.getLogger(__name__)
 

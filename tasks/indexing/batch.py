@@ -90,7 +90,8 @@ def _read_members(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator
     """Read members of archives, by the hashes in their etags; each archive once for adjacent members."""
     for container, members in groupby(changes, lambda change: container_of(change["path"])):
         asked = [*members]
-        wanted = [change["path"] for change in asked if reason_in(change["etag"]) is None]
+        etags = ((change["path"], change["etag"]) for change in asked if reason_in(change["etag"]) is None)
+        wanted = {path: etag.removeprefix(OF_CONTENT) for path, etag in etags}
         try:
             found = read_members(container, source.read(container), wanted) if wanted else {}
         except (AccessDenied, ObjectNotFound, SourceNotFound, Refused):

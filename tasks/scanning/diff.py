@@ -141,7 +141,7 @@ def diff(
 
 
 def is_inside(manifest: pa.Table) -> pa.ChunkedArray:
-    """Return which rows of the manifest are of members of archives."""
+    """Return which rows of the manifest are members of archives."""
     etags = pc.fill_null(manifest["etag"], "")
     return pc.or_(*(pc.starts_with(etags, beginning) for beginning in OF_MEMBERS))
 

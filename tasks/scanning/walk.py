@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from driftline.storage.errors import StorageError
 from driftline.storage.model import SkipReason
-from driftline.storage.sources.access import SafeFolder, read_regular
 from driftline.storage.sources.isolation import excludes_file
+from driftline.storage.sources.safe_folder import SafeFolder, read_regular
 from driftline.storage.sources.source import INODE_BITS, VANISHED
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, find_nested, tracked_in
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA

@@ -56,7 +56,7 @@ def reranked(
 ) -> list[Window]:
     """Return ``windows``, best first, by their scores plus ``weight`` times the cosine of ``query`` and their texts.
 
-    A cosine without words would prefer texts that resemble the question to answers.
+    The cosine alone would prefer texts that resemble the question over answers.
     """
     if len(windows) < 2:
         return list(windows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
@@ -25,7 +25,7 @@ from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.exact import Packs, allowed, packs_of, texts
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import Definition, parts_of_name
-from driftline.storage.lines.patterns import Pattern
+from driftline.storage.lines.patterns import Pattern, quoted
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Match, counted
@@ -63,6 +63,9 @@ MAX_FACET_PACKS = 300
 """Packs to read for counting the files of facets: a limit that, unlike a time limit, always gives the same counts."""
 _FIRST_PACKS, _MOST_PACKS = 16, 256
 """Packs read at once: few at first, because the first ones often hold enough."""
+
+_IMPORTS = r"^\s*#?\s*(?:from|import|export|use|using|require|include)\b.*"
+"""The beginning of a line that imports names, in the languages that Driftline parses."""
 
 Document = tuple[str, str]
 """Entity and path."""
@@ -346,7 +349,7 @@ class ExactSearch:
         required = [frozenset(found) for found in (*defined, *inside)]
         documents = frozenset[Document].intersection(*required) if required else None
         homes = {document for found in used for document in found}
-        order = _nearness(homes) if used else lambda entity, path: importance(path)
+        order = _nearness(homes, self._importing()) if used else lambda entity, path: importance(path)
         for document, of_patterns in self._matching(order, documents, defined or inside):
             key = document.key
             of_uses = of_patterns[len(self.terms.patterns) :] if used else []
@@ -363,6 +366,13 @@ class ExactSearch:
             ]
             if kept:
                 yield document, kept
+
+    def _importing(self) -> set[Document]:
+        """Return the documents with a line that imports one of the used names."""
+        names = [quoted(use_of(name).text) for name in self.terms.uses]
+        patterns = [Pattern.of(rf"{_IMPORTS}\b{name}\b", ignore_case=False) for name in names]
+        finders = (ExactFinder(self.tables, [each], self.late, lambda *_: 0, self._chosen) for each in patterns)
+        return {document.key for finder in finders for document, *_ in finder.lines()}
 
     def _matching(
         self,
@@ -539,14 +549,15 @@ def _window(document: IndexedDocument, number: int = 0) -> Window:
     return Window(document.entity, document.path, document.hash, number, 0.0, "", 0.0, first=number, last=number)
 
 
-def _nearness(homes: set[Document]) -> Callable[[str, str], int]:
-    """Return a sort key of documents: near the documents that define a name first, then by importance."""
+def _nearness(homes: Set[Document], importing: Set[Document]) -> Callable[[str, str], int]:
+    """Return a sort key of documents: where a name is defined, the same folders, files that import it, and the rest."""
     folders = {(entity, posixpath.dirname(path)) for entity, path in homes}
 
     def order(entity: str, path: str) -> int:
         if (entity, path) in homes:
             return 0
-        return importance(path) + (1 if (entity, posixpath.dirname(path)) in folders else 5)
+        is_near, imports = (entity, posixpath.dirname(path)) in folders, (entity, path) in importing
+        return importance(path) + (1 if is_near else 5 if imports else 9)
 
     return order
 

@@ -74,8 +74,8 @@ CANDIDATE_LINES = 30
 More if results are missing. A sentence describes one definition, which more blocks by meaning tend to hide."""
 CANDIDATE_DEFINITIONS = 20
 """Definitions to look up for each name in a query."""
-MAX_TENANTS_AT_ONCE = 8
-"""Tables to open in parallel, each of which waits for a bucket."""
+MAX_TENANTS_AT_ONCE, MAX_TABLES_AT_ONCE = 8, 8
+"""Tenants, and tables of each, to open in parallel, each of which waits for a bucket."""
 MAX_THREADS = 64
 """Upper bound on the threads that all searches of a process share."""
 MAX_BLOCKS = 6_400
@@ -387,18 +387,23 @@ def _open(
         loading = pool.submit(load_embedder, model)
         where = relative_to_sources(workspace, where) if where else None
 
+        def opened_table(found: tuple[Entity, LineFilter | None]) -> LineQuery | None:
+            entity, narrowed = found
+            query = LineQuery(workspace.lines(entity), narrowed, *filtering)
+            try:
+                query.open(words=mode != "vector", lines=mode == "vector", blocks=mode == "hybrid")
+            except DriftlineError:
+                if query.table.exists():
+                    raise
+                return None
+            return query
+
         def opened(tenant: Entity) -> list[LineQuery]:
-            queries: list[LineQuery] = []
-            for entity, narrowed in tables_of(workspace, tenant, where):
-                query = LineQuery(workspace.lines(entity), narrowed, *filtering)
-                try:
-                    query.open(words=mode != "vector", lines=mode == "vector", blocks=mode == "hybrid")
-                except DriftlineError:
-                    if query.table.exists():
-                        raise
-                    continue
-                queries.append(query)
-            return queries
+            tables = [*tables_of(workspace, tenant, where)]
+            if workspace.objects.is_local or len(tables) == 1:
+                return [*filter(None, map(opened_table, tables))]
+            with ThreadPoolExecutor(MAX_TABLES_AT_ONCE) as branches:
+                return [*filter(None, branches.map(opened_table, tables))]
 
         # Open the tenants of the last search while a bucket lists the current ones.
         at = workspace.objects.uri
@@ -558,7 +563,7 @@ class _Finder:
         try:
             with self.explanation.timed("text"):
                 words = query_for_index(keywords(self.query))
-                matching = _best([table.matching(words, blocks) for table in self.tables], blocks)
+                matching = _best(self._of_tables(lambda table: table.matching(words, blocks)), blocks)
             if self.max_distance is None:
                 near_blocks = finding.result()
                 found = self._read(matching, named, near_blocks)
@@ -568,6 +573,14 @@ class _Finder:
             return found, len(finding.result()), gather(read, finding.result())
         finally:
             wait([finding])  # a search that fails leaves nothing running
+
+    def _of_tables(self, find: Callable[[LineQuery], Scored]) -> list[Scored]:
+        """Search all tables, such as those of many branches, in parallel."""
+        if len(self.tables) == 1:
+            return [find(self.tables[0])]
+        finding = [_threads().submit(find, table) for table in self.tables]
+        wait(finding)  # a search that fails leaves nothing running
+        return [each.result() for each in finding]
 
     def _near_blocks(self, limit: int) -> list[Scored]:
         return _best([table.near(self.embedded, limit) for table in self.tables], limit)

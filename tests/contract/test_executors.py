@@ -20,7 +20,7 @@ import pytest
 
 from driftline.flows.output.reports import IndexReport
 from driftline.flows.runs import source_run
-from driftline.flows.runs.executors import DaskExecutor, Executor, InlineExecutor, open_executor
+from driftline.flows.runs.executors import DaskExecutor, Executor, InlineExecutor, open_executor, running_loop
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.errors import CorruptFile, ExecutorError, UsageError
 from driftline.storage.lines.table import LineTable
@@ -83,7 +83,7 @@ def cluster(
     try:
         for process in processes:
             process.start()
-        with Client(address, timeout=PATIENCE_SECONDS) as client:
+        with running_loop() as loop, Client(address, loop=loop, timeout=PATIENCE_SECONDS) as client:
             if workers:
                 client.wait_for_workers(workers, timeout=PATIENCE_SECONDS)
         yield Cluster(address, processes[0])
@@ -429,6 +429,21 @@ def test_an_unknown_executor_is_refused_before_anything_is_written(runner: Runne
     with pytest.raises(UsageError, match="inline, local"):
         runner.index(Choice(name, None))
     assert not runner.workspace.exists()
+
+
+def test_dask_starts_no_loop_of_its_own_which_it_gives_up_after_ten_seconds(
+    scheduler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distributed import utils
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a thread of Dask's own")
+
+    monkeypatch.setattr(utils, "_CollectErrorThread", refuse)
+    with DaskExecutor(scheduler, None) as executor:
+        assert executor.slots == 2
+    with DaskExecutor(None, 1) as executor:
+        assert executor.slots == 1
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "nonsense"])

@@ -167,11 +167,15 @@ def test_every_command_is_in_the_reference() -> None:
     from driftline.flows.commands.app import app
 
     main.load()
-    page = hooks().fill((DOCS / "reference" / "cli.md").read_text())
+    module = hooks()
+    listed, pages = module.fill((DOCS / "reference" / "cli.md").read_text()), module.command_pages()
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]  # type: ignore[union-attr]
     assert len(commands) > 10
-    for command in [*commands, "memory put"]:
-        assert f"## driftline {command} " in page
+    for command in [*commands, "memory"]:
+        assert f"(commands/driftline-{command}.md)" in listed
+        page = pages[f"driftline-{command}"]
+        assert page.index(f"$ driftline {command}") < page.index("[OPTIONS]"), "an example comes first"
+    assert "## driftline memory put " in pages["driftline-memory"]
 
 
 def test_every_environment_variable_of_the_code_is_in_the_reference() -> None:

@@ -20,11 +20,15 @@ from random import Random
 
 from driftline.flows.commands.main import main
 from driftline.storage.lance.worker import ProcessDied, survived
-from driftline.tasks.maintenance import compact
+from driftline.storage.lines import inventory
+from driftline.storage.lines.table import LineTable
+from driftline.tasks.maintenance import compact, verify
 
 DOCUMENTS = 8
 MEASURED_QUERIES = 3
 """Searches with which a compaction measures itself here: half of its time, if they are as many as usual."""
+SAMPLED_ROWS = 4
+"""Lines that verify searches through each index here, for the same reason."""
 WAYS: dict[str, Callable[[bytes], bytes | None]] = {
     "missing": lambda data: None,
     "empty": lambda data: b"",
@@ -123,9 +127,18 @@ def fuzzed(data: bytes, random: Random) -> bytes:
     return bytes(changed)
 
 
+def checked_indexes(table: LineTable) -> list[tuple[str, str]]:
+    """As verify does it in another process."""
+    inventory.SAMPLE_ROWS = SAMPLED_ROWS
+    return list(inventory.check_indexes(table))
+
+
 def _command(arguments: list[str]) -> tuple[int, str, str]:
     """Exit code, output and errors of a command in this process."""
+    from tests.faults import damage as this
+
     compact.QUERIES = MEASURED_QUERIES
+    verify._checked_indexes = this.checked_indexes
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from distributed import Client
 
+from driftline.flows.runs.executors import running_loop
 from driftline.storage.entities import Entity
 from driftline.storage.layout import lease_path
 from tests.servers.compose import compose_command
@@ -159,7 +160,10 @@ def dask_clusters(site: Site, *sizes: int) -> Iterator[list[tuple[str, psutil.Pr
             first, second, *_ = [stack.enter_context(started(one, log, environment, site.folder)) for one in commands]
             clusters.append((address, psutil.Process(first.pid), psutil.Process(second.pid)))
         for (address, _, _), size in zip(clusters, sizes, strict=True):
-            with Client(address, timeout=PATIENCE_SECONDS, set_as_default=False) as client:
+            with (
+                running_loop() as loop,
+                Client(address, loop=loop, timeout=PATIENCE_SECONDS, set_as_default=False) as client,
+            ):
                 client.wait_for_workers(size, timeout=PATIENCE_SECONDS)
         yield clusters
 

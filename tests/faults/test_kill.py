@@ -17,6 +17,7 @@ import pytest
 
 from driftline.storage.entities import Entity
 from driftline.storage.layout import lease_path
+from driftline.storage.leases.lease import look
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.oracle import (
     WORDS,
@@ -130,6 +131,7 @@ def test_the_batch_of_a_killed_worker_is_repeated(tmp_path: Path, tiny_model: Pa
     opened = Workspace.open(str(workspace))
     assert_in_step(opened, ENTITY, files_below(tree))
     assert_nothing_staged(opened)
+    assert look(opened.objects, lease_path(ENTITY)).failures  # tells cleanup of the files of the killed worker
 
 
 @pytest.mark.parametrize("executor", ["inline", "local"])

@@ -148,6 +148,7 @@ CONDITIONS: dict[str, dict[str, str]] = {
     "full": {"output": ">/dev/full"},
     "closed": {"output": ">&-"},
     "all closed": {"output": "<&- >&- 2>&-"},
+    "all full": {"output": ">/dev/full 2>/dev/full"},
     "a pipe nobody reads": {"output": "| true"},
     "an ASCII output": {"PYTHONIOENCODING": "ascii:strict"},
     "a Latin-1 output": {"PYTHONIOENCODING": "latin-1:strict"},
@@ -181,6 +182,20 @@ def test_a_failure_is_told_on_standard_error_if_it_cannot_be_printed_as_json(loc
     ended = run(["search", "heron", "--ext", "*", "--json"], location, output)
     check_end("search", ended, (2, 3))
     assert ended.stderr.startswith(b"driftline: ")
+
+
+@pytest.mark.parametrize("options", [[], ["--log-json"]])
+def test_a_run_goes_on_if_its_messages_cannot_be_written(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the heron lands\n")
+    (tmp_path / ".driftlineignore").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / ".gitignore")
+    for workspace, output in (
+        ("full", "2>/dev/full"),
+        ("closed", "2>&-"),
+        ("read by nobody", "2>&1 >/dev/null | true"),
+    ):
+        run([*options, "index", ".", "--workspace", workspace], tmp_path, output)
+        assert b"a.txt" in run(["search", "heron", "--workspace", workspace], tmp_path).stdout
 
 
 def test_every_command_ends_clearly_in_a_directory_that_is_gone(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.mcp_server.server import make_server
-from driftline.storage.sources.access import SourceAccess
+from driftline.storage.sources.source import SourceAccess
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.hits import read_excerpt
 

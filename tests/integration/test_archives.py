@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import tarfile
 import time
 import zipfile
@@ -18,7 +19,7 @@ import pytest
 import driftline as dl
 from driftline.flows.runs.source_run import SourceRun
 from driftline.storage.errors import DeletionRefused, StorageError
-from driftline.storage.model import DocumentState, SkipReason
+from driftline.storage.model import DocumentState, SkipReason, content_hash
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction import archives
 from driftline.tasks.extraction.archives import Member, members_of, read_members
@@ -300,7 +301,26 @@ def test_links_devices_and_repeated_names_are_skipped() -> None:
     assert reasons(data, "a.tar") == {
         "a.tar!/soft": link, "a.tar!/hard": link, "a.tar!/device": device, "a.tar!/twice.txt": SkipReason.REPLACED,
     }  # fmt: skip
-    assert read_members("a.tar", data, ["a.tar!/twice.txt"]) == {"a.tar!/twice.txt": b"two"}
+    assert read_members("a.tar", data, {"a.tar!/twice.txt": content_hash(b"two")}) == {"a.tar!/twice.txt": b"two"}
+
+
+def test_an_archive_is_unpacked_up_to_the_last_member_that_is_requested() -> None:
+    held, last = io.BytesIO(), random.Random(1).randbytes(200_000)
+    with tarfile.open(fileobj=held, mode="w:gz") as archive:
+        for name, content in ("first.txt", b"one"), ("last.txt", last):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    damaged = held.getvalue()[:100_000]
+    digest = content_hash(b"one")
+    assert read_members("a.tar", damaged, {"a.tar!/first.txt": digest}) == {"a.tar!/first.txt": b"one"}
+    with pytest.raises(Refused):
+        read_members("a.tar", damaged, {"a.tar!/first.txt": digest, "a.tar!/last.txt": content_hash(last)})
+
+
+def test_a_member_that_has_changed_is_not_returned() -> None:
+    data = zipped({"a.txt": b"new"})
+    assert read_members("a.zip", data, {"a.zip!/a.txt": content_hash(b"old")}) == {}
 
 
 def test_encrypted_and_lying_members_are_skipped() -> None:

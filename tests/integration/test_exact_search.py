@@ -217,6 +217,21 @@ def test_a_document_must_hold_a_use_of_each_name(tmp_path: Path) -> None:
     assert locations(find(ws, "uses:foo def:foo")) == [("both.py", 1), ("both.py", 2)]
 
 
+def test_uses_are_nearest_first(tmp_path: Path) -> None:
+    files = {
+        "home/z.py": "def foo():\n    return 1\n\n\nfoo()\n",
+        "home/near.py": "foo()\n",
+        "other/imports.py": "from home.z import foo\n",
+        "more/names.py": "print(foo)\n",
+    }
+    for name, text in files.items():
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text(text)
+    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    nearest = [("home/z.py", 5), ("home/near.py", 1), ("other/imports.py", 1), ("more/names.py", 1)]
+    assert locations(find(str(tmp_path / "ws"), "uses:foo")) == nearest
+
+
 def test_the_case_of_the_query_holds_for_options(workspace: Workspace) -> None:
     options: tuple[dict[str, Any], ...] = ({"fixed": ["token = 3"]}, {"regex": ["token = \\d"]})
     for exact in options:

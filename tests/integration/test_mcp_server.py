@@ -97,6 +97,44 @@ def test_clients_show_the_sources_and_a_prompt(location: Path) -> None:
     assert "who parses?" in asked.messages[0].content.text
 
 
+def test_one_server_has_many_workspaces_each_within_the_boundary(tmp_path: Path, tiny_model: Path) -> None:
+    for name, text in (("web", "namespace"), ("app", "parser")):
+        for org in ("ours", "theirs"):
+            (tmp_path / name / org).mkdir(parents=True)
+            (tmp_path / name / org / f"{org}.txt").write_text(f"{text}\n")
+            dl.index(
+                str(tmp_path / name / org),
+                workspace=str(tmp_path / name / ".driftline"),
+                entity=f"org:{org}/project:p/source:s",
+                model=str(tiny_model),
+            )
+    program = str(Path(sys.executable).parent / "driftline")
+    arguments = ["mcp", "--within", "org:ours"]
+    for name in ("web", "app"):
+        arguments += ["--workspace", str(tmp_path / name / ".driftline")]
+
+    async def talk() -> tuple[Any, ...]:
+        server = StdioServerParameters(command=program, args=arguments)
+        async with Client(server, read_timeout_seconds=PATIENCE_SECONDS) as client:
+            tools = (await client.list_tools()).tools
+            asked = [
+                await client.call_tool("grep_lines", {"pattern": "namespace|parser"} | where)
+                for where in ({}, {"workspace": "web"}, {"workspace": "app"}, {"workspace": "none"})
+            ]
+            return tools, asked, await client.read_resource("driftline://sources"), client.instructions
+
+    tools, (default, web, app, unknown), sources, instructions = asyncio.run(talk())
+    assert {tuple(tool.input_schema["properties"]["workspace"]["enum"]) for tool in tools} == {("web", "app")}
+    found = [[hit["text"] for hit in each.structured_content["results"]] for each in (default, web, app)]
+    assert found == [["namespace"], ["namespace"], ["parser"]]  # theirs is outside of the boundary
+    assert unknown.is_error
+    statuses = json.loads(sources.contents[0].text)
+    assert list(statuses) == ["web", "app"]
+    listed = [source["entity"] for status in statuses.values() for source in status["sources"]]
+    assert listed == ["org:ours/project:p/source:s"] * 2
+    assert "web, app" in (instructions or "")
+
+
 def status_for_host(url: str, host: str) -> int:
     """The server's answer to a request with a foreign host name, as after DNS rebinding."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_SECONDS)
@@ -136,6 +174,14 @@ def test_tools_have_schemas_with_bounds(location: Path) -> None:
     found = asyncio.run(tools())
     exact = {"grep_lines", "find_definitions", "find_uses"}
     assert set(found) == {"search_lines", "index_status", "read_context"} | exact
+    # The list takes part of the context of a model in each session.
+    assert sum(len(json.dumps(tool.input_schema)) for tool in found.values()) <= 3_000 * BYTES_PER_TOKEN
+    assert found["search_lines"].input_schema["properties"]["paths"] == {
+        "items": {"type": "string"},
+        "maxItems": 100,
+        "type": "array",
+        "description": "Only in these files.",
+    }
     top_k = found["search_lines"].input_schema["properties"]["top_k"]
     assert (top_k["minimum"], top_k["maximum"]) == (1, MAX_TOP_K)
     for tool in found.values():
@@ -214,10 +260,10 @@ def test_the_text_of_an_answer_has_only_the_decisive_fields(tmp_path: Path, tiny
         ("read_context", {"path": "a.py", "line": 2, "n_lines": 1}),
     ]
     assert [outcome.content[0].text for outcome in ask(server, *calls)] == [
-        "a.py:5:first = load('x')\nmatches: 1 in 1 documents",
-        "a.py:1  (function load)\n1: def load(path):\n2-     return path\nmatches: at least 1 in at least 1 documents"
+        "a.py:5:first = load('x')\nmatches: 1 in 1 document",
+        "a.py:1  (function load)\n1: def load(path):\n2-     return path\nmatches: at least 1 in at least 1 document"
         "\nMore lines match than the 1 shown: a larger `top_k` shows them, `count` counts them.",
-        "matches: 0 in 0 documents\nNo line matches the exact terms.",
+        "matches: 0 in 0 documents\nNo line matches the exact terms.\nsearch_lines finds other words and names for it.",
         "a.py:1-3\n1: def load(path):\n2:     return path\n3: ",
     ]
 
@@ -446,8 +492,9 @@ def test_an_unknown_argument_is_an_error_that_names_the_nearest(location: Path, 
         make_server(dl.open(str(location / "ws")).storage), ("search_lines", {"query": "parser", wrong: ["txt"]})
     )
     assert outcome.is_error
-    assert f"Unknown argument {wrong!r}" in outcome.content[0].text
+    assert outcome.content[0].text.startswith(f"Unknown argument {wrong!r}")
     assert f"{right!r}" in outcome.content[0].text
+    assert "pydantic" not in outcome.content[0].text
 
 
 def test_a_filter_that_matches_no_document_says_so(location: Path) -> None:

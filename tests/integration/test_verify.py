@@ -232,7 +232,9 @@ def test_an_index_that_misses_lines_is_detected_and_rebuilt(local: Corner, monke
         patch.setattr(
             inventory,
             "_finds",
-            lambda at, name, line: original(at, name, line) and not (name == "path_idx" and at.version in lost),
+            lambda at, counts, name, line: (
+                original(at, counts, name, line) and not (name == "path_idx" and at.version in lost)
+            ),
         )
         assert found(check(local)) == {(FindingKind.INDEX, "path_idx")}
         assert check(local, repair=True).findings == []

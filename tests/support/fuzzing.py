@@ -161,7 +161,9 @@ def _read(name: str, data: bytes, ends: Counter[str]) -> str:
     if name.endswith((".zip", ".tar", ".tar.gz", ".tar.xz", ".eml", ".mbox")):
         try:
             members = members_of(name, data)
-            found = read_members(name, data, [each.path for each in members if each.reason is None][:3])
+            found = read_members(
+                name, data, {each.path: each.content_hash for each in members[:3] if each.reason is None}
+            )
         except Refused as refused:
             ends[f"members: {refused.reason}"] += 1
             return text

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -265,3 +266,36 @@ def test_a_verbose_command_says_what_has_caused_a_failure(
     for option, count in (("-v", 1), ("-q", 0)):
         assert cli.main(["status", option]) == 3
         assert capsys.readouterr().err.count("caused by OSError: no route to the host") == count
+
+
+@pytest.mark.parametrize("command", [[], ["index"], ["search"], ["token"], ["memory", "search"]])
+def test_help_fits_into_a_narrow_terminal_and_breaks_no_name(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(columns: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert cli.main([*command, "--help"]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    narrow, wide = shown(40), shown(80)
+    assert max(map(len, wide)) <= 80
+    # A name that is longer than the terminal stands in a line of its own.
+    assert all(len(line) <= 40 or len(line.split()) <= 3 for line in narrow)
+    assert set(" ".join(wide).split()) == set(" ".join(narrow).split())
+    assert not [word for word in ("range>", "(yes)", "(no)", "x>=0") if word in " ".join(wide)]
+
+
+@pytest.mark.parametrize("command", [["serve"], ["deploy"]])
+def test_prefect_is_told_to_send_no_usage_data_before_it_is_imported(
+    command: list[str], nowhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Scheduling(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise UsageError(f"DO_NOT_TRACK={os.environ.get('DO_NOT_TRACK')}")
+
+    (nowhere / "driftline.toml").write_text("")
+    monkeypatch.setenv("DO_NOT_TRACK", "")
+    monkeypatch.delenv("DO_NOT_TRACK")
+    monkeypatch.setitem(sys.modules, "driftline.flows.scheduling.deployments", Scheduling("deployments"))
+    assert cli.main([*command, "--config", "driftline.toml"]) == 2
+    assert "DO_NOT_TRACK=1" in capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""Read source files without following a symbolic link below a folder, and decide which sources a reader may access.
+"""Read source files without following a symbolic link below a folder.
 
 A path may change between a listing and a read. A lookup by path would follow a folder replaced by a link; a lookup from
-descriptor to descriptor cannot. The access policy is documented in "Threat model".
+descriptor to descriptor cannot.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -148,31 +147,3 @@ def only_owner_reads(folder: str) -> bool:
     others = own & stat.S_IROTH and all(mode & stat.S_IXOTH for mode in above)
     group = own & stat.S_IRGRP and all(mode & (stat.S_IXGRP | stat.S_IXOTH) for mode in above)
     return not others and not group
-
-
-@dataclass(frozen=True, slots=True)
-class SourceAccess:
-    """A policy for reading sources.
-
-    Other people may have written the records of a workspace, so a record by itself allows nothing.
-
-    Remote sources may be read only at or below one of ``roots``, the URIs and folders that the caller named; local
-    ones also at or below ``folder``, and anywhere if that is None.
-    """
-
-    roots: tuple[str, ...] = ()
-    folder: str | None = None
-
-    def allows(self, uri: str) -> bool:
-        """Return whether the source at the recorded ``uri`` may be read. Contacts nothing, not even a disk."""
-        is_local = "://" not in uri and "::" not in uri
-        if is_local and self.folder is None:
-            return True
-        if is_local and os.path.normpath(uri) != uri:
-            return False
-        roots = self.roots if self.folder is None or not is_local else (*self.roots, self.folder)
-        return any(uri == root or uri.startswith(f"{root.rstrip('/')}/") for root in roots)
-
-
-LOCAL = SourceAccess()
-"""All local sources, and no remote ones."""
