@@ -147,6 +147,11 @@ def keywords(query: str) -> list[str]:
     return [word for word in significant if not _HIRAGANA.fullmatch(word)] or significant
 
 
+def is_paired(word: str) -> bool:
+    """Return whether a word is of a script without spaces: a pair of characters, which may be parts of two words."""
+    return _IS_PAIRED.match(word) is not None
+
+
 def names_in(query: str) -> list[str]:
     """Return the names of definitions in ``query``: its only word, or the words that are spelled like a name.
 

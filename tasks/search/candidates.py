@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
 from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
-from driftline.storage.lines.words import distinct_terms, is_constant, keywords, names_in, places_in, terms
+from driftline.storage.lines.words import distinct_terms, is_constant, is_paired, keywords, names_in, places_in, terms
 from driftline.storage.model import Embedder
 from driftline.tasks.definitions.outlines import begins_definition
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
@@ -439,7 +439,7 @@ def _text_scores(
     words.
 
     The third value is the score of a line with all words of the query many times, including words that no block
-    contains.
+    contains, but not such pairs of characters: most of them are parts of two words.
     """
     words, counts, lengths = candidates.words, candidates.counts, candidates.lengths
     in_path, path_lengths = count_words([path for _, path, _ in candidates.documents], words)
@@ -460,6 +460,8 @@ def _text_scores(
     in_names = in_names[candidates.definition.clip(-1)]  # the last row, without words, means no definition
     scores = text_scores(lines, counts, lengths, in_path[lines.document], in_names, weights, chosen)
     scores += document_scores(document, bm25, len(candidates.documents), chosen)[lines.document] * (scores > 0)
-    unknown = np.count_nonzero(~(counts_in > 0).any(axis=0)) * max(LEAST_OF_UNKNOWN, weights.max(initial=0))
+    held: list[bool] = np.any(counts_in > 0, axis=0).tolist()
+    absent = sum(not known and not is_paired(word) for word, known in zip(words, held, strict=True))
+    unknown = absent * max(LEAST_OF_UNKNOWN, weights.max(initial=0))
     attainable = (BM25_K1 + 1) * float(weights.sum() + unknown)
     return scores, line_scores(counts, lengths, weights), attainable

@@ -234,6 +234,7 @@ def test_chinese_and_japanese_questions_find_their_chapter(
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"))
     for mode in ("hybrid", "text"):
         assert [found(tmp_path / "ws", query, mode=mode)[0].path for query in queries] == list(CHAPTERS)
+    assert not any(ask(tmp_path / "ws", query).notes for query in queries), "pairs across two words tell nothing"
 
 
 MANUAL = {
