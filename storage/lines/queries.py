@@ -105,6 +105,9 @@ RESULT_COLUMNS = ("entity", "path", "line_number", "column_number", "text", "has
 PASSAGE_COLUMNS = ("entity", "path", "line_number", "column_number", "text")
 BLOCK_COLUMNS = ("entity", "path", "line_number", "column_number", "hash", TEXT_COLUMN, OUTLINE_COLUMN)
 
+MAX_FOLDERS = 32
+"""The last components of a path in a query that an indexed path may have."""
+
 _SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
 """The sources of each table version that this process has searched; versions are immutable."""
 _MAX_VERSIONS = 1_000
@@ -441,15 +444,16 @@ class LineQuery:
 
         A path may have more leading folders than an indexed one, as in a stack trace.
         """
-        found: set[int] = set()
+        if not places:
+            return np.empty(0, np.uint64)
+        blocks = []
         for path, line in places:
-            parts = path.lstrip("/").split("/")
+            parts = path.lstrip("/").split("/")[-MAX_FOLDERS:]
             ends = is_one_of("path", ["/".join(parts[at:]) for at in range(len(parts))])
             first = max(0, (line or 1) - 1) // LINES_PER_BLOCK * LINES_PER_BLOCK
-            inside = f"line_number BETWEEN {first} AND {first + LINES_PER_BLOCK - 1}"
-            rows = self._scanned([], filter=f"{ends} AND {inside} AND {TEXT_COLUMN} IS NOT NULL", with_row_id=True)
-            found.update(rows["_rowid"].to_pylist())
-        rows = np.array(sorted(found), np.uint64)
+            blocks.append(f"({ends} AND line_number BETWEEN {first} AND {first + LINES_PER_BLOCK - 1})")
+        where = f"({' OR '.join(blocks)}) AND {TEXT_COLUMN} IS NOT NULL"
+        rows = np.sort(self._scanned([], filter=where, with_row_id=True)["_rowid"].to_numpy())
         return rows[self._held(rows)] if self.sql else rows
 
     def _held(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -23,7 +23,9 @@ _SPELT_AS_NAME = re.compile(
     r"(?=\w*(?:[a-z0-9][A-Z]|[A-Z]{2}[a-z]{2}|[^\W_]_[^\W_])|[^\W\d]\w*(?:::|->|[.#])\w)" + _NAME.pattern
 )
 _FILE = r"[\w.@~+/\\-]*[\w-]\.[A-Za-z]\w{0,9}"
-_PLACE = re.compile(rf"({_FILE})(?:\"?, line |:(?:line )?|\()(\d+)")
+_PLACE = re.compile(rf"(?<![\w.@~+/\\-])({_FILE})(?:\"?, line |:(?:line )?|\()(\d{{1,9}})(?!\d)")
+MAX_PLACES = 20
+"""Upper bound on the places of a query: the frames at the top of a long stack trace."""
 WORDS_OF_A_NAME = 2
 _PARTS_KEPT = 65_536
 
@@ -180,7 +182,8 @@ def places_in(query: str) -> list[tuple[str, int | None]]:
     found: list[tuple[str, int | None]] = [(path, int(line)) for path, line in _PLACE.findall(query)]
     if not found and re.fullmatch(_FILE, query.strip()):
         found = [(query.strip(), None)]
-    return [(path.replace("\\", "/").removeprefix("./"), line) for path, line in found]
+    places = dict.fromkeys((path.replace("\\", "/").removeprefix("./"), line) for path, line in found)
+    return list(places)[:MAX_PLACES]
 
 
 def query_form(query: str) -> QueryForm:

@@ -156,6 +156,13 @@ def test_a_query_finds_the_line_the_file_and_the_constant_that_it_names(
     assert (best.path, best.line) == (path, line)
 
 
+@pytest.mark.parametrize(
+    "query", ["settings.py:" + "9" * 5_000, "settings.py:99999999999", "a/" * 20_000 + "settings.py:2", "a.b" * 20_000]
+)
+def test_places_of_any_size_are_searched(corpus: Path, query: str) -> None:
+    ask(corpus, query)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_max_distance_holds_in_each_mode(corpus: Path, mode: Mode) -> None:
     everything = found(corpus, "get http response", top_k=100, n_lines=0, mode=mode)

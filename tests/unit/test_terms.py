@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from driftline.storage.lines.indexes import TEXT, TOKENIZER
 from driftline.storage.lines.table import TEXT_COLUMN
-from driftline.storage.lines.words import distinct_terms, keywords, spelled_for_index, terms
+from driftline.storage.lines.words import MAX_PLACES, distinct_terms, keywords, places_in, spelled_for_index, terms
 
 TEXTS = (
     "getHTTPResponse",
@@ -162,3 +162,9 @@ def test_stop_words_are_dropped_from_a_query() -> None:
     assert keywords("to be or not") == ["not"]
     assert keywords("is it") == ["is", "it"]
     assert keywords("-> %") == []
+
+
+def test_the_places_of_a_long_stack_trace_are_bounded() -> None:
+    trace = "\n".join(f'  File "/srv/app/module{n}.py", line {n}, in run' for n in range(1, 100) for _ in range(2))
+    places = places_in(trace)
+    assert places == [(f"/srv/app/module{n}.py", n) for n in range(1, MAX_PLACES + 1)]
