@@ -13,6 +13,12 @@ from driftline.flows.commands.main import main
 from driftline.flows.output.logs import OwnWarnings, json_lines, wants_json, writes_json
 
 
+@pytest.fixture(autouse=True)
+def no_other_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's handler, which another test has installed, writes to a stream that is closed by now."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+
+
 def record(logger: str, level: int, message: str) -> logging.LogRecord:
     return logging.LogRecord(logger, level, __file__, 1, message, None, None)
 
