@@ -61,7 +61,7 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
     if result["requests"]:
         lines.append(Text(f"requests: {requests_text(result['requests'], prices or {})}", style="dim"))
     workspace, seconds = printable(result["workspace"]), f"{result['seconds']:.1f} s"
-    done = f"{workspace} {'partly in step' if failed else 'in step'} after {seconds}"
+    done = f"{workspace} {'partly up to date' if failed else 'up to date'} after {seconds}"
     lines.append(Text(f"{workspace}: nothing written, {seconds}" if dry_run else done, style="dim"))
     (_print if dry_run else _print_done)(lines)
 

@@ -74,7 +74,7 @@ class Sources:
 def test_an_interrupted_run_of_small_sources_leaves_each_source_old_or_new(
     tmp_path: Path, tiny_model: Path, mode: Mode, known: bool
 ) -> None:
-    """One source goes back to what it was, another goes on alone, and all of them are in step."""
+    """One source goes back to what it was, another goes on alone, and all of them are up to date."""
     sources, template = Sources(tmp_path, tiny_model), tmp_path / "template"
     if known:
         sources.write(OLD)

@@ -61,7 +61,7 @@ def wait_for_segments(process: ForkedProgram, workspace: Path, known: set[str], 
 
 
 def assert_whole(workspace: Path, tree: Path) -> None:
-    """The index is in step, has all search indexes, and cleanup leaves only published segments."""
+    """The index is up to date, has all search indexes, and cleanup leaves only published segments."""
     opened = Workspace.open(str(workspace))
     assert_in_step(opened, ENTITY, files_below(tree))
     clean_workspace(CleanupRequest(str(workspace), 0.0, False))

@@ -1,4 +1,4 @@
-"""``driftline index --deep``: definitions by a transformer, kept in step and joined with what words and lines find."""
+"""``driftline index --deep``: keep embeddings of definitions, and join what they find with words and lines."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_a_source_that_fails_does_not_stop_the_others(
     # Reading commands find the workspace of the file.
     assert driftline("status", "--json").json["total_documents"] == 4
     reported = driftline("index", "--all")
-    assert "in step after" in reported.out
+    assert "up to date after" in reported.out
 
 
 def test_if_no_source_can_start_nothing_is_written(team: Path, driftline: Driftline) -> None:

@@ -148,7 +148,7 @@ class Soak:
     # -- the end -----------------------------------------------------------------------------
 
     def settle(self, model: Path | None = None) -> None:
-        """Bring everything in step, on a store that still fails; the first run names the model."""
+        """Bring everything up to date, on a store that still fails; the first run names the model."""
         named = ["--model", model] if model else []
         for number, tree in enumerate(self.trees):
             index = partial(self._until_done, "index", tree.folder, "--entity", tree.entity, *WAIT)
@@ -221,7 +221,7 @@ def soak(folder: Path, seconds: float, seed: int) -> dict[str, object]:
                     ):
                         assert_in_step(here, entity, files_below(tree.folder))
                 except AssertionError as error:
-                    commands.problem(f"{tree.entity} is not in step: {error}")
+                    commands.problem(f"{tree.entity} is not up to date: {error}")
         return {
             "commands": dict(sorted(commands.counts.items())),
             "faults": dict(proxy.met),
