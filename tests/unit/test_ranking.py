@@ -223,7 +223,7 @@ def test_results_are_ordered_by_the_score_of_their_window() -> None:
 
 
 def test_a_later_window_of_a_file_keeps_its_label() -> None:
-    windows = [window("a.py", at * 50, 10 - at) for at in range(6)] + [window("b.py", 1, 5)]
+    windows = [window("a.py", at * 50, 10 - at) for at in range(6)] + [window("b.py", 1, 3)]
     found = arranged(windows, ["lease"])
     assert [each.path for each in found[:3]] == ["a.py", "a.py", "b.py"]
     further = [each for each in found if each.path == "a.py"]
