@@ -420,7 +420,7 @@ def _rebuilt(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def redact_lines(lines: Sequence[str], mode: Redaction) -> list[str]:
-    """Return lines of a document without credentials."""
+    """Return the lines of a document with credentials redacted."""
     return redact(["\n".join(lines)], mode)[0][0].split("\n") if lines else []
 
 

@@ -156,7 +156,7 @@ class Result:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns; if several have one name, all but the first get a number."""
+        """The columns; if several have the same name, all but the first get a number."""
         given = self._reader.schema
         names: list[str] = []
         for name in given.names:

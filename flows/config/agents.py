@@ -131,8 +131,8 @@ class Change:
     def apply(self) -> None:
         """Write the file, after copying its former content.
 
-        The file keeps its mode and its owner, and a symbolic link leads to it as before. The copy is deleted when the
-        file is back in its former state.
+        The file keeps its mode and its owner, and symbolic links to it are preserved. The copy is deleted once the file
+        has its original content again.
 
         Raises:
             UsageError: The file has changed since it was read, or cannot be written.

@@ -61,7 +61,7 @@ class Survey:
     committed: frozenset[str]
 
     def sources_of(self, tenant: str) -> set[Entity]:
-        """Return all sources, past and present, of the tenant with this directory, by their leases."""
+        """Return all sources, past and present, of the tenant in this directory, as found from their lease files."""
         leased = (leased_entity(path) for path in self.leases if path.startswith(f"{tenant}/"))
         return {entity for purpose, entity in leased if purpose == "source"}
 

@@ -117,9 +117,9 @@ def grams(data: bytes) -> bytes:
 class Packs:
     """The packs of one version of a table, without their texts.
 
-    ``rows`` have ``entity``, ``path``, ``hash``, ``line``, the number of the first line, and ``_rowid``; ``documents``
-    ``(n,)`` number the document of each; ``filters`` have the grams: those of one size together, with the rows of
-    ``rows`` that they belong to.
+    ``rows`` has ``entity``, ``path``, ``hash``, ``line``, the number of the first line, and ``_rowid``. ``documents``
+    ``(n,)`` is the document number of each pack. ``filters`` holds the grams, grouped by size, each group with the
+    positions of its packs in ``rows``.
     """
 
     rows: pa.Table

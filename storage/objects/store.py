@@ -251,7 +251,8 @@ class ObjectStore:
                 raise UnsafeStore("The store rejects its own versions", self.uri, _USE_ANOTHER_STORE) from None
             try:
                 self.replace(path, b"fourth", first)
-                raise UnsafeStore("The store replaces objects with another version", self.uri, _USE_ANOTHER_STORE)
+                what = "The store ignores version conditions: it replaced an object that had changed"
+                raise UnsafeStore(what, self.uri, _USE_ANOTHER_STORE)
             except PreconditionFailed:
                 pass
         finally:

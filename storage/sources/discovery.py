@@ -728,7 +728,7 @@ def spelling(entity: str) -> str:
 
 
 def entity_of(template: str, repository: Repository, taken: Collection[str]) -> str:
-    """Return an entity for a repository whose ``spelling`` is not in ``taken``: a name in use gets a suffix.
+    """Return an entity for ``repository``. If the ``spelling`` of the name is already in ``taken``, a suffix is added.
 
     >>> entity_of(TEMPLATE, Repository("1", "acme/tools/lint/cli"), ())
     'org:acme/project:tools.lint/source:cli'

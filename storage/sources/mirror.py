@@ -509,9 +509,9 @@ class Mirror:
         return {"GIT_DIR": _empty_repository(_format_of(commit)), "GIT_OBJECT_DIRECTORY": os.path.realpath(objects)}
 
     def newest(self) -> str | None:
-        """Return the commit that was fetched last, without a request.
+        """Return the last fetched commit, without contacting the remote.
 
-        For a repository on this disk, the current one.
+        For a local repository, return its current commit.
         """
         if self.remote.is_local:
             return resolve(self.remote)

@@ -72,9 +72,9 @@ def branch_at(entity: Entity, record: BranchRecord) -> Branch:
 
 
 def on_branch(workspace: Workspace, name: str, within: Boundary | None = None) -> Workspace:
-    """Return ``workspace`` on the branch ``name`` of each source ``within`` a boundary that has one.
+    """Return ``workspace`` with every source ``within`` the boundary that has a branch ``name`` switched to it.
 
-    Raises NotIndexed if no source has it, UsageError if it was embedded with another model.
+    Raises NotIndexed if no source has it, UsageError if the branch was embedded with another model.
     """
     check_name(name)
     sources = [entity for entity, _ in workspace.readable_sources(within)]

@@ -231,7 +231,7 @@ def reconcile(
 ) -> dict[str, KnownRepository]:
     """Return the repositories after a listing: those in it, and those known before that it lacks.
 
-    Only a complete listing counts as a miss. A repository that is missing before anything of it was indexed is
+    A repository counts as missing only if a complete listing lacks it. If nothing of it was indexed before, it is
     forgotten. One that the fleet no longer selects counts as missing, too.
     """
     after: dict[str, KnownRepository] = {}

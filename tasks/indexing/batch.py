@@ -55,7 +55,7 @@ _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
 class ReadFile:
     """The metadata, bytes and hash of a file. A ``racy`` file may change again within the same tick of its clock.
 
-    ``data`` has ``only_ends`` of a large file.
+    If ``only_ends``, ``data`` holds only the beginning and the end of a large file.
     """
 
     info: FileInfo
@@ -385,8 +385,8 @@ MAX_PIECE_CHARACTERS = 8 * 2**20
 class Piece:
     """Whole texts of a batch, or a part of one that is larger than MAX_PIECE_CHARACTERS.
 
-    ``texts`` are those of ``documents``, ``(n,) int32`` into the batch; the first line of each is ``first_line``. A
-    part begins where a block does.
+    ``documents`` ``(n,) int32`` are indexes into the batch, and ``texts`` their texts. ``first_line`` is the line
+    number at which each text begins. A part begins where a block does.
     """
 
     documents: NDArray[np.int32]

@@ -365,7 +365,7 @@ class Matcher:
 class OwnIgnoreFiles:
     """The ``.driftlineignore`` files of a tree of tracked files, in which git's ignore files have no effect.
 
-    ``files`` are ``(path, content)`` of each.
+    ``files`` has a ``(path, content)`` pair for each of them.
     """
 
     def __init__(self, files: Iterable[tuple[str, bytes]]) -> None:

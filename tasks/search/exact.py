@@ -424,7 +424,7 @@ class ExactSearch:
                 yield document
 
     def first(self, limit: int | None, *, files: bool = False) -> tuple[list[Line], ExactCounts]:
-        """Return the first ``limit`` lines, one for each document with ``files``, and the known counts."""
+        """Return the first ``limit`` lines and the known counts; if ``files`` is set, only one line per document."""
         kept: list[Line] = []
         lines = documents = 0
         reason: Literal["limit", "time"] | None = None

@@ -315,8 +315,8 @@ def judge_read(
 ) -> Freshness | None:
     """Like ``judge``, from the result of reading the document; None if that is not conclusive.
 
-    An ``unchanged`` document, as ``is_unchanged`` defines it, needs no look at its lines. Text is not extracted again
-    from a changed document. ``redaction`` is that of the source.
+    The lines of an ``unchanged`` document (``is_unchanged``) are not compared. Text is not extracted again from a
+    changed document. ``redaction`` is that of the source.
     """
     if isinstance(read, ObjectNotFound):
         return Freshness(State.GONE)

@@ -347,7 +347,7 @@ class SearchRequest(SearchFilter):
 
     @classmethod
     def of(cls, query: str, given: Mapping[str, Any], **more: Any) -> Self:
-        """Return the request of the options that an interface was given.
+        """Build a request from the options passed to an interface.
 
         Args:
             query: what to look for.
