@@ -61,7 +61,7 @@ class Option:
 
     @property
     def is_switch(self) -> bool:
-        """Return whether it is on or off."""
+        """Return whether its value is on or off."""
         return self.type is bool
 
     def check(self, value: Any) -> None:

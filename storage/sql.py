@@ -514,7 +514,7 @@ class _Contents:
     def runs(self) -> Iterator[dict[str, Any]]:
         """Yield the runs, a run over several tenants once.
 
-        Within a boundary those of its sources, without their requests.
+        Within a boundary, yield only runs of its sources, without their requests.
         """
         seen: set[str] = set()
         for tenant in self._tenants():

@@ -217,7 +217,7 @@ _REGISTRIES = ("actions_registry", "actions", "registry")
 
 
 def chosen(only: Collection[str] | str | None, groups: Mapping[str, Mapping[str, Action]]) -> set[str]:
-    """Return the names of the actions that ``only`` names, by themselves or by their groups; all without it.
+    """Return the names of the actions that ``only`` names, directly or by their groups; None names all.
 
     Raises UsageError for a name that is neither.
     """

@@ -46,7 +46,7 @@ _PARTS = 4
 class Program:
     """An installed program. ``version`` is None if the program does not report it.
 
-    It is ``at_least`` that version then.
+    Its version is then at least ``at_least``.
     """
 
     path: str

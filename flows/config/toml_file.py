@@ -96,7 +96,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredSource:
-    """A ``[[sources]]`` table. ``uri`` is an absolute path or a URI; ``entity`` defaults to the last part of it.
+    """A ``[[sources]]`` table. ``uri`` is an absolute path or a URI; ``entity`` defaults to the last part of ``uri``.
 
     ``link`` is the kind of its host, or a template of links to it; "" leaves that to the name of the host.
     """
@@ -143,7 +143,7 @@ class WorkspacePart:
 class HookSettings:
     """``[web.hooks]``: references to the secrets of the kinds of hosts that may deliver.
 
-    Pushes to the main branch always count, those to others if they match one of the patterns ``branches``.
+    A push to the main branch always starts a run, a push to another branch if its name matches one of ``branches``.
     """
 
     secrets: Mapping[str, str] = field(default_factory=dict)

@@ -56,9 +56,9 @@ class BranchReport:
     """A branch of a source.
 
     ``base`` is the commit of the main index that it was cut from and ``commit`` the one at which it was indexed, if git
-    names them. ``documents`` differ from the current main index, with ``lines``, and ``deleted`` are missing.
-    ``size_bytes`` is the size that the branch does not share with the main index; ``age_seconds`` count from its last
-    run.
+    names them. ``documents`` is the number of documents that differ from the current main index, ``lines`` the number
+    of their lines, and ``deleted`` the number of documents that the branch lacks. ``size_bytes`` is the size that the
+    branch does not share with the main index; ``age_seconds`` count from its last run.
     """
 
     name: str
@@ -141,7 +141,7 @@ def delete_named(
 ) -> list[str]:
     """Delete the branch ``name`` of each source at or below ``within``, and return their entities.
 
-    Raises NotIndexed if no source has it, unless it is ``missing_ok``, and LeaseHeld while a run works on it.
+    Raises NotIndexed if no source has it, unless ``missing_ok`` is set, and LeaseHeld while a run works on it.
     """
     sources = [entity for entity, _ in workspace.readable_sources(within)]
     holders = [entity for entity in sources if read_branch(workspace, entity, name) is not None]

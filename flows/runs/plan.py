@@ -47,8 +47,9 @@ PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
 class SourceRequest:
     """A source with its own entity and filters, which replace those that the workspace has recorded.
 
-    So does ``link``, the kind of its host or a template of links; None keeps the recorded one, and "" removes it.
-    ``commit`` is that of a repository, if the caller has asked for it. With ``rebind``, the entity may move to ``uri``.
+    ``link``, the kind of its host or a template of links, replaces the recorded one, too; None keeps that, and ""
+    removes it. ``commit`` is that of a repository, if the caller has asked for it. With ``rebind``, the entity may move
+    to ``uri``.
     """
 
     uri: str

@@ -111,7 +111,7 @@ class MemoryExplanation:
 
 
 def added_up(explanations: Sequence[MemoryExplanation]) -> MemoryExplanation | None:
-    """Add up the explanations of searches of several tenants for the same words; None without any."""
+    """Add up the explanations of searches of several tenants for the same words; None if there are none."""
     if not explanations:
         return None
     total = MemoryExplanation(explanations[0].mode, explanations[0].words)

@@ -80,7 +80,7 @@ _RANGE = re.compile(rb"\r\nrange: *bytes=(\d+)-(\d+)\r\n", re.IGNORECASE)
 def cache_folder() -> Path | None:
     """Return the folder of all blocks: $DRIFTLINE_BLOCK_CACHE, else ``driftline/blocks`` in the user's cache folder.
 
-    None if the variable is "off".
+    Returns None if the variable is "off".
     """
     named = os.environ.get(CACHE_VARIABLE)
     if named == OFF:

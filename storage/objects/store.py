@@ -190,7 +190,7 @@ class ObjectStore:
     def head(self, path: str) -> ObjectInfo | None:
         """Return the metadata of an object, or None if the object or the bucket does not exist.
 
-        ``get`` raises for the latter.
+        If the bucket does not exist, ``get`` raises.
         """
         return self._backend.head(_checked(path))
 

@@ -167,7 +167,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which repositories of a host belong to a fleet. Globs are of paths; one without a slash is of the name."""
+    """Which repositories of a host belong to a fleet. Globs match paths; one without a slash matches the name."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()

@@ -492,7 +492,7 @@ class Mirror:
         return str(self.folder / "repository")
 
     def has(self, commit: str) -> bool:
-        """Return whether the mirror holds the whole tree of ``commit``; of a repository on this disk, git will tell."""
+        """Return whether the mirror holds the tree of ``commit``; always true for a commit id of a local repository."""
         return COMMIT_ID.fullmatch(commit) is not None and (self.remote.is_local or self._ref(commit).exists())
 
     def environment(self, commit: str) -> dict[str, str]:

@@ -105,7 +105,7 @@ def cut(workspace: Workspace, entity: Entity, name: str, lease_token: int) -> Br
     """Cut a branch from the newest state of the main index, and return its record, which is not written yet.
 
     The record has the commit of the main index only if no later run has changed the index since. The caller holds
-    the lease of the branch, and the tenant's maintenance lease, so that no version is removed meanwhile. Raises
+    the lease of the branch, and the tenant's maintenance lease, so that no version is removed in the meantime. Raises
     UsageError if the source has no main index, StorageError, CorruptFile.
     """
     table, known = workspace.lines(entity.tenant), workspace.source(entity)

@@ -36,7 +36,7 @@ class DeepRecord(BaseModel):
 class WorkspaceConfig(BaseModel):
     """The content of ``_workspace.json``. ``fingerprint`` selects the current tables.
 
-    None until the first run binds a model.
+    It is None until the first run binds a model.
 
     ``deep`` is the transformer of a workspace with definition embeddings.
     """

@@ -401,7 +401,7 @@ class WordTableEmbedder:
         return vectors
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """Embed a query as a unit vector, ``(dim,) float32``; zeros without a known token."""
+        """Embed a query as a unit vector, ``(dim,) float32``; zeros if it has no known token."""
         ids = np.array(self._tokenizer.encode(text[: self._max_characters], add_special_tokens=False).ids, np.intp)
         weights, rows = self._weights_and_rows(ids)
         vector: NDArray[np.float32] = weights @ self._vectors_of(rows)

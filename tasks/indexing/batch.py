@@ -199,7 +199,7 @@ def _as_listed(change: dict[str, Any], data: bytes) -> ReadFile:
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
-    """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; with ``dry_run``, they are only read and classified.
+    """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; in a ``dry_run``, they are only read and classified.
 
     The lines of ``donations`` are copied if the content is the same. Of records beyond ``how.most`` bytes, only the
     first and last lines are indexed. ``carriers`` are archives and mail of which only members are documents.
@@ -333,7 +333,7 @@ class _Texts:
         return cls(batches, first, redacted, entities, embedded, readings, np.zeros(len(readings), np.int64), Counter())
 
     def results(self, watch: Stopwatch) -> list[BatchResult]:
-        """Return the results of the batches, without fragments; the times count for them by their documents."""
+        """Return the results of the batches, without fragments; each gets a share of the times by its documents."""
         documents = sum(len(spec.changes) for spec, _ in self.batches) or 1
         found = []
         for number, (spec, drafts) in enumerate(self.batches):
@@ -558,7 +558,7 @@ class _Drafts:
             self.states[DocumentState.DELETED] += 1
 
     def add_copied(self, document: _Document, donated: Donated) -> None:
-        """Add a document whose lines a donor has. This run has not opened it, even if that of the donor has."""
+        """Add a document whose lines a donor has. This run has not opened it, even if the donor's run has."""
         self._count(document)
         mark = without_opened(donated.extractor)
         self.copied.append(replace(document.meta, lines=donated.lines, reason=None, extractor=mark))

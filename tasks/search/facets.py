@@ -93,7 +93,7 @@ def _directories(path: str, chosen: Sequence[str]) -> Iterator[str]:
 
 
 def chosen(request: SearchRequest) -> dict[str, tuple[str, ...]]:
-    """Return the facets of which a request has values, with the values as ``counted`` spells them."""
+    """Return the facets for which a request has values, with the values as ``counted`` spells them."""
     values = {name: getattr(request, name) for name in FACETS}
     found = {name: tuple(map(str, each)) for name, each in values.items() if name != "tests" and each}
     if "languages" in found:

@@ -122,11 +122,11 @@ class Window:
         )
 
     def may_take_in(self, line: int) -> bool:
-        """Return whether it may grow to a line: any line, unless the query names its definition."""
+        """Return whether the window may grow to a line: to any line, unless the query names its definition."""
         return not self.named or self.definition is None or self.definition.first <= line <= self.definition.last
 
     def gains_by(self, found: FoundLine, across: float) -> bool:
-        """Return whether a later hit is inside, or relevant enough to extend it, ``across`` definitions, too."""
+        """Return whether a later hit is inside the window, or relevant enough to extend it (see ``merge_windows``)."""
         if self.first <= found.number <= self.last or not self.attainable or self.score <= 0:
             return True
         if found.relevance < min(across, GROWTH) * self.score:
@@ -254,7 +254,7 @@ def _without_copies(windows: Sequence[Window]) -> list[Window]:
 
 
 def by_score(windows: Sequence[Window]) -> list[Window]:
-    """Return ``windows``, best first; of equal ones, the first."""
+    """Sort ``windows``, best first; equal ones keep their order."""
     return sorted(windows, key=lambda window: -window.score)
 
 
