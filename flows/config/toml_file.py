@@ -301,13 +301,13 @@ def named_or_trusted_config(given: str | None, environment: Environment) -> Conf
 
 
 def prices_for(environment: Environment | None = None) -> Mapping[str, float]:
-    """Return the price of 1,000 requests by kind, from the located file; empty without one."""
+    """Return the price of 1,000 requests by kind, from the located file; empty if there is none."""
     path = find_config(None, environment)
     return load_config(path).prices if path is not None else {}
 
 
 def search_settings(environment: Environment | None = None) -> Mapping[str, Any]:
-    """Return the ``[search]`` of the located file; empty without one. Raises UsageError."""
+    """Return the ``[search]`` of the located file; empty if there is none. Raises UsageError."""
     path = find_config(None, environment)
     return load_config(path).search if path is not None else {}
 
@@ -326,7 +326,7 @@ def load_config(path: str | os.PathLike[str]) -> Configuration:
 
 
 def trust_config(given: str | os.PathLike[str] | None, *, revoke: bool = False) -> Configuration:
-    """Trust the located file in its current state, or with ``revoke`` stop trusting it, and load it.
+    """Trust the located file in its current state, or stop trusting it if ``revoke``, and load it.
 
     Raises UsageError.
     """

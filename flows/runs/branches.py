@@ -244,7 +244,7 @@ def enter_branch(plan: IndexPlan, name: str, progress: Progress) -> IndexPlan:
     """Return ``plan`` on the branch ``name`` of each of its sources, which is cut if necessary.
 
     A dry run cuts nothing: it compares with the main index if there is no branch yet. Raises UsageError, StaleBuild,
-    LeaseHeld, StorageError; with ``keep_going``, only if no source is left.
+    LeaseHeld, StorageError; if ``keep_going``, only when no source is left.
     """
     parts: list[SourcePlan] = []
     branches: list[Branch] = []
@@ -297,7 +297,7 @@ def _cut(
     """Cut a branch under its lease. A fenced-off holder then commits to the old cut, which has no readers."""
     workspace, entity, request = plan.workspace, part.entity, plan.request
     if read_branch(workspace, entity, name) != known:
-        raise LeaseHeld("Another run has changed this branch meanwhile", name, "Run it again.")
+        raise LeaseHeld("Another run has changed this branch in the meantime", name, "Run it again.")
     maintenance = lease_path(entity.tenant, "maintenance")
     wait = max(request.wait_seconds, MAINTENANCE_WAIT_SECONDS)
     with acquire(workspace.objects, maintenance, lease.run_id, wait_seconds=wait) as fence:

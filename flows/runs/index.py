@@ -311,7 +311,7 @@ def index_sources(
 
     Raises UsageError, CorruptFile, AccessDenied before it writes anything, and DeletionRefused, LeaseHeld, LeaseLost,
     StorageError, ExecutorError later. Committed batches stay then, and the next run continues from there; so they do
-    after KeyboardInterrupt, whose note says how many documents that is. With ``keep_going``, the report lists failed
+    after KeyboardInterrupt, whose note says how many documents that is. If ``keep_going``, the report lists failed
     sources instead, unless none can start.
     """
     started, clock = datetime.now(UTC), time.monotonic()

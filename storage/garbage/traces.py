@@ -59,7 +59,7 @@ class Traces:
 
     ``leases`` has the state of all leases of each tenant; None for a tenant that is in use, or was abandoned.
     ``listed`` is the time of the last complete listing; None if everything must be listed. ``version`` is that of the
-    record; None without one.
+    record; None if there is none.
     """
 
     suspects: frozenset[str]

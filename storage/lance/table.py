@@ -59,9 +59,9 @@ AGAIN = "Run it again."
 class LanceTable:
     """A table of embeddings of one tenant and one embedding fingerprint.
 
-    With ``cut`` it is a branch of that table (decision 0015). Subclasses define the ``KIND`` of table, its ``TITLE`` in
-    errors, the ``COLUMNS`` that it must have, and the fixes that errors suggest: ``REPAIR`` for a damaged table,
-    ``REBUILD`` for one of another format.
+    If ``cut`` is set, it is a branch of that table (decision 0015). Subclasses define the ``KIND`` of table, its
+    ``TITLE`` in errors, the ``COLUMNS`` that it must have, and the fixes that errors suggest: ``REPAIR`` for a damaged
+    table, ``REBUILD`` for one of another format.
     """
 
     KIND: ClassVar[str]

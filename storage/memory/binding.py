@@ -105,7 +105,7 @@ class CatalogRecord(BaseModel):
 
 
 def recorded(workspace: Workspace) -> CatalogRecord | None:
-    """Return the record of the workspace's catalog; None without memory. Raises CorruptFile, WorkspaceTooNew."""
+    """Return the record of the workspace's catalog; None if there is no memory. Raises CorruptFile, WorkspaceTooNew."""
     return read_record(workspace.objects, CATALOG_RECORD, CatalogRecord)
 
 

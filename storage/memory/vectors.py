@@ -349,7 +349,7 @@ class VectorTable(LanceTable):
     ) -> list[Found]:
         """Return the entries that match ``words`` best, and their distances from ``query``, best first.
 
-        Filtered as above.
+        ``where`` limits the entries.
 
         Returns nothing for a table whose words are not indexed yet, or whose index is unusable.
         """
@@ -413,7 +413,7 @@ class VectorTable(LanceTable):
 
 
 def last_change(table: VectorTable) -> int:
-    """Return the highest outbox id that ``table`` has applied; 0 without a version.
+    """Return the highest outbox id that ``table`` has applied; 0 if it has no version.
 
     Raises CorruptFile, StorageError.
     """

@@ -67,7 +67,7 @@ CLIENTS_REMEMBERED = 16
 LISTED_SECONDS = 60
 """How long a listing tells the etag of a version, which Lance reads at once."""
 ATTEMPTS = 3
-"""How often a read looks for its blocks, which others may evict meanwhile."""
+"""How often a read looks for its blocks, which others may evict in the meantime."""
 
 _IMMUTABLE = re.compile(r"\.lance/(?:tree/.+/)?(data|_indices|_deletions)/")
 """The files of a table whose names are never used again, unlike those of versions."""

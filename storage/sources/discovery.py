@@ -129,7 +129,7 @@ class Host:
         return f"{base}/{self.owner}" if self.owner else base
 
     def token(self, environ: Mapping[str, str]) -> str:
-        """Return the token, "" without one. Raises UsageError if its variable is not set."""
+        """Return the token, "" if no variable is named. Raises UsageError if its variable is not set."""
         if self.variable and not environ.get(self.variable):
             raise UsageError(f"The fleet needs the variable {self.variable}", self.name, "Set it to the token.")
         return environ[self.variable] if self.variable else ""

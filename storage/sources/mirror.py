@@ -214,7 +214,7 @@ def current_commit(remote: Remote) -> str:
 
 
 def current_branches(remote: Remote) -> tuple[str, dict[str, str]]:
-    """Return the commit of ``current_commit``, and those of all other branches, by name, with one request."""
+    """Return the result of ``current_commit``, and the commits of all other branches by name, with one request."""
     names, all_branches = _names(remote.ref), "refs/heads/*"
     if remote.is_local:
         git_dir = _git_dir(remote)

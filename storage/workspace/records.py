@@ -73,7 +73,7 @@ class SourceRecord(BaseModel):
     """The content of ``_source.json``: the settings of a source.
 
     ``origin`` and ``subpath``, not the URI, identify a git tree. Text is stored and shown as ``redact`` leaves it.
-    With ``archives``, files inside of archives and mail are documents, and with ``notebook_outputs``, the text of
+    If ``archives``, files inside of archives and mail are documents; if ``notebook_outputs``, the text of
     notebooks has their outputs.
 
     ``workspace`` is the former path of a workspace on a local disk, as seen from the same machine as ``uri``. Runs over

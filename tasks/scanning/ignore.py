@@ -205,7 +205,7 @@ _PATTERNS_PER_REGEX = 100
 class Rules:
     """The caller's filters for a source, in gitignore syntax with braces (``*.{ts,tsx}``).
 
-    A non-empty ``include`` selects only matching files. With ``archives``, it matches the files inside of archives and
+    A non-empty ``include`` selects only matching files. If ``archives``, it matches the files inside of archives and
     mail as if these were folders, and archives are always opened first.
     """
 
@@ -267,7 +267,7 @@ class PatternList:
     """Ordered gitignore patterns: the last match decides.
 
     Patterns are relative to the folder ``base`` ("" or with a trailing slash). By default, a pattern matches a single
-    entry, as in git's walk. With ``descendants``, a match of a folder also matches everything below it. ``mark`` is the
+    entry, as in git's walk. If ``descendants``, a match of a folder also matches everything below it. ``mark`` is the
     verdict on a match.
     """
 

@@ -33,8 +33,8 @@ class Match:
 class Facets:
     """For each option of FACETS that can be counted, its values and their numbers of files, most files first.
 
-    Those of ``tests`` are ``true`` and ``false``. Unless ``complete``, there may be more files. ``files`` are those
-    counted, as long as a search is not finished.
+    Those of ``tests`` are ``true`` and ``false``. Unless ``complete``, there may be more files. ``files`` are the
+    counted files, until the search is finished.
     """
 
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

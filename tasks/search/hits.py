@@ -466,7 +466,7 @@ def _word_of(query: str) -> re.Pattern[str] | None:
 
 
 def match_in(line: str, query: str) -> int:
-    """Return where ``line`` answers ``query``: the start of the window with most of its words; 0 without any."""
+    """Return where ``line`` answers ``query``: the start of the window with most of its words; 0 if it has none."""
     anyone = _word_of(query)
     found = [(each.start(), each[0]) for each in anyone.finditer(line.lower())] if anyone else []
     best, most, end = 0, 0, 0
@@ -611,7 +611,7 @@ def hits(
 ) -> Iterator[Hit]:
     """Yield ``windows``, best first, which were found in ``tables``, with their text and ``n_lines`` of context.
 
-    The context comes from the index if the document has changed or cannot be read. With ``within_definitions``, the
+    The context comes from the index if the document has changed or cannot be read. If ``within_definitions``, the
     context of a function does not extend into the next one.
     """
     add_definitions(tables, windows)
