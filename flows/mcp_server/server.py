@@ -140,7 +140,7 @@ def make_server(
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceTools:
-    """The tools of a workspace; those of its memory are None if it has none."""
+    """The tools of a workspace; the tools of its memory are None if it has no memory."""
 
     lines: LineTools
     memory: MemoryTools | None = None

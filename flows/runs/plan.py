@@ -76,11 +76,11 @@ class IndexRequest:
     of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed, and
     ``paths`` restricts it to these files of the only source, for a caller that knows that nothing else has changed.
     If ``branch`` is set, the run updates this branch of each source; ``build`` is the number of its CI build. ``deep``
-    embeds definitions by a transformer: True uses that of the workspace or the default one, and a name that one. None
-    keeps the transformer of the workspace, if any, and False removes it. ``redact`` says which credentials inside text
-    are replaced; None keeps the mode of the source, by default ``known``. ``archives`` says whether files inside of
-    archives and mail are documents, and ``notebook_outputs`` whether the text of notebooks has their outputs; None
-    keeps the setting of the source, by default False. ``link`` is as in ``SourceRequest``.
+    embeds definitions by a transformer: True selects the workspace's or the default one, and a name the one of that
+    name. None keeps the transformer of the workspace, if any, and False removes it. ``redact`` says which credentials
+    inside text are replaced; None keeps the mode of the source, by default ``known``. ``archives`` says whether files
+    inside of archives and mail are documents, and ``notebook_outputs`` whether the text of notebooks has their outputs;
+    None keeps the setting of the source, by default False. ``link`` is as in ``SourceRequest``.
     """
 
     sources: tuple[str | SourceRequest, ...]

@@ -45,10 +45,10 @@ class MemoryExplanation:
     """The figures of a search.
 
     ``words`` are the words of the query. ``entries`` is the number of entries with text, ``matches`` the number of
-    those that the filter allows. ``index`` is the kind of the vector index, None if entries were compared one by one.
+    entries that the filter allows. ``index`` is the kind of the vector index, None if entries were compared one by one.
     ``unindexed_words`` is the number of entries that the index of words does not cover. ``by_words`` and ``by_meaning``
-    are the numbers of entries that each search found, ``candidates`` that of both together, ``dropped`` that of entries
-    that the catalog did not confirm. ``seconds`` are by phase.
+    are the numbers of entries that each search found, ``candidates`` the number that both found together, ``dropped``
+    the number that the catalog did not confirm. ``seconds`` are by phase.
     """
 
     mode: str

@@ -243,8 +243,8 @@ def discover(
 ) -> Listing:
     """List the repositories of ``host``; a failure is part of the listing.
 
-    ``pages`` are those of the last listing, and ``known`` has their repositories by id: unchanged pages need not be
-    sent again. ``notify`` receives messages for waiting users. Raises UsageError without the variable of the token.
+    ``pages`` are the pages of the last listing, and ``known`` has their repositories by id: unchanged pages need not be
+    sent again. ``notify`` receives messages for waiting users. Raises UsageError if the token's variable is not set.
     """
     listing = Listing()
     token = host.token(environ)

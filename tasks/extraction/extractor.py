@@ -164,10 +164,11 @@ def _until_next(begun: Sequence[tuple[str, int]], end: int) -> Iterator[tuple[st
 class Extractor:
     """An extractor of one kind of file; ``name`` and ``version`` are in the manifest.
 
-    ``suffixes`` are those of file names of this kind. ``takes`` returns whether bytes with this suffix are of this
-    kind. ``function`` in ``module`` of this package does the work; it needs the library ``needs`` of the extra, if any.
-    An ``isolated`` extractor runs in a separate process, because its files are large, or can hang or crash their
-    reader. Without its library, files that are text (``is_text``) are indexed unchanged, and others are skipped.
+    ``suffixes`` are the endings of the names of such files. ``takes`` returns whether the bytes of a file with such a
+    name are of this kind. ``function`` in ``module`` of this package does the work; it needs the library ``needs`` of
+    the extra, if any. An ``isolated`` extractor runs in a separate process, because its files are large, or can hang or
+    crash their reader. Without its library, files that are text (``is_text``) are indexed unchanged, and others are
+    skipped.
     """
 
     name: str

@@ -219,12 +219,12 @@ class BatchResult:
     """The result of a batch, which is invisible until it is committed.
 
     ``rows`` (manifest.SCHEMA) are the new rows of the manifest; ``replaced`` are the paths whose old lines must be
-    removed; ``fragments`` are references to the written fragments; ``new_hashes`` are those of new documents;
-    ``skipped`` are ``(path, reason)``; ``shortened`` are ``(path, characters left out)`` of documents with lines that
-    are too long; ``lines_reused`` were copied, ``lines`` embedded; ``seconds`` are by phase:
-    ``read`` (with hashing), ``split`` (with decoding), ``redact``, ``embed`` and ``write`` (with forming the rows).
-    ``reported`` are the documents and lines of these that the running task has reported already. ``redacted`` counts
-    the credentials that were replaced, by rule.
+    removed; ``fragments`` are references to the written fragments; ``new_hashes`` are the hashes of new documents;
+    ``skipped`` has pairs ``(path, reason)``; ``shortened`` has pairs ``(path, characters left out)``, of documents with
+    lines that are too long; ``lines_reused`` were copied, ``lines`` embedded; ``seconds`` are by phase: ``read`` (with
+    hashing), ``split`` (with decoding), ``redact``, ``embed`` and ``write`` (with forming the rows). ``reported``
+    counts the documents and lines of these that the running task has already reported. ``redacted`` counts the
+    credentials that were replaced, by rule.
     """
 
     rows: pa.Table

@@ -294,7 +294,7 @@ class PatternList:
     def apply(self, paths: pa.Array, verdict: NDArray[np.bool_] | NDArray[np.uint8], *, folders: bool = False) -> None:
         """Update ``verdict`` in place where a pattern matches: ``mark`` for a match, 0 for a negated one.
 
-        ``paths`` are those of files, or of folders without a trailing slash.
+        ``paths`` name files, or folders without a trailing slash.
         """
         as_bytes = paths.cast(pa.binary())
         for positive, regex in self._of_folders if folders else self._of_files:

@@ -313,10 +313,11 @@ class ScanResult:
     """The result of a scan.
 
     ``skipped`` (SKIPPED_SCHEMA) has every file that is not indexed; an ignored folder has one row, with a trailing
-    slash. ``listed`` counts the compared files, ``known`` those of the manifest. ``complete`` is False if folders could
-    not be read: they are in ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the time that the
-    worker took; ``too_large`` has the sizes of files beyond their limit. ``opened`` are the archives and mail whose
-    members were listed, and ``carriers`` those that are not documents themselves, because no pattern includes them.
+    slash. ``listed`` counts the compared files, ``known`` the files in the manifest. ``complete`` is False if folders
+    could not be read: they are in ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the time
+    that the worker took; ``too_large`` has the sizes of files beyond their limit. ``opened`` are the archives and mail
+    whose members were listed, and ``carriers`` those that are not documents themselves, because no pattern includes
+    them.
     """
 
     diff: Diff

@@ -276,7 +276,7 @@ def search_exactly(
     They are in order of importance, path and line. Every line of every indexed document that the request allows is
     searched, whether it holds a word or not. If ``files``, only the first line of each document is a result; if
     ``count``, no line is, and all are counted. If the request has a query, its words rank the lines as ``answer`` does;
-    lines without any come last, in order. After ``max_seconds`` of ``clock`` the search ends.
+    lines without any of them come last, in order. After ``max_seconds`` of ``clock`` the search ends.
 
     Raises UsageError, NotIndexed, StorageError, CorruptFile, and with a query the errors of ``answer``.
     """

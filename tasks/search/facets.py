@@ -33,7 +33,7 @@ class Match:
 class Facets:
     """For each option of FACETS that can be counted, its values and their numbers of files, most files first.
 
-    Those of ``tests`` are ``true`` and ``false``. Unless ``complete``, there may be more files. ``files`` are the
+    The values of ``tests`` are ``true`` and ``false``. Unless ``complete``, there may be more files. ``files`` are the
     counted files, until the search is finished.
     """
 

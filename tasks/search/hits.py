@@ -532,12 +532,12 @@ class Hit:
     ``freshness`` is the state of the best line, and ``line_now`` its current number; None if that would need further
     reads. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind`` its kind
     (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` its lines as they were indexed, comments
-    above it included; None outside of any, and if definitions are not indexed. ``anchor`` is the position of the best
-    line in a file from which text was extracted (``cell 7``); line numbers are those of that text. ``fragment`` is the
-    URL fragment for a viewer (``page=12``), None if no viewer supports one. ``matches`` are the positions in the best
-    line that match the patterns of an exact search: the columns of the first character and after the last one, 1-based.
-    ``url`` is the permanent link of the best line at a commit on the host of its repository; None if it is not known
-    that the text there is the same.
+    above it included; all are None outside of definitions, and if definitions are not indexed. ``anchor`` is the
+    position of the best line in a file from which text was extracted (``cell 7``); line numbers are those of that text.
+    ``fragment`` is the URL fragment for a viewer (``page=12``), None if no viewer supports one. ``matches`` are the
+    positions in the best line that match the patterns of an exact search: the columns of the first character and after
+    the last one, 1-based. ``url`` is the permanent link of the best line at a commit on the host of its repository;
+    None if it is not known that the text there is the same.
     """
 
     path: str
@@ -751,7 +751,7 @@ def read_documents(
 ) -> dict[tuple[str, str], Read]:
     """Read the documents of ``windows``, by ``(entity, path)``; remote ones only for their context.
 
-    Documents of removed sources are missing, and those of a source that cannot be read.
+    Documents of sources that were removed or cannot be read are missing.
     """
     found: dict[tuple[str, str], Read] = {}
     for entity in sorted({window.entity for window in windows}):
