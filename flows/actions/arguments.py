@@ -295,7 +295,7 @@ def entities(value: object) -> list[str | tuple[str, str]]:
 
 
 def choice(*allowed: str) -> Callable[[object], str]:
-    """Return a reader of these words, in any case. Reading raises Unfit."""
+    """Return a reader of these words that ignores case. Reading raises Unfit."""
 
     def read(value: object) -> str:
         found = value.strip().lower() if isinstance(value, str) else ""

@@ -213,7 +213,7 @@ def texts(query: LineQuery, rows: Sequence[int]) -> pa.StringArray:
 
 
 def lines_of_document(query: LineQuery, entity: str, path: str, first: int, last: int) -> list[str]:
-    """Return lines ``first`` to ``last`` of a document, 0-based, as they were indexed; none without packs."""
+    """Return lines ``first`` to ``last`` of a document, 0-based, as they were indexed; none if it has no packs."""
     columns = ["entity", PACK_LINE_COLUMN, PACK_COLUMN]
     where = f"{is_one_of('path', [path])} AND {PACK_LINE_COLUMN} <= {last}"
     found: list[str] = []

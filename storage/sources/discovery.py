@@ -678,7 +678,7 @@ class _Reader:
 
 
 def _time_of(headers: Mapping[str, str]) -> float | None:
-    """Return the time of an answer by the clock of the host; None without one."""
+    """Return the time of an answer by the clock of the host; None if the answer has none."""
     from email.utils import parsedate_to_datetime
 
     try:

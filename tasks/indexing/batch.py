@@ -202,7 +202,8 @@ class BatchSpec:
     """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; in a ``dry_run``, they are only read and classified.
 
     The lines of ``donations`` are copied if the content is the same. Of records beyond ``how.most`` bytes, only the
-    first and last lines are indexed. ``carriers`` are archives and mail of which only members are documents.
+    first and last lines are indexed. ``carriers`` are archives and mail that are no documents themselves, but have
+    members that are.
     """
 
     source: Source

@@ -459,7 +459,7 @@ def clipped(line: str, at: int = 0) -> str:
 
 @lru_cache(64)
 def _word_of(query: str) -> re.Pattern[str] | None:
-    """Return an expression for the words of a query, in lower case; None without any."""
+    """Return an expression for the words of a query, in lower case; None if there are none."""
     words = {*map(str.lower, _WORD.findall(query))} | {*keywords(query)}
     words = {word for word in words if len(word) > 1} or words
     return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True)))) if words else None
