@@ -162,8 +162,8 @@ class _HeadLimit:
 def listen(host: str, port: int, *, what: str, only_loopback: str = "") -> socket.socket:
     """Listen on an address; port 0 chooses a free port. ``what`` names the server in errors.
 
-    Raises UsageError for an address that is in use, or that other machines can reach if ``only_loopback`` forbids it;
-    ``only_loopback`` is the fix.
+    Raises UsageError for an address that is in use and, if ``only_loopback`` is set, for one that other machines can
+    reach; ``only_loopback`` is then the fix in the error.
     """
     shown = f"{host}:{port}"
     try:

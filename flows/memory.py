@@ -240,7 +240,7 @@ def failure(error: DriftlineError) -> Result:
 
 
 class HierarchicalLTMBackend:
-    """A memory store behind dictionaries; ``core`` is the adapted store. Close it after use.
+    """A memory store whose methods return dictionaries; ``core`` is the store that it wraps. Close it after use.
 
     A failure is ``{success: False, error, error_type}``; with ``errors="raise"``, methods raise the exceptions of
     ``core``.

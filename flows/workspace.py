@@ -347,7 +347,7 @@ def open(
     """Open the workspace at a path or URI for reading; ``@notes`` is the one of this name below DRIFTLINE_HOME.
 
     A search looks at local sources, and at remote ones at or below the URIs ``sources``, to show lines as they are now:
-    the records of the workspace itself authorize no contact. With ``cache``, a workspace in a bucket is opened in
+    the records of the workspace itself authorize no contact. If ``cache``, a workspace in a bucket is opened in
     a copy on this disk, which is brought up to date first and is read-only.
 
     Args:
@@ -639,8 +639,8 @@ def analyze_document_states(
     """Return the states of local files, compared with the index, in the order given.
 
     Args:
-        paths: the files; with ``documents``, the workspace.
-        workspace: by default the one that a command in the current folder would use; with ``documents``, the source.
+        paths: the files; if ``documents`` are given, the workspace.
+        workspace: by default that of commands in the current folder; if ``documents`` are given, the source.
         documents: paths relative to the source. Those that are neither documents nor files to be indexed are omitted.
 
     Returns:

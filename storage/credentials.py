@@ -188,7 +188,7 @@ def _is_random(value: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A kind of credential: ``pattern`` matches it, or with ``before`` what is in front of it, which stays.
+    """A kind of credential: ``pattern`` matches it or, if ``before``, the text in front of it, which stays.
 
     ``hint`` (RE2) matches in each line in which ``pattern`` can match. A match that ``check`` does not confirm stays.
     """
@@ -420,7 +420,7 @@ def _rebuilt(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def redact_lines(lines: Sequence[str], mode: Redaction) -> list[str]:
-    """Return lines of a document without credentials."""
+    """Return the lines of a document with credentials redacted."""
     return redact(["\n".join(lines)], mode)[0][0].split("\n") if lines else []
 
 

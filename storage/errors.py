@@ -320,7 +320,7 @@ class UnsafeStore(UsageError):
 
 
 class CorruptFile(DriftlineError):
-    """A damaged or foreign file has the name of a file of Driftline."""
+    """A file with one of Driftline's names is damaged, or was not written by Driftline."""
 
     kind = "corrupt_file"
     exit_code = 2

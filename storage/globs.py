@@ -34,7 +34,7 @@ _CLASSES = {
 
 
 def alternatives(pattern: str, *, escapes: bool = False) -> tuple[str, ...]:
-    r"""Expand the brace groups of ``pattern``. With ``escapes``, ``\{`` is a literal brace.
+    r"""Expand the brace groups of ``pattern``. If ``escapes``, ``\{`` is a literal brace.
 
     Raises UsageError for a group that is not closed or has blanks around its commas, and for too many alternatives.
     """

@@ -32,11 +32,11 @@ _OPTION = "driftline.option"
 class Option:
     """One row of a request's table of options: all that an interface needs to declare, check and explain it.
 
-    ``type`` is the type of one value: of a list, that of its items. ``bounds`` are those of numbers; servers accept
+    ``type`` is the type of one value or, for a list, of its items. ``bounds`` limit numbers; servers accept
     the narrower ``served`` ones. ``flag``, ``parameter`` and ``argument`` are its names on the command line, in HTTP
     requests and in actions; ``aliases`` are further flags or, with an underscore or capitals, keys of the
-    configuration. ``pattern`` and ``choices`` describe valid values in schemas. Without a
-    switch, documents whose paths ``leaves_out`` names are no results. A setting has a default in ``driftline.toml``.
+    configuration. ``pattern`` and ``choices`` describe valid values in schemas. If a switch is off, documents are not
+    results if ``leaves_out`` returns true for their paths. A setting has a default in ``driftline.toml``.
     """
 
     help: str
@@ -61,7 +61,7 @@ class Option:
 
     @property
     def is_switch(self) -> bool:
-        """Return whether it is on or off."""
+        """Return whether its value is on or off."""
         return self.type is bool
 
     def check(self, value: Any) -> None:

@@ -156,7 +156,7 @@ class Result:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns; if several have one name, all but the first get a number."""
+        """The columns; if several have the same name, all but the first get a number."""
         given = self._reader.schema
         names: list[str] = []
         for name in given.names:
@@ -514,7 +514,7 @@ class _Contents:
     def runs(self) -> Iterator[dict[str, Any]]:
         """Yield the runs, a run over several tenants once.
 
-        Within a boundary those of its sources, without their requests.
+        Within a boundary, yield only runs of its sources, without their requests.
         """
         seen: set[str] = set()
         for tenant in self._tenants():

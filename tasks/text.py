@@ -264,7 +264,7 @@ def split_documents(texts: Sequence[str], *, every_document: bool = False) -> Sp
     editors.
 
     ``\n``, ``\r\n`` and ``\r`` end a line; other separators of ``str.splitlines`` do not. A line is one row, or several
-    as ``rows_of_line`` defines. With ``every_document``, a text without any such line has its first line. Raises
+    as ``rows_of_line`` defines. If ``every_document``, a text without any such line has its first line. Raises
     ArrowInvalid if all texts together have 2 GiB or more of UTF-8.
     """
     documents = pa.array([_unix_line_ends(text) for text in texts], pa.string())

@@ -26,7 +26,7 @@ def register_actions(
 
     ``registry`` is a mutable mapping, or has ``register(name, function)`` and ``in`` or ``get``. The actions share open
     handles, which close with ``engine`` (handles.CLOSE_HOOKS). ``home`` is the folder of workspaces with names.
-    ``settings`` are those of the agent, by default the engine's, whose ``ltm`` configures the memory. ``within`` is the
+    ``settings`` are the agent's, by default the engine's; their ``ltm`` configures the memory. ``within`` is the
     only entity whose memory the actions see. ``only`` names actions or the groups ``search`` and ``memory``. Existing
     names are kept, and so are names that the engine resolves to its own actions, unless ``replace``. Raises UsageError.
     """

@@ -269,10 +269,10 @@ def moment(value: object) -> datetime:
 
 
 def fields(value: object) -> Mapping[str, Any]:
-    """Return a mapping, or JSON text of one. Raises Unfit."""
+    """Return a mapping, or one parsed from a JSON object as text. Raises Unfit."""
     found = _parsed(value, dict)
     if not isinstance(found, Mapping):
-        raise Unfit("must be a mapping, or JSON text of one")
+        raise Unfit("must be a mapping, or a JSON object as text")
     return found
 
 
@@ -295,7 +295,7 @@ def entities(value: object) -> list[str | tuple[str, str]]:
 
 
 def choice(*allowed: str) -> Callable[[object], str]:
-    """Return a reader of these words, in any case. Reading raises Unfit."""
+    """Return a reader of these words that ignores case. Reading raises Unfit."""
 
     def read(value: object) -> str:
         found = value.strip().lower() if isinstance(value, str) else ""

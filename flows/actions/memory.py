@@ -96,7 +96,7 @@ def _settings_of(engine: Any) -> Callable[[], Mapping[str, Any] | None]:
 def ltm_section(settings: object) -> Mapping[str, Any] | None:
     """Return the section ``ltm`` of an agent's settings, or of its whole document.
 
-    None if it is for another backend.
+    Returns None if it is for another backend.
     """
     inner = settings.get("settings", settings) if isinstance(settings, Mapping) else None
     section = inner.get("ltm") if isinstance(inner, Mapping) else None
@@ -123,7 +123,7 @@ def ltm_store(
 def ltm_retrieve(
     state: Any, memory: MemoryHandle, key: Text, entity: OneEntity | None = None, default: Anything = None
 ) -> Result:
-    """Return one entry: ``{found, entry, value, metadata}``; ``value`` is ``default`` without an entry."""
+    """Return one entry: ``{found, entry, value, metadata}``; ``value`` is ``default`` if there is no entry."""
     answer = memory.backend().retrieve(key, entity)
     if answer["success"]:
         entry = answer["entry"] or {"value": default, "metadata": None}
@@ -188,7 +188,7 @@ def memory_search(
 ) -> Result:
     """Return entries by words and meaning: ``{results: [{record, score, rank}]}``.
 
-    With ``explain``, ``explanation``.
+    If ``explain`` is set, there is an ``explanation``, too.
     """
     backend = memory.backend()
     return backend.search_memory(query, top_k, filter, entity, allowed_ancestors, max_distance, mode, explain)

@@ -217,7 +217,7 @@ _REGISTRIES = ("actions_registry", "actions", "registry")
 
 
 def chosen(only: Collection[str] | str | None, groups: Mapping[str, Mapping[str, Action]]) -> set[str]:
-    """Return the names of the actions that ``only`` names, by themselves or by their groups; all without it.
+    """Return the names of the actions that ``only`` names, directly or by their groups; None names all.
 
     Raises UsageError for a name that is neither.
     """
@@ -235,11 +235,11 @@ def chosen(only: Collection[str] | str | None, groups: Mapping[str, Mapping[str,
 
 
 class UnderNamespace(str):
-    """A name in an empty registry of an engine: the plain name below a namespace, else the name with OWN_PREFIX.
+    """An action name for an engine's registry that is still empty.
 
-    Engines copy the entries to their own registry, as ``f"{namespace}.{name}"`` or, without a namespace, as the name
-    itself, over actions of their own. Which of the two they do shows only then. Formatted, this is ``ltm.store``, and
-    as a key it is ``driftline.ltm.store``.
+    Engines copy the entries to their own registry, either as ``f"{namespace}.{name}"`` or, without a namespace, under
+    the name itself, replacing their own actions of that name. Which of the two is unknown in advance, so formatting
+    gives the plain name (``ltm.store``), and use as a key gives the name with OWN_PREFIX (``driftline.ltm.store``).
     """
 
     __slots__ = ()

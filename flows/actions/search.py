@@ -187,8 +187,8 @@ def workspace_search(
 ) -> Result:
     """Search a workspace: ``{query, results}`` like ``driftline search --json``.
 
-    Without results, there are ``notes`` and the ``nearest`` line. Defaults come from ``[search]`` of
-    ``driftline.toml``. With ``explain``, there is an ``explanation``, too.
+    If there are no results, there are ``notes`` and the ``nearest`` line. Defaults come from ``[search]`` of
+    ``driftline.toml``. If ``explain`` is set, there is an ``explanation``, too.
     """
     from driftline.flows.actions.sources import filter_for
     from driftline.flows.runs.search import find, search_request

@@ -46,7 +46,7 @@ _PARTS = 4
 class Program:
     """An installed program. ``version`` is None if the program does not report it.
 
-    It is ``at_least`` that version then.
+    Its version is then at least ``at_least``.
     """
 
     path: str
@@ -163,7 +163,7 @@ def parse_json(answer: str) -> list[Match]:
 def parse_text(answer: str, texts: Mapping[str, str], n_lines: int) -> list[Match]:
     """Return the matches of versions 1 and 2, which print no context, because they do not say which line matches.
 
-    ``texts`` are those of the files by their names; they provide ``n_lines`` of context on each side.
+    ``texts`` maps the names of the files to their texts, which provide ``n_lines`` of context on each side.
     """
     try:
         return list(_blocks(answer.split("\n"), texts, n_lines))

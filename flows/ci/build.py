@@ -59,11 +59,11 @@ class _System:
 class Build:
     """One build. ``commit`` is the full id, ``committed`` its time; ``system`` is "" outside of CI.
 
-    ``number`` is higher than that of each earlier build. ``branch`` was pushed or, if ``is_request``, is that of the
-    pull request with the number ``pull_request``, to be merged into ``target``. ``is_own`` is set if the branch is
-    known to belong to the repository itself, and ``head_commit`` is its last commit. ``is_inferred`` is set if the CI
-    system does not say that the branch was pushed. ``unclear`` says why the branch is unknown, and ``nothing_to_index``
-    why there is none.
+    ``number`` is higher than that of each earlier build. ``branch`` is the pushed branch or, if ``is_request``, the
+    branch of the pull request with the number ``pull_request``, to be merged into ``target``. ``is_own`` is set if the
+    branch is known to belong to the repository itself, and ``head_commit`` is its last commit. ``is_inferred`` is set
+    if the CI system does not say that the branch was pushed. ``unclear`` says why the branch is unknown, and
+    ``nothing_to_index`` why there is none.
     """
 
     system: str = ""

@@ -375,7 +375,7 @@ class _Waiting:
 class Hooks:
     """Answers deliveries, and executes their runs one after the other.
 
-    ``secrets`` are those of the kinds of hosts that may deliver. ``of_fleets`` returns the repositories of fleets.
+    ``secrets`` has the secret of each kind of host that may deliver. ``of_fleets`` returns the repositories of fleets.
     """
 
     settings: HookSettings

@@ -225,10 +225,10 @@ def _record(uri: str) -> SourceRecord:
 class CiRequest:
     """The inputs of ``driftline ci``.
 
-    Without ``deployments`` (of Prefect), this process indexes. With ``max_staleness_seconds``, it only checks the age
-    of the index. ``only_branch`` skips builds of other branches and indexes it as the main index; otherwise, a build of
-    any branch but ``default_branch`` (which CI mostly names) indexes that branch of the sources. With ``duplicates_of``
-    main, new functions of the branch are compared with existing code.
+    Without ``deployments`` (of Prefect), this process indexes. If ``max_staleness_seconds`` is set, it only checks the
+    age of the index. ``only_branch`` skips builds of other branches and indexes it as the main index; otherwise, a
+    build of any branch but ``default_branch`` (which CI mostly names) indexes that branch of the sources. If
+    ``duplicates_of`` is main, new functions of the branch are compared with existing code.
     """
 
     build: Build

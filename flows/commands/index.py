@@ -47,7 +47,11 @@ SourcesArgument = Annotated[
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="Index all sources of driftline.toml.")]
 EntityOption = Annotated[
-    str | None, typer.Option(metavar="PATH", help="org:acme/project:alpha/source:web; default: from the name.")
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="Such as org:acme/project:alpha/source:web. Default: derived from the source's name.",
+    ),
 ]
 IncludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Index only matching files.")]
 ExcludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave out matching files.")]

@@ -286,7 +286,7 @@ def _opened_for_writing(workspace: str | None, config: str | None) -> tuple[Work
 def _opened(
     workspace: str | None, config: str | None, within: str | None, *, create: bool = False
 ) -> Iterator[MemoryStore]:
-    """Open the store of a command, bound to ``within``; with ``create``, create a workspace that was named."""
+    """Open the store of a command, bound to ``within``; if ``create``, create a workspace that was named."""
     from driftline.flows.config.locate import workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of, open_memory
     from driftline.flows.config.toml_file import options_for

@@ -45,10 +45,10 @@ _TOML_TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """An agent: its files in a project and of a user, relative to it; None where it has none.
+    """An agent, with the relative paths of its files in a project and in a home folder; None where it has none.
 
-    ``key`` names the object of MCP servers; of a file in TOML, the table. ``shape`` is the form of an entry. ``head``
-    begins a file of instructions that has nothing else.
+    ``key`` is the name of the object (in TOML, of the table) that lists MCP servers. ``shape`` is the form of an entry.
+    ``head`` begins a file of instructions that has nothing else.
     """
 
     project: str | None
@@ -67,7 +67,7 @@ class Agent:
         return {**kind, "command": command[0], "args": list(command[1:])}
 
     def files(self, scope: Scope) -> tuple[str, ...]:
-        """Return the configuration and the file of instructions, relative to ``scope``; fewer if there are no such."""
+        """Return the paths of the configuration and the instructions in ``scope``, without those that it lacks."""
         in_project = (self.project, self.project_instructions)
         files = in_project if scope == "project" else (self.user, self.user_instructions)
         return tuple(file for file in files if file is not None)
@@ -131,8 +131,8 @@ class Change:
     def apply(self) -> None:
         """Write the file, after copying its former content.
 
-        The file keeps its mode and its owner, and a symbolic link leads to it as before. The copy is deleted when the
-        file is back in its former state.
+        The file keeps its mode and its owner, and symbolic links to it are preserved. The copy is deleted once the file
+        has its original content again.
 
         Raises:
             UsageError: The file has changed since it was read, or cannot be written.

@@ -416,7 +416,7 @@ def catalog_to_keep(workspace: Workspace, environment: Environment | None = None
 
 
 def compaction_threshold(workspace: Workspace, environment: Environment | None = None) -> int | None:
-    """Return the number of deltas above which a memory index in ``workspace`` is folded; None without memory."""
+    """Return the number of deltas above which a memory index in ``workspace`` is folded; None if there is no memory."""
     if not holds_memory(workspace):
         return None
     return memory_of(workspace.objects.uri, None, environment).index.compaction_threshold

@@ -96,7 +96,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredSource:
-    """A ``[[sources]]`` table. ``uri`` is an absolute path or a URI; ``entity`` defaults to the last part of it.
+    """A ``[[sources]]`` table. ``uri`` is an absolute path or a URI; ``entity`` defaults to the last part of ``uri``.
 
     ``link`` is the kind of its host, or a template of links to it; "" leaves that to the name of the host.
     """
@@ -143,7 +143,7 @@ class WorkspacePart:
 class HookSettings:
     """``[web.hooks]``: references to the secrets of the kinds of hosts that may deliver.
 
-    Pushes to the main branch always count, those to others if they match one of the patterns ``branches``.
+    A push to the main branch always starts a run, a push to another branch if its name matches one of ``branches``.
     """
 
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -170,10 +170,10 @@ class Configuration:
     """A validated configuration file.
 
     ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` keep
-    secrets as references, so that a deployment may store them; ``options()`` resolves them. ``prices`` are those of
-    1,000 requests, by kind. ``search`` has the defaults of searches. ``memory`` has the sections of ``settings.ltm``,
-    references included. ``notify`` are Prefect blocks that report failed runs. A file that is not trusted
-    ``is_withheld``: it has neither storage options nor memory, and its fleets have no tokens.
+    secrets as references, so that a deployment may store them; ``options()`` resolves them. ``prices`` are the prices
+    of 1,000 requests, by kind. ``search`` has the defaults of searches. ``memory`` has the sections of
+    ``settings.ltm``, references included. ``notify`` are Prefect blocks that report failed runs. A file that is not
+    trusted ``is_withheld``: it has neither storage options nor memory, and its fleets have no tokens.
     """
 
     path: Path
@@ -301,13 +301,13 @@ def named_or_trusted_config(given: str | None, environment: Environment) -> Conf
 
 
 def prices_for(environment: Environment | None = None) -> Mapping[str, float]:
-    """Return the price of 1,000 requests by kind, from the located file; empty without one."""
+    """Return the price of 1,000 requests by kind, from the located file; empty if there is none."""
     path = find_config(None, environment)
     return load_config(path).prices if path is not None else {}
 
 
 def search_settings(environment: Environment | None = None) -> Mapping[str, Any]:
-    """Return the ``[search]`` of the located file; empty without one. Raises UsageError."""
+    """Return the ``[search]`` of the located file; empty if there is none. Raises UsageError."""
     path = find_config(None, environment)
     return load_config(path).search if path is not None else {}
 
@@ -326,7 +326,7 @@ def load_config(path: str | os.PathLike[str]) -> Configuration:
 
 
 def trust_config(given: str | os.PathLike[str] | None, *, revoke: bool = False) -> Configuration:
-    """Trust the located file in its current state, or with ``revoke`` stop trusting it, and load it.
+    """Trust the located file in its current state, or stop trusting it if ``revoke``, and load it.
 
     Raises UsageError.
     """

@@ -137,7 +137,7 @@ class ContextAnswer(BaseModel):
     anchors: list[tuple[int, str]] = []
 
     def text(self) -> str:
-        """Return the location and the numbered lines, those of an anchor below its name."""
+        """Return the location and the numbered lines, the lines of each anchor below its name."""
         location = f"{self.path}:{self.start_line}-{self.end_line}{f'  {self.url}' if self.url else ''}"
         changed = [] if self.current else ["The document has changed since, or is gone."]
         names: dict[int, list[str]] = {}

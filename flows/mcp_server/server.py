@@ -129,7 +129,7 @@ def make_server(
 ) -> MCPServer[Any]:
     """Return the server of a workspace, which ``newest`` opens for each call, and of the store that ``memory`` opens.
 
-    With ``within``, it serves only lines in that boundary; the caller binds ``memory``. All reads happen in this
+    If ``within`` is set, it serves only lines in that boundary; the caller binds ``memory``. All reads happen in this
     process.
     """
     lines = LineTools(newest or workspace.reread, lambda: within)
@@ -140,7 +140,7 @@ def make_server(
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceTools:
-    """The tools of a workspace; those of its memory are None if it has none."""
+    """The tools of a workspace; the tools of its memory are None if it has no memory."""
 
     lines: LineTools
     memory: MemoryTools | None = None

@@ -24,7 +24,7 @@ TEMPLATE = "report.html.j2"
 def render(
     stats: WorkspaceStats, runs: Sequence[RunRecord], now: datetime, prices: Mapping[str, float] | None = None
 ) -> str:
-    """Return the page; ``runs`` are newest first. ``prices`` are those of 1,000 requests, by kind, in any currency."""
+    """Return the page; ``runs`` are newest first. ``prices`` are per 1,000 requests, by kind, in any currency."""
     _, cost = History(runs).requests(prices or {})
     tiles = {
         "documents": f"{stats.total_documents:,}",

@@ -33,7 +33,7 @@ COLORS: tuple[str, ...] = get_args(Color)
 
 @dataclass(frozen=True, slots=True)
 class Appearance:
-    """The output of the command line: with ``quiet`` no progress and no report; colours or none.
+    """The output of the command line: ``quiet`` omits progress and reports; colours are on or off.
 
     ``verbose`` is how often ``-v`` is given: 1 logs the progress of runs, 2 logs everything.
     """

@@ -23,12 +23,12 @@ class SourceReport:
     ``shortened`` those of this run whose lines are too long, as ``(path, characters left out)``; ``too_large`` has
     sizes by path, as has ``in_part``, whose first and last lines are indexed; ``needing_extra`` counts documents whose
     extractor is not installed; ``redacted`` counts the credentials that this run replaced, by rule. ``revision`` is the
-    ``rev`` of the run's last commit; the manifest as of it is the state that the run left. ``commit`` is the commit
-    that git had checked out. If ``base`` is set, the run scanned only the differences between the two; if a full scan
-    replaced such a run, ``full_scan_reason`` says why. ``lines_reused`` were copied from other branches, or from the
-    main index. ``branch_cut`` says why this run cut its ``branch``, or did not. ``phases`` are wall-clock seconds of
-    the coordinator; ``worker_phases`` are the seconds of tasks during the phase ``batches``, summed over workers.
-    ``documents_committed`` and ``lines_committed`` are those embedded by this run.
+    ``rev`` of the run's last commit; the manifest as of that ``rev`` is the state that the run left. ``commit`` is the
+    commit that git had checked out. If ``base`` is set, the run scanned only the differences between the two; if a full
+    scan replaced such a run, ``full_scan_reason`` says why. ``lines_reused`` were copied from other branches, or from
+    the main index. ``branch_cut`` says why this run cut its ``branch``, or did not. ``phases`` are wall-clock seconds
+    of the coordinator; ``worker_phases`` are the seconds of tasks during the phase ``batches``, summed over workers.
+    ``documents_committed`` and ``lines_committed`` count what this run has embedded and committed.
     """
 
     entity: str

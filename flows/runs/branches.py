@@ -56,9 +56,9 @@ class BranchReport:
     """A branch of a source.
 
     ``base`` is the commit of the main index that it was cut from and ``commit`` the one at which it was indexed, if git
-    names them. ``documents`` differ from the current main index, with ``lines``, and ``deleted`` are missing.
-    ``size_bytes`` is the size that the branch does not share with the main index; ``age_seconds`` count from its last
-    run.
+    names them. ``documents`` is the number of documents that differ from the current main index, ``lines`` the number
+    of their lines, and ``deleted`` the number of documents that the branch lacks. ``size_bytes`` is the size that the
+    branch does not share with the main index; ``age_seconds`` count from its last run.
     """
 
     name: str
@@ -141,7 +141,7 @@ def delete_named(
 ) -> list[str]:
     """Delete the branch ``name`` of each source at or below ``within``, and return their entities.
 
-    Raises NotIndexed if no source has it, unless it is ``missing_ok``, and LeaseHeld while a run works on it.
+    Raises NotIndexed if no source has it, unless ``missing_ok`` is set, and LeaseHeld while a run works on it.
     """
     sources = [entity for entity, _ in workspace.readable_sources(within)]
     holders = [entity for entity in sources if read_branch(workspace, entity, name) is not None]
@@ -244,7 +244,7 @@ def enter_branch(plan: IndexPlan, name: str, progress: Progress) -> IndexPlan:
     """Return ``plan`` on the branch ``name`` of each of its sources, which is cut if necessary.
 
     A dry run cuts nothing: it compares with the main index if there is no branch yet. Raises UsageError, StaleBuild,
-    LeaseHeld, StorageError; with ``keep_going``, only if no source is left.
+    LeaseHeld, StorageError; if ``keep_going``, only when no source is left.
     """
     parts: list[SourcePlan] = []
     branches: list[Branch] = []
@@ -297,7 +297,7 @@ def _cut(
     """Cut a branch under its lease. A fenced-off holder then commits to the old cut, which has no readers."""
     workspace, entity, request = plan.workspace, part.entity, plan.request
     if read_branch(workspace, entity, name) != known:
-        raise LeaseHeld("Another run has changed this branch meanwhile", name, "Run it again.")
+        raise LeaseHeld("Another run has changed this branch in the meantime", name, "Run it again.")
     maintenance = lease_path(entity.tenant, "maintenance")
     wait = max(request.wait_seconds, MAINTENANCE_WAIT_SECONDS)
     with acquire(workspace.objects, maintenance, lease.run_id, wait_seconds=wait) as fence:

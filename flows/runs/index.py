@@ -310,9 +310,9 @@ def index_sources(
     over the files of the sources ``instead_of``, and removes these sources.
 
     Raises UsageError, CorruptFile, AccessDenied before it writes anything, and DeletionRefused, LeaseHeld, LeaseLost,
-    StorageError, ExecutorError later. Committed batches stay then, and the next run continues from there; so they do
-    after KeyboardInterrupt, whose note says how many documents that is. With ``keep_going``, the report lists failed
-    sources instead, unless none can start.
+    StorageError, ExecutorError later. Committed batches stay then, and after a KeyboardInterrupt, whose note says how
+    many documents they have; the next run continues from there. If ``keep_going``, the report lists failed sources
+    instead, unless none can start.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     watch = Stopwatch()

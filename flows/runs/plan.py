@@ -47,8 +47,9 @@ PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
 class SourceRequest:
     """A source with its own entity and filters, which replace those that the workspace has recorded.
 
-    So does ``link``, the kind of its host or a template of links; None keeps the recorded one, and "" removes it.
-    ``commit`` is that of a repository, if the caller has asked for it. With ``rebind``, the entity may move to ``uri``.
+    ``link``, the kind of its host or a template of links, replaces the recorded one, too; None keeps that, and ""
+    removes it. ``commit`` is that of a repository, if the caller has asked for it. If ``rebind``, the entity may move
+    to ``uri``.
     """
 
     uri: str
@@ -74,12 +75,12 @@ class IndexRequest:
     ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports the failure
     of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed, and
     ``paths`` restricts it to these files of the only source, for a caller that knows that nothing else has changed.
-    With ``branch``, the run updates this branch of each source; ``build`` is the number of its CI build. ``deep``
-    embeds definitions by a transformer: True uses that of the workspace or the default one, and a name that one. None
-    keeps the transformer of the workspace, if any, and False removes it. ``redact`` says which credentials inside text
-    are replaced; None keeps the mode of the source, by default ``known``. ``archives`` says whether files inside of
-    archives and mail are documents, and ``notebook_outputs`` whether the text of notebooks has their outputs; None
-    keeps the setting of the source, by default False. ``link`` is as in ``SourceRequest``.
+    If ``branch`` is set, the run updates this branch of each source; ``build`` is the number of its CI build. ``deep``
+    embeds definitions by a transformer: True selects the workspace's or the default one, and a name the one of that
+    name. None keeps the transformer of the workspace, if any, and False removes it. ``redact`` says which credentials
+    inside text are replaced; None keeps the mode of the source, by default ``known``. ``archives`` says whether files
+    inside of archives and mail are documents, and ``notebook_outputs`` whether the text of notebooks has their outputs;
+    None keeps the setting of the source, by default False. ``link`` is as in ``SourceRequest``.
     """
 
     sources: tuple[str | SourceRequest, ...]

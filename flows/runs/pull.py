@@ -44,7 +44,7 @@ class PullRequest:
     """The inputs of a pull: the URI of the original, and the folder of the copy.
 
     ``admit`` is called with the number of bytes that the pull is about to add to the disk, and raises to refuse them.
-    With ``wait``, the pull waits for one of another process.
+    If ``wait``, the pull waits for the pull of another process.
     """
 
     origin: str
@@ -314,7 +314,7 @@ def newest_of(
 ) -> Iterator[Callable[[], Workspace]]:
     """Yield a function that opens the newest ``workspace`` for each search of a server.
 
-    With ``cache``, it opens the copy of a workspace in a bucket.
+    If ``cache``, it opens the copy of a workspace in a bucket.
     """
     if not cache or workspace.objects.is_local:
         yield workspace.reread

@@ -28,8 +28,8 @@ def resolved(
 ) -> tuple[Workspace, SearchRequest]:
     """Return ``workspace`` on the request's branch, and the request with its named workspace as a condition.
 
-    It sees nothing beyond ``within``, which the request's own boundary may narrow. Raises UsageError for an
-    unknown branch or named workspace.
+    The returned request sees nothing beyond ``within``, which the request's own boundary may narrow. Raises UsageError
+    for an unknown branch or named workspace.
     """
     from driftline.tasks.search.language import asked_by
 

@@ -276,8 +276,8 @@ class SourceRun:
         return len(changes) > BATCH_DOCUMENTS // 4 or (pc.sum(changes["size_bytes"]).as_py() or 0) > BATCH_BYTES // 4
 
     def shared_batch(self) -> BatchSpec | None:
-        """Return the changes as a batch to embed and commit together with those of other sources; None for ``complete``
-        instead.
+        """Return the changes as a batch to embed and commit together with other sources; None if ``complete`` must be
+        called instead.
         """
         changes = self._work.changes()
         deleted = sum(len(scan.diff.deleted) for scan in self._work.scans)

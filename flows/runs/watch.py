@@ -45,8 +45,8 @@ _STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
 class Watcher:
     """Watch the only source of ``request``, a local folder.
 
-    ``on_report`` receives the report of each run that changed something, ``on_error`` each error once. The changes are
-    tried again, except for refused deletions.
+    ``on_report`` receives the report of each run that changed something, ``on_error`` each error once. Changes whose
+    run failed are tried again, except for refused deletions.
     """
 
     request: IndexRequest

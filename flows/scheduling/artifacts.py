@@ -110,7 +110,7 @@ def show_fleets(result: dict[str, Any]) -> None:
 def page_of_run(run_id: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the link of a run on the page of the web server that $DRIFTLINE_SERVER names.
 
-    Returns None without a usable one.
+    Returns None if it names no usable one.
     """
     try:
         parts = urlsplit(environ.get(SERVER_VARIABLE, ""))

@@ -84,7 +84,7 @@ class Pages:
 
     @spread("given", parameters(_OF_PAGE))
     def search(self, request: Request, q: str = "", jump: bool = False, *, given: dict[str, Any]) -> Response:
-        """Show the search box and the index or, with a query, the results; with ``jump``, open the only one."""
+        """Show the search box and the index or, with a query, the results; if ``jump``, open the only result."""
         search = SearchRequest("")
         try:
             search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND, facets=True)

@@ -43,7 +43,7 @@ def grant(access: Access) -> None:
 
 
 def granted(scope: Scope) -> Access:
-    """Return the access of the current request. Raises AccessDenied without ``scope``, or if none was granted."""
+    """Return the access of the current request. Raises AccessDenied if none was granted, or if it lacks ``scope``."""
     access = _CURRENT.get(None)
     if access is None or scope not in access.scopes:
         raise AccessDenied(f"The token has no scope {scope!r}", "", "Create another: driftline token create --scope")
@@ -135,7 +135,7 @@ class AccessRules:
 
 @dataclass(frozen=True, slots=True)
 class Authentication:
-    """Determines the access of a request, nothing beyond ``within``.
+    """Determines the access of a request, which never extends beyond ``within``.
 
     Without ``tokens`` and ``proxy``, everyone has access. Without ``rules``, each user that the proxy names sees all.
     """
@@ -150,7 +150,7 @@ class Authentication:
         return self.tokens is None and self.proxy is None
 
     def access_of(self, client: str, headers: Headers) -> Access | None:
-        """Return the access of a request from the address ``client``; None for none."""
+        """Return the access of a request from the address ``client``; None if it has none."""
         if self.is_open:
             return Access(self.within)
         user = self.proxy.user_of(client, headers) if self.proxy is not None else ""

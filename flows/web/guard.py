@@ -68,7 +68,7 @@ def _turns(_: object) -> anyio.CapacityLimiter:
 
 
 def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Callable[..., Awaitable[Response]]:
-    """Return ``route`` as a coroutine, with the same parameters; with ``searches``, it waits until few others search.
+    """Return ``route`` as a coroutine, with the same parameters; if ``searches``, it waits until few others search.
 
     Raises StorageError after ANSWER_SECONDS.
     """

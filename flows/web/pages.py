@@ -361,7 +361,7 @@ def sources_page(view: HomeView) -> bytes:
 
 
 def folder_link(source: str = "", path: str = "", branch: str | None = None) -> str:
-    """Return the link of a folder, of a source or, without one, of all sources."""
+    """Return the link of a folder, of a source or, if no source is named, of all sources."""
     names = "".join(f"{quote(name, safe='/:', errors='surrogatepass')}/" for name in (source, path) if name)
     return f"/d/{names}" + (f"?{_encoded({'branch': branch})}" if branch else "")
 

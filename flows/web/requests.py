@@ -213,7 +213,7 @@ def encode_cursor(*parts: int | str) -> str:
 
 
 def decode_cursor(cursor: str, *kinds: type[int] | type[str]) -> tuple[Any, ...]:
-    """Return the parts of ``encode_cursor``, of ``kinds``. Raises NotIndexed for any other text."""
+    """Return the parts that ``encode_cursor`` encoded, if they have these ``kinds``. Raises NotIndexed otherwise."""
     try:
         parts = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except ValueError:

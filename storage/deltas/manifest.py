@@ -61,7 +61,7 @@ class Manifest(DeltaIndex):
         self.entity = entity
 
     def stage(self, batch: BatchId, rows: pa.Table) -> bytes:
-        """Write the delta of a commit under a name that readers ignore and return its bytes."""
+        """Write the delta of a commit under a name that readers ignore, and return the bytes written."""
         data = self.encode(rows)
         self.objects.create(self._staged_path(batch), data)
         return data

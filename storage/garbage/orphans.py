@@ -34,7 +34,7 @@ class Reason(enum.StrEnum):
 class References:
     """The references of a workspace. Objects that these fields do not cover are not orphans.
 
-    ``folded`` has the paths of deltas that their base has folded, ``dead`` those of staged deltas that can never be
+    ``folded`` has the paths of deltas that their base has folded, ``dead`` the paths of staged deltas that can never be
     committed. ``tracked`` maps each table to the paths, relative to the table, that its versions refer to.
     ``superseded`` maps each unused table of embeddings to the time when it was replaced. ``blobs`` has the paths that
     memory entries refer to; it is None without a catalog. ``retired`` has the times when blobs lost their entry.

@@ -61,7 +61,7 @@ class Survey:
     committed: frozenset[str]
 
     def sources_of(self, tenant: str) -> set[Entity]:
-        """Return all sources, past and present, of the tenant with this directory, by their leases."""
+        """Return all sources, past and present, of the tenant in this directory, as found from their lease files."""
         leased = (leased_entity(path) for path in self.leases if path.startswith(f"{tenant}/"))
         return {entity for purpose, entity in leased if purpose == "source"}
 
@@ -69,8 +69,8 @@ class Survey:
 def survey(workspace: Workspace, catalog: Catalog | None = None, tenants: Set[str] | None = None) -> Survey:
     """List ``workspace`` and read every reference in it; references to memory blobs need the ``catalog``.
 
-    With the directories of ``tenants``, list only these and the root, and of others the blobs that the catalog has
-    retired. No reference leads from one tenant to another.
+    If directories of ``tenants`` are given, list only these and the root and, of other tenants, the blobs that the
+    catalog has retired. No reference leads from one tenant to another.
 
     Raises CatalogError, CatalogMismatch, CorruptFile, WorkspaceTooNew, AccessDenied, StorageError.
     """

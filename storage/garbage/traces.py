@@ -59,7 +59,7 @@ class Traces:
 
     ``leases`` has the state of all leases of each tenant; None for a tenant that is in use, or was abandoned.
     ``listed`` is the time of the last complete listing; None if everything must be listed. ``version`` is that of the
-    record; None without one.
+    record; None if there is none.
     """
 
     suspects: frozenset[str]
@@ -133,7 +133,7 @@ def _tells_of_garbage(leases: Mapping[str, LeaseState], known: Mapping[str, Leas
 def write_traces(workspace: Workspace, traces: Traces, *, now: datetime, garbage: Iterable[str]) -> None:
     """Record that, apart from those with ``garbage`` left, each tenant is as clean as its leases were in ``traces``.
 
-    A record that another cleanup has written meanwhile is kept. Raises StorageError.
+    A record that another cleanup has written in the meantime is kept. Raises StorageError.
     """
     left = {*garbage}
     clean = {tenant: leases for tenant, leases in traces.leases.items() if leases is not None and tenant not in left}

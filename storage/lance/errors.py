@@ -38,7 +38,10 @@ def write_failed(what: str, where: str, error: BaseException) -> StorageError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the text of ``error``, shortened; it contains the error of a read through the cache."""
+    """Return the first line of the text of ``error``, shortened.
+
+    If a read through the cache failed, return that error instead.
+    """
     text = str(error)
     cause = _OF_CACHE.search(text)
     return (unescape(cause[1]) if cause else text).partition("\n")[0][:REASON_CHARACTERS]

@@ -59,9 +59,9 @@ AGAIN = "Run it again."
 class LanceTable:
     """A table of embeddings of one tenant and one embedding fingerprint.
 
-    With ``cut`` it is a branch of that table (decision 0015). Subclasses define the ``KIND`` of table, its ``TITLE`` in
-    errors, the ``COLUMNS`` that it must have, and the fixes that errors suggest: ``REPAIR`` for a damaged table,
-    ``REBUILD`` for one of another format.
+    If ``cut`` is set, it is a branch of that table (decision 0015). Subclasses define the ``KIND`` of table, its
+    ``TITLE`` in errors, the ``COLUMNS`` that it must have, and the fixes that errors suggest: ``REPAIR`` for a damaged
+    table, ``REBUILD`` for one of another format.
     """
 
     KIND: ClassVar[str]
@@ -86,7 +86,7 @@ class LanceTable:
     def open(self, version: int | None = None, *, cached: bool = False) -> LanceDataset:
         """Open the newest version, or ``version``.
 
-        With ``cached``, indexes stay in memory for later searches of this process. Raises StorageError if the table
+        If ``cached``, indexes stay in memory for later searches of this process. Raises StorageError if the table
         does not exist, CorruptFile if Lance cannot read it, UsageError if it has another format.
         """
         import lance
@@ -358,7 +358,7 @@ def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequen
 
 
 def remove_old_versions(table: LanceTable, older_than: timedelta) -> int:
-    """Delete versions older than ``older_than`` and the files that only they use and return the number of versions.
+    """Delete versions older than ``older_than`` and the files that only they use; return the number of versions.
 
     Files of uncommitted transactions stay until they are a week old, because a worker may still write them. The caller
     has fenced every writer of the tenant. Raises StorageError.

@@ -222,8 +222,8 @@ def acquire(
 
     A lease is free if it was never taken or has been released, if its holder is provably dead (on this machine), or if
     its file has not changed for the holder's TTL by ``clock``. Hence only a caller that waits takes over from a dead
-    holder on another host. If the file is missing, ``known_token`` returns the highest token in use, so that the lease
-    continues from there, as taken over. The new token is higher than ``at_least``.
+    holder on another host. If the file is missing, ``known_token`` returns the highest token in use, so that numbering
+    continues from there; a token above 0 then counts as a takeover. The new token is higher than ``at_least``.
 
     Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError.
     """

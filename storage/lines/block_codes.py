@@ -109,7 +109,7 @@ class BlockCodes:
         return BlockCodes(self.rows[held], self.signs[:, held], self.large[:, held], {})
 
     def nearest(self, vector: NDArray[np.float32], limit: int) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
-        """Return ``(limit,)`` each: the rows of the blocks nearest to ``vector``, nearest first, and their cosines.
+        """Return the rows of the blocks nearest to ``vector``, nearest first, and their cosines, both ``(limit,)``.
 
         Args:
             vector: ``(dim,)``, not zero.
@@ -139,7 +139,7 @@ class _Sums:
 
     @classmethod
     def of(cls, vector: NDArray[np.float32], width: int) -> Self:
-        """Return those for sets of ``width`` bytes."""
+        """Compute the sums for sets of ``width`` bytes."""
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32)
         dimensions = np.pad(vector, (0, 8 * width - len(vector))).reshape(width, 8)
         return cls((dimensions @ bits.T).ravel(), np.arange(0, 256 * width, 256))

@@ -117,9 +117,9 @@ def grams(data: bytes) -> bytes:
 class Packs:
     """The packs of one version of a table, without their texts.
 
-    ``rows`` have ``entity``, ``path``, ``hash``, ``line``, the number of the first line, and ``_rowid``; ``documents``
-    ``(n,)`` number the document of each; ``filters`` have the grams: those of one size together, with the rows of
-    ``rows`` that they belong to.
+    ``rows`` has ``entity``, ``path``, ``hash``, ``line``, the number of the first line, and ``_rowid``. ``documents``
+    ``(n,)`` is the document number of each pack. ``filters`` holds the grams, grouped by size, each group with the
+    positions of its packs in ``rows``.
     """
 
     rows: pa.Table
@@ -213,7 +213,7 @@ def texts(query: LineQuery, rows: Sequence[int]) -> pa.StringArray:
 
 
 def lines_of_document(query: LineQuery, entity: str, path: str, first: int, last: int) -> list[str]:
-    """Return lines ``first`` to ``last`` of a document, 0-based, as they were indexed; none without packs."""
+    """Return lines ``first`` to ``last`` of a document, 0-based, as they were indexed; none if it has no packs."""
     columns = ["entity", PACK_LINE_COLUMN, PACK_COLUMN]
     where = f"{is_one_of('path', [path])} AND {PACK_LINE_COLUMN} <= {last}"
     found: list[str] = []

@@ -97,7 +97,7 @@ def anchors_in(outline: str) -> tuple[Anchor, ...]:
 
 
 def anchor_at(outline: str, line: int) -> str | None:
-    """Return the name of the anchor that contains ``line``, from the outline of its block; None without one."""
+    """Return the name of the anchor that contains ``line``, from the outline of its block; None if there is none."""
     return next((each.name for each in anchors_in(outline) if each.first <= line <= each.last), None)
 
 

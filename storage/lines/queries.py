@@ -512,7 +512,7 @@ class LineQuery:
         return known
 
     def near_blocks(self, vector: NDArray[np.float32], limit: int) -> pa.Table:
-        """Return the blocks of ``near`` like ``blocks``, with the ``cosine`` (float32) instead of ``bm25``."""
+        """Return the blocks that ``near`` finds, like ``blocks``, but with ``cosine`` (float32) for ``bm25``."""
         found = self.near(vector, limit)
         return (
             self.blocks_at(found.rows.tolist()).append_column("cosine", pa.array(found.scores)).drop_columns(["_rowid"])

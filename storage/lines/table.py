@@ -104,8 +104,8 @@ def schema(dim: int) -> pa.Schema:
 
 
 def searched_parts(fragments: Iterable[LanceFragment]) -> dict[str, tuple[int, int | None]]:
-    """Return the ranges of the files of ``fragments`` that every search reads: the ends of data files, and deletions
-    whole.
+    """Return the byte ranges that every search reads in the files of ``fragments``: the ends of data files, and all of
+    the deletion files.
     """
     parts: dict[str, tuple[int, int | None]] = {}
     for fragment in fragments:

@@ -234,7 +234,7 @@ def _spelled(part: str) -> tuple[str, ...]:
 def _words_of(part: str, *, alone: bool = True) -> Iterator[str]:
     """Yield the words of one of ``name_parts``, folded: scripts apart, and paired characters as pairs.
 
-    With ``alone``, single paired characters are yielded, too; without it, only if they have no neighbour.
+    If ``alone``, single paired characters are yielded, too; otherwise, only if they have no neighbour.
     """
     for run in _RUN.findall(_folded(part)):
         if not _IS_PAIRED.match(run):

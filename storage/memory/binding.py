@@ -105,7 +105,7 @@ class CatalogRecord(BaseModel):
 
 
 def recorded(workspace: Workspace) -> CatalogRecord | None:
-    """Return the record of the workspace's catalog; None without memory. Raises CorruptFile, WorkspaceTooNew."""
+    """Return the record of the workspace's catalog; None if there is no memory. Raises CorruptFile, WorkspaceTooNew."""
     return read_record(workspace.objects, CATALOG_RECORD, CatalogRecord)
 
 
@@ -164,9 +164,9 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
 
 
 def trouble(workspace: Workspace, catalog: Catalog | None) -> str | None:
-    """Return why memory cannot be judged by ``catalog``, which is None if none was found; None if it can be.
+    """Return why memory cannot be judged by ``catalog``, which is None if none was found.
 
-    Without memory, it can be. Raises CatalogError, StorageError.
+    Returns None if it can be judged, as always if there is no memory. Raises CatalogError, StorageError.
     """
     if record_is_damaged(workspace):
         return f"the record of its catalog is damaged ({workspace.objects.uri}/{CATALOG_RECORD})"

@@ -66,8 +66,8 @@ class EntryReader:
         return [entry for entry in entries if entry is not None]
 
     def values(self, rows: Sequence[EntryRow]) -> list[Any]:
-        """Return the values of ``rows``, in order; None if the blob does not exist any more, for example after a later
-        store.
+        """Return the values of ``rows``, in order; a value is None if its blob does not exist any more, for example
+        after a later store.
         """
 
         def value(row: EntryRow) -> Any:

@@ -121,7 +121,8 @@ class Flusher:
     def settle(self) -> None:
         """Flush the writes of this process and those that others left behind, so that a search finds all of them.
 
-        Raises StorageError or CatalogError for the changes of this process; a failure with those of others is logged.
+        Raises StorageError or CatalogError if this process's changes cannot be flushed; a failure to flush those of
+        others is only logged.
         """
         if self.has_waiting:
             self.flush()

@@ -38,9 +38,9 @@ class Totals:
 class MemoryListing:
     """Queries over the memory indexes of a workspace. Thread-safe; each call folds base and deltas, in pieces.
 
-    Entries that have expired at ``now`` are omitted. With ``as_of``, a call sees the index as of that ``rev``, which
-    must not precede the last compaction. All methods raise StorageError, CorruptFile, and UsageError for an ``as_of``
-    before the last compaction.
+    Entries that have expired at ``now`` are omitted. If ``as_of`` is given, a call sees the index as of that ``rev``,
+    which must not precede the last compaction. All methods raise StorageError, CorruptFile, and UsageError for an
+    ``as_of`` before the last compaction.
     """
 
     def __init__(self, objects: ObjectStore) -> None:

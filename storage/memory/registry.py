@@ -321,7 +321,7 @@ class EntityRegistry:
         return target
 
     def delete_entity(self, entity: EntityName, *, cascade: bool = False) -> int:
-        """Delete an entity and, with ``cascade``, all its descendants and entries, and return the number of entries.
+        """Delete an entity and, if ``cascade``, all its descendants and entries, and return the number of entries.
 
         Raises BadEntity if it does not exist, or if it has descendants or entries and ``cascade`` is not set.
         """

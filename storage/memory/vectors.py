@@ -45,10 +45,10 @@ class MemoryExplanation:
     """The figures of a search.
 
     ``words`` are the words of the query. ``entries`` is the number of entries with text, ``matches`` the number of
-    those that the filter allows. ``index`` is the kind of the vector index, None if entries were compared one by one.
+    entries that the filter allows. ``index`` is the kind of the vector index, None if entries were compared one by one.
     ``unindexed_words`` is the number of entries that the index of words does not cover. ``by_words`` and ``by_meaning``
-    are the numbers of entries that each search found, ``candidates`` that of both together, ``dropped`` that of entries
-    that the catalog did not confirm. ``seconds`` are by phase.
+    are the numbers of entries that each search found, ``candidates`` the number that both found together, ``dropped``
+    the number that the catalog did not confirm. ``seconds`` are by phase.
     """
 
     mode: str
@@ -111,7 +111,7 @@ class MemoryExplanation:
 
 
 def added_up(explanations: Sequence[MemoryExplanation]) -> MemoryExplanation | None:
-    """Add up the explanations of searches of several tenants for the same words; None without any."""
+    """Add up the explanations of searches of several tenants for the same words; None if there are none."""
     if not explanations:
         return None
     total = MemoryExplanation(explanations[0].mode, explanations[0].words)
@@ -349,7 +349,7 @@ class VectorTable(LanceTable):
     ) -> list[Found]:
         """Return the entries that match ``words`` best, and their distances from ``query``, best first.
 
-        Filtered as above.
+        ``where`` limits the entries.
 
         Returns nothing for a table whose words are not indexed yet, or whose index is unusable.
         """
@@ -413,7 +413,7 @@ class VectorTable(LanceTable):
 
 
 def last_change(table: VectorTable) -> int:
-    """Return the highest outbox id that ``table`` has applied; 0 without a version.
+    """Return the highest outbox id that ``table`` has applied; 0 if it has no version.
 
     Raises CorruptFile, StorageError.
     """

@@ -67,7 +67,7 @@ CLIENTS_REMEMBERED = 16
 LISTED_SECONDS = 60
 """How long a listing tells the etag of a version, which Lance reads at once."""
 ATTEMPTS = 3
-"""How often a read looks for its blocks, which others may evict meanwhile."""
+"""How often a read looks for its blocks, which others may evict in the meantime."""
 
 _IMMUTABLE = re.compile(r"\.lance/(?:tree/.+/)?(data|_indices|_deletions)/")
 """The files of a table whose names are never used again, unlike those of versions."""
@@ -80,7 +80,7 @@ _RANGE = re.compile(rb"\r\nrange: *bytes=(\d+)-(\d+)\r\n", re.IGNORECASE)
 def cache_folder() -> Path | None:
     """Return the folder of all blocks: $DRIFTLINE_BLOCK_CACHE, else ``driftline/blocks`` in the user's cache folder.
 
-    None if the variable is "off".
+    Returns None if the variable is "off".
     """
     named = os.environ.get(CACHE_VARIABLE)
     if named == OFF:
@@ -238,8 +238,8 @@ class RemoteFiles(Protocol):
         ...
 
     def page(self, prefix: str, after: str) -> tuple[Sequence[tuple[str, int, str, str]], bool]:
-        """Return key, size, etag and time of the objects below ``prefix`` from the key ``after`` on, and whether more
-        follow.
+        """Return key, size, etag and time of the objects below ``prefix`` whose keys follow ``after``, and whether
+        there may be more.
         """
         ...
 
@@ -622,7 +622,7 @@ _one_at_a_time = threading.Lock()
 
 
 def _reset_after_fork() -> None:
-    """Forget the servers in a forked process, which has not their threads."""
+    """Forget the servers in a forked process, which does not have their threads."""
     _servers.clear()
     _one_at_a_time.release()
 
@@ -636,7 +636,8 @@ os.register_at_fork(
 def cached_reads(bucket: RemoteFiles) -> dict[str, str] | None:
     """Return the storage options with which Lance reads ``bucket`` through the cache of this process.
 
-    None if the cache is off, or if this process cannot serve itself. Raises UsageError.
+    Returns None if the cache is off, or if Lance could not reach this process's read server (it cannot start, or a
+    proxy is in the way). Raises UsageError.
     """
     folder, limit = cache_folder(), cache_bytes()
     if folder is None or _is_proxied(os.environ):

@@ -277,7 +277,7 @@ class Bucket:
         read_ahead(self, {self._key(path): wanted for path, wanted in ranges.items()})
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
-        """Return bytes of the object at a full ``key``, to its end without ``end``, and its size and etag."""
+        """Return the bytes from ``start`` to ``end`` (None: its end) of the object ``key``, and its size and etag."""
         options: GetOptions = {"range": (start, end) if end is not None else {"offset": start}} if start or end else {}
 
         def get() -> tuple[bytes, int, str]:

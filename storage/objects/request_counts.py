@@ -115,7 +115,7 @@ def merged(*parts: Counts) -> Counts:
 
 
 def price(requests: Mapping[str, int], prices: Mapping[str, float]) -> float | None:
-    """Return the cost of ``requests``; ``prices`` are per 1,000 of a kind. None if none of these kinds has a price."""
+    """Return the cost of ``requests``; ``prices`` are per 1,000 of a kind. Returns None if no kind has a price."""
     priced = [kind for kind in requests if kind in prices]
     return sum(prices[kind] * requests[kind] for kind in priced) / 1000 if priced else None
 

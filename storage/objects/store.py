@@ -190,7 +190,7 @@ class ObjectStore:
     def head(self, path: str) -> ObjectInfo | None:
         """Return the metadata of an object, or None if the object or the bucket does not exist.
 
-        ``get`` raises for the latter.
+        If the bucket does not exist, ``get`` raises.
         """
         return self._backend.head(_checked(path))
 
@@ -251,7 +251,8 @@ class ObjectStore:
                 raise UnsafeStore("The store rejects its own versions", self.uri, _USE_ANOTHER_STORE) from None
             try:
                 self.replace(path, b"fourth", first)
-                raise UnsafeStore("The store replaces objects with another version", self.uri, _USE_ANOTHER_STORE)
+                what = "The store ignores version conditions: it replaced an object that had changed"
+                raise UnsafeStore(what, self.uri, _USE_ANOTHER_STORE)
             except PreconditionFailed:
                 pass
         finally:

@@ -129,7 +129,7 @@ class Host:
         return f"{base}/{self.owner}" if self.owner else base
 
     def token(self, environ: Mapping[str, str]) -> str:
-        """Return the token, "" without one. Raises UsageError if its variable is not set."""
+        """Return the token, "" if no variable is named. Raises UsageError if its variable is not set."""
         if self.variable and not environ.get(self.variable):
             raise UsageError(f"The fleet needs the variable {self.variable}", self.name, "Set it to the token.")
         return environ[self.variable] if self.variable else ""
@@ -167,7 +167,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which repositories of a host belong to a fleet. Globs are of paths; one without a slash is of the name."""
+    """Which repositories of a host belong to a fleet. Globs match paths; one without a slash matches the name."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -243,8 +243,8 @@ def discover(
 ) -> Listing:
     """List the repositories of ``host``; a failure is part of the listing.
 
-    ``pages`` are those of the last listing, and ``known`` has their repositories by id: unchanged pages need not be
-    sent again. ``notify`` receives messages for waiting users. Raises UsageError without the variable of the token.
+    ``pages`` are the pages of the last listing, and ``known`` has their repositories by id: unchanged pages need not be
+    sent again. ``notify`` receives messages for waiting users. Raises UsageError if the token's variable is not set.
     """
     listing = Listing()
     token = host.token(environ)
@@ -678,7 +678,7 @@ class _Reader:
 
 
 def _time_of(headers: Mapping[str, str]) -> float | None:
-    """Return the time of an answer by the clock of the host; None without one."""
+    """Return the time of an answer by the clock of the host; None if the answer has none."""
     from email.utils import parsedate_to_datetime
 
     try:
@@ -728,7 +728,7 @@ def spelling(entity: str) -> str:
 
 
 def entity_of(template: str, repository: Repository, taken: Collection[str]) -> str:
-    """Return an entity for a repository whose ``spelling`` is not in ``taken``: a name in use gets a suffix.
+    """Return an entity for ``repository``. If the ``spelling`` of the name is already in ``taken``, a suffix is added.
 
     >>> entity_of(TEMPLATE, Repository("1", "acme/tools/lint/cli"), ())
     'org:acme/project:tools.lint/source:cli'

@@ -79,7 +79,7 @@ class Repository:
 
     @property
     def ignores_case(self) -> bool:
-        """Whether ignore rules match names in any case, as git sets it on a Mac and on Windows."""
+        """Whether ignore rules are case-insensitive (``core.ignorecase``), which git enables on macOS and Windows."""
         return [value for name, value in self.settings if name.lower() == "ignorecase"][-1:] == ["true"]
 
 

@@ -214,7 +214,7 @@ def current_commit(remote: Remote) -> str:
 
 
 def current_branches(remote: Remote) -> tuple[str, dict[str, str]]:
-    """Return the commit of ``current_commit``, and those of all other branches, by name, with one request."""
+    """Return the result of ``current_commit``, and the commits of all other branches by name, with one request."""
     names, all_branches = _names(remote.ref), "refs/heads/*"
     if remote.is_local:
         git_dir = _git_dir(remote)
@@ -492,7 +492,7 @@ class Mirror:
         return str(self.folder / "repository")
 
     def has(self, commit: str) -> bool:
-        """Return whether the mirror holds the whole tree of ``commit``; of a repository on this disk, git will tell."""
+        """Return whether the mirror holds the tree of ``commit``; always true for a commit id of a local repository."""
         return COMMIT_ID.fullmatch(commit) is not None and (self.remote.is_local or self._ref(commit).exists())
 
     def environment(self, commit: str) -> dict[str, str]:
@@ -509,9 +509,9 @@ class Mirror:
         return {"GIT_DIR": _empty_repository(_format_of(commit)), "GIT_OBJECT_DIRECTORY": os.path.realpath(objects)}
 
     def newest(self) -> str | None:
-        """Return the commit that was fetched last, without a request.
+        """Return the last fetched commit, without contacting the remote.
 
-        For a repository on this disk, the current one.
+        For a local repository, return its current commit.
         """
         if self.remote.is_local:
             return resolve(self.remote)

@@ -350,7 +350,7 @@ class Source:
     def read_many(self, paths: Sequence[str], etags: Sequence[str] = ()) -> Sequence[bytes | DriftlineError]:
         """Return the bytes of each file, or its error, in the order of ``paths``.
 
-        Reads concurrently if the store allows it. ``etags`` are those of the listing; a repository finds files by them
+        Reads concurrently if the store allows it. ``etags`` come from the listing; a repository finds files by them
         alone.
         """
         if self.is_local or not paths:

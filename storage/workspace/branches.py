@@ -72,9 +72,9 @@ def branch_at(entity: Entity, record: BranchRecord) -> Branch:
 
 
 def on_branch(workspace: Workspace, name: str, within: Boundary | None = None) -> Workspace:
-    """Return ``workspace`` on the branch ``name`` of each source ``within`` a boundary that has one.
+    """Return ``workspace`` with every source ``within`` the boundary that has a branch ``name`` switched to it.
 
-    Raises NotIndexed if no source has it, UsageError if it was embedded with another model.
+    Raises NotIndexed if no source has it, UsageError if the branch was embedded with another model.
     """
     check_name(name)
     sources = [entity for entity, _ in workspace.readable_sources(within)]
@@ -105,7 +105,7 @@ def cut(workspace: Workspace, entity: Entity, name: str, lease_token: int) -> Br
     """Cut a branch from the newest state of the main index, and return its record, which is not written yet.
 
     The record has the commit of the main index only if no later run has changed the index since. The caller holds
-    the lease of the branch, and the tenant's maintenance lease, so that no version is removed meanwhile. Raises
+    the lease of the branch, and the tenant's maintenance lease, so that no version is removed in the meantime. Raises
     UsageError if the source has no main index, StorageError, CorruptFile.
     """
     table, known = workspace.lines(entity.tenant), workspace.source(entity)

@@ -33,9 +33,9 @@ GUARDED_REPOSITORIES = 3
 
 
 class KnownBranch(BaseModel):
-    """A branch of a repository: its ``commit``, "" once it is gone, and the one that is ``indexed``.
+    """A branch of a repository: its ``commit``, "" once it is gone, and the commit that is ``indexed``.
 
-    That was done from ``uri`` with ``settings``.
+    That commit was indexed from ``uri`` with ``settings``.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -84,7 +84,7 @@ class KnownRepository(BaseModel):
 
     @property
     def state(self) -> State:
-        """The identity of the repository, for people."""
+        """The state of the repository, in a word."""
         if self.excluded:
             return "excluded"
         if self.missed_since is not None:
@@ -109,8 +109,8 @@ class KnownRepository(BaseModel):
     def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool, followed: tuple[str, ...]) -> bool:
         """Return whether its host must be asked for its commit: not if the listing shows that nothing was pushed.
 
-        ``is_current`` is whether the current listing has it: if not, another repository may have its path now. With
-        ``retry``, its backoff is over. ``followed`` are the globs of its branches.
+        ``is_current`` is whether the current listing has it: if not, another repository may have its path now.
+        ``retry`` ignores its backoff. ``followed`` are the globs of its branches.
         """
         if not is_current or self.excluded or (self.is_waiting(now) and not retry):
             return False
@@ -119,17 +119,17 @@ class KnownRepository(BaseModel):
         return not is_quiet or self.looked_at is None or now - self.looked_at >= LOOKED_AT_AGAIN_AFTER
 
     def is_waiting(self, now: datetime) -> bool:
-        """Return whether it has failed and waits for its next attempt."""
+        """Return whether the repository has failed and waits for its next attempt."""
         return self.retry_at is not None and now < self.retry_at
 
     def failed(self, error: DriftlineError, now: datetime) -> KnownRepository:
-        """Return it after another failure: each doubles the time until the next attempt."""
+        """Return the repository after another failure; each failure doubles the time until the next attempt."""
         pause = min(FIRST_BACKOFF * 2 ** min(self.failures, 20), MAX_BACKOFF)
         changes = {"failures": self.failures + 1, "retry_at": now + pause, "reason": str(error), "stamp": ""}
         return self.model_copy(update=changes)
 
     def at_commit(self, commit: str, now: datetime, settings: str, *, stamp: str) -> KnownRepository:
-        """Return it after its host has named ``commit``."""
+        """Return the repository after its host has named ``commit``."""
         is_behind = bool(commit) and (commit, settings) != (self.indexed, self.settings)
         since = (self.behind_since or now) if is_behind else None
         empty_since = (self.empty_since or now) if self.uris and not commit else None
@@ -140,7 +140,7 @@ class KnownRepository(BaseModel):
         )
 
     def with_branches(self, commits: Mapping[str, str], followed: tuple[str, ...]) -> KnownRepository:
-        """Return it after its host has named the ``commits`` of its branches, of those that match ``followed``."""
+        """Return the repository after its host has named the ``commits`` of its branches that match ``followed``."""
         gone = {name: each.model_copy(update={"commit": ""}) for name, each in self.branches.items()}
         known = {
             name: self.branches.get(name, KnownBranch()).model_copy(update={"commit": commit})
@@ -149,24 +149,24 @@ class KnownRepository(BaseModel):
         return self.model_copy(update={"branches": gone | known, "followed": followed})
 
     def with_indexed(self, name: str, uri: str, settings: str) -> KnownRepository:
-        """Return it after a run has indexed the commit of its branch ``name``."""
+        """Return the repository after a run has indexed the commit of its branch ``name``."""
         commit = self.branches[name].commit
         done = KnownBranch(commit=commit, indexed=commit, uri=uri, settings=settings)
         return self.model_copy(update={"branches": self.branches | {name: done}})
 
     def indexed_next(self, *uris: str, is_new: bool = False) -> KnownRepository:
-        """Return it before a run that may give its source one of ``uris``; the index of a new one has no branch."""
+        """Return the repository before a run that may give its source one of ``uris``; a new index has no branches."""
         branches = {name: KnownBranch(commit=each.commit) if is_new else each for name, each in self.branches.items()}
         others = tuple(sorted({*self.uris, *uris} - {self.uri}))
         return self.model_copy(update={"other_uris": others, "branches": branches})
 
     def adopted_as(self, new: KnownRepository) -> KnownRepository:
-        """Return it as the repository ``new`` of another fleet, so that a renamed fleet keeps its index."""
+        """Return the repository as ``new`` of another fleet, so that a renamed fleet keeps its index."""
         present = {"listed": new.listed, "excluded": new.excluded, "missed_since": None, "misses": 0}
         return self.model_copy(update=present)
 
     def indexed_at_commit(self, uri: str, now: datetime, settings: str) -> KnownRepository:
-        """Return it after a run has indexed its commit from ``uri``."""
+        """Return the repository after a run has indexed its commit from ``uri``."""
         done = {"indexed": self.commit, "indexed_at": now, "settings": settings, "uri": uri, "other_uris": ()}
         done["former_path"] = ""
         return self.model_copy(update={"behind_since": None, "failures": 0, "retry_at": None, "reason": ""} | done)
@@ -231,7 +231,7 @@ def reconcile(
 ) -> dict[str, KnownRepository]:
     """Return the repositories after a listing: those in it, and those known before that it lacks.
 
-    Only a complete listing counts as a miss. A repository that is missing before anything of it was indexed is
+    A repository counts as missing only if a complete listing lacks it. If nothing of it was indexed before, it is
     forgotten. One that the fleet no longer selects counts as missing, too.
     """
     after: dict[str, KnownRepository] = {}

@@ -36,7 +36,7 @@ class DeepRecord(BaseModel):
 class WorkspaceConfig(BaseModel):
     """The content of ``_workspace.json``. ``fingerprint`` selects the current tables.
 
-    None until the first run binds a model.
+    It is None until the first run binds a model.
 
     ``deep`` is the transformer of a workspace with definition embeddings.
     """
@@ -73,12 +73,12 @@ class SourceRecord(BaseModel):
     """The content of ``_source.json``: the settings of a source.
 
     ``origin`` and ``subpath``, not the URI, identify a git tree. Text is stored and shown as ``redact`` leaves it.
-    With ``archives``, files inside of archives and mail are documents, and with ``notebook_outputs``, the text of
+    If ``archives``, files inside of archives and mail are documents; if ``notebook_outputs``, the text of
     notebooks has their outputs.
 
     ``workspace`` is the former path of a workspace on a local disk, as seen from the same machine as ``uri``. Runs over
-    changed paths set ``commit``; it becomes void as soon as the lease has another holder. ``reached`` is the last one
-    that was set: documents that no later run has written are as in that commit. ``link`` is a kind of host or a
+    changed paths set ``commit``; it becomes void as soon as the lease has another holder. ``reached`` is the last
+    commit that was set: documents that no later run has written are as in that commit. ``link`` is a kind of host or a
     template of links to it, if the remote does not determine it.
     """
 

@@ -128,7 +128,7 @@ def revoke_token(workspace: Workspace, identifier: str) -> TokenRecord:
 
 
 def _change(workspace: Workspace, change: Callable[[tuple[TokenRecord, ...]], tuple[TokenRecord, ...]]) -> None:
-    """Replace the tokens by the result of ``change``; retry if another process has changed them meanwhile."""
+    """Replace the tokens by the result of ``change``; retry if another process has changed them in the meantime."""
     objects = workspace.objects
     if (copied := read_copy_record(objects)) is not None:
         raise UsageError("A copy cannot be written to", objects.uri, f"Name the original: {copied.origin}.")

@@ -194,7 +194,7 @@ class Workspace:
     ) -> Workspace:
         """Open an existing workspace; readers may look at the sources within ``access``, by default at local ones.
 
-        A caller that ``lists_tenants`` next gets those of a bucket together with the configuration. Raises
+        If the caller ``lists_tenants`` next, a bucket's are requested together with the configuration. Raises
         WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
         """
         objects = ObjectStore.open(uri, storage_options)
@@ -324,7 +324,7 @@ class Workspace:
     def stats(self, within: Boundary | None = None) -> WorkspaceStats:
         """Return the figures of the workspace, or of the sources ``within`` a boundary.
 
-        Those of a boundary have no last run, because a run also reports on other sources.
+        The figures of a boundary have no last run, because a run also reports on other sources.
         """
         tenants = [tenant for tenant in self.tenants() if within is None or tenant in within.tenants]
         stats = collect(self.objects, self.config, self.readable_sources(within), tenants)
@@ -388,7 +388,7 @@ class Workspace:
             self.objects.replace(path, data, version)
 
     def _change_branch(self, branch: Branch, fields: Mapping[str, object]) -> None:
-        """Change ``fields`` of the record of a branch. Raises LeaseLost if the branch has another cut meanwhile."""
+        """Change ``fields`` of the record of a branch. Raises LeaseLost if the branch has another cut by now."""
         data, version = self.objects.get_versioned(branch.record_path)
         known = parse_record(self.objects, branch.record_path, data, BranchRecord)
         if known.cut != branch.cut:

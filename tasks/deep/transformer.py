@@ -188,7 +188,7 @@ MAX_THREADS = min(4, os.cpu_count() or 1)
 class Transformer:
     """An encoder of texts.
 
-    With ``first_token``, the vector of a text is that of its first token instead of the mean.
+    If ``first_token``, the vector of a text is that of its first token instead of the mean.
     """
 
     name: str

@@ -69,7 +69,7 @@ class TaskContext:
     """The second argument of every task. It pickles without the loaded model, which each worker loads once.
 
     ``has_cores_to_spare`` is set for tasks in threads of one process; a process of an executor has one core.
-    ``on_counts`` receives the counts of running tasks every ``report_seconds``, where it is set.
+    ``on_counts``, if set, receives the counts of running tasks every ``report_seconds``; it is lost on pickling.
     """
 
     workspace: Workspace

@@ -375,10 +375,10 @@ class WordTableEmbedder:
     def embed(self, lines: TextLines, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
         """Embed ``lines`` as ``(n, dim)`` unit rows of ``dtype`` (float32 or float16), in order.
 
-        Zeros without a known token.
+        A line without a known token becomes a row of zeros.
 
         ``lines`` are strings without unpaired surrogates. Apart from the result, memory does not grow with their
-        number. The vectors of a short list of lines, as a search passes it, are kept for the next one.
+        number. The vectors of a short list of lines, as a search passes it, are kept for the next search.
         """
         if isinstance(lines, list) and len(lines) < _BULK_LINES:
             return self._embed_kept(lines).astype(dtype, copy=False)
@@ -401,7 +401,7 @@ class WordTableEmbedder:
         return vectors
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """Embed a query as a unit vector, ``(dim,) float32``; zeros without a known token."""
+        """Embed a query as a unit vector, ``(dim,) float32``; zeros if it has no known token."""
         ids = np.array(self._tokenizer.encode(text[: self._max_characters], add_special_tokens=False).ids, np.intp)
         weights, rows = self._weights_and_rows(ids)
         vector: NDArray[np.float32] = weights @ self._vectors_of(rows)

@@ -220,7 +220,7 @@ def _check_tokens(
 ) -> None:
     """Raise ValueError unless each token of ``vocabulary`` has a vector, and a weight if there are any."""
     if not vocabulary:
-        raise ValueError("its tokenizer knows no token")
+        raise ValueError("its tokenizer has no tokens")
     ids = max(vocabulary.values()) + 1
     if mapping is None and len(vocabulary) != rows:
         raise ValueError(f"it has {rows} vectors for {len(vocabulary)} tokens")

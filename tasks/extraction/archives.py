@@ -49,7 +49,7 @@ _BROKEN = (
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file in a container, by its ``path`` in the source: its content is known by its hash, or has a ``reason``."""
+    """A file in a container, by its ``path`` in the source. It has a content hash, or a ``reason`` why it has none."""
 
     path: str
     size_bytes: int
@@ -58,7 +58,7 @@ class Member:
 
     @property
     def etag(self) -> str:
-        """What the manifest compares."""
+        """The etag that the manifest compares."""
         return f"{OF_REASON}{self.reason.value}" if self.reason is not None else f"{OF_CONTENT}{self.content_hash}"
 
 

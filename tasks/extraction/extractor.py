@@ -164,10 +164,11 @@ def _until_next(begun: Sequence[tuple[str, int]], end: int) -> Iterator[tuple[st
 class Extractor:
     """An extractor of one kind of file; ``name`` and ``version`` are in the manifest.
 
-    ``suffixes`` are those of file names of this kind. ``takes`` returns whether bytes with this suffix are of this
-    kind. ``function`` in ``module`` of this package does the work; it needs the library ``needs`` of the extra, if any.
-    An ``isolated`` extractor runs in a separate process, because its files are large, or can hang or crash their
-    reader. Without its library, files that are text (``is_text``) are indexed unchanged, and others are skipped.
+    ``suffixes`` are the endings of the names of such files. ``takes`` returns whether the bytes of a file with such a
+    name are of this kind. ``function`` in ``module`` of this package does the work; it needs the library ``needs`` of
+    the extra, if any. An ``isolated`` extractor runs in a separate process, because its files are large, or can hang or
+    crash their reader. Without its library, files that are text (``is_text``) are indexed unchanged, and others are
+    skipped.
     """
 
     name: str
@@ -492,7 +493,7 @@ class Choice:
 
 
 def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
-    """Choose how to read the file ``data``, named ``path``; notebooks with or without their ``outputs``."""
+    """Choose how to read the file ``data``, named ``path``; ``outputs`` includes those of notebooks."""
     marks: list[str] = []
     compression = _compression_of(data)
     if is_archive(path, data):
@@ -539,7 +540,7 @@ class Reading:
 
 
 def read_document(path: str, data: bytes, *, outputs: bool = False) -> Reading:
-    """Read the file ``data``, named ``path``, as text or with its extractor; of notebooks also the ``outputs``."""
+    """Read the file ``data``, named ``path``, as text or with its extractor; ``outputs`` are those of notebooks."""
     choice = choose(path, data, outputs=outputs)
     if choice.reason is not None:
         return Reading(choice.path, choice.mark, reason=choice.reason)
@@ -580,15 +581,15 @@ ENDS_MARK = r"(?:^|\+)ends/"
 
 
 def ends_mark(most: int) -> str:
-    """Return the mark of a file whose first and last lines in ``most`` bytes were read."""
+    """Return the mark of a file of which only the first and last lines, ``most`` bytes, were read."""
     return f"ends/{most}"
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a run reads files: with which ``redaction``, and ``most`` bytes of a large file.
+    """How a run reads files: with which ``redaction``, and at most ``most`` bytes of a large file.
 
-    With ``opened``, the mark of its settings, it opens archives and mail; with ``outputs``, it reads those of
+    If ``opened``, the mark of its settings, is not empty, it opens archives and mail; if ``outputs``, it reads those of
     notebooks.
     """
 
@@ -646,7 +647,7 @@ def _parts(mark: str) -> set[str]:
 
 
 def current_marks(*, outputs: bool = False) -> frozenset[str]:
-    """Return the marks that documents get today; notebooks with or without their ``outputs``."""
+    """Return the marks that documents get today; ``outputs`` includes those of notebooks."""
     readers = (_as_asked(each, outputs=outputs) if isinstance(each, Extractor) else each for each in READERS)
     return frozenset(each.mark for each in readers if each is not None)
 

@@ -30,7 +30,7 @@ def notebook(data: bytes) -> Extracted:
 
 
 def notebook_with_outputs(data: bytes) -> Extracted:
-    """As ``notebook``, with the text of the outputs behind each cell of code."""
+    """Return the same as ``notebook``, with the text of its outputs after each cell of code."""
     return _notebook(data, outputs=True)
 
 

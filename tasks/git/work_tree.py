@@ -139,7 +139,7 @@ class TrackedFiles:
 
     @property
     def ignores_case(self) -> bool:
-        """Whether the repository ignores names in any case."""
+        """Whether the ignore rules of the repository are case-insensitive."""
         return self._repository.ignores_case
 
     def output(self) -> bytes | None:

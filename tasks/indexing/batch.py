@@ -55,7 +55,7 @@ _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
 class ReadFile:
     """The metadata, bytes and hash of a file. A ``racy`` file may change again within the same tick of its clock.
 
-    ``data`` has ``only_ends`` of a large file.
+    If ``only_ends``, ``data`` holds only the beginning and the end of a large file.
     """
 
     info: FileInfo
@@ -199,10 +199,11 @@ def _as_listed(change: dict[str, Any], data: bytes) -> ReadFile:
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
-    """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; with ``dry_run``, they are only read and classified.
+    """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; in a ``dry_run``, they are only read and classified.
 
     The lines of ``donations`` are copied if the content is the same. Of records beyond ``how.most`` bytes, only the
-    first and last lines are indexed. ``carriers`` are archives and mail of which only members are documents.
+    first and last lines are indexed. ``carriers`` are archives and mail that are no documents themselves, but have
+    members that are.
     """
 
     source: Source
@@ -219,12 +220,12 @@ class BatchResult:
     """The result of a batch, which is invisible until it is committed.
 
     ``rows`` (manifest.SCHEMA) are the new rows of the manifest; ``replaced`` are the paths whose old lines must be
-    removed; ``fragments`` are references to the written fragments; ``new_hashes`` are those of new documents;
-    ``skipped`` are ``(path, reason)``; ``shortened`` are ``(path, characters left out)`` of documents with lines that
-    are too long; ``lines_reused`` were copied, ``lines`` embedded; ``seconds`` are by phase:
-    ``read`` (with hashing), ``split`` (with decoding), ``redact``, ``embed`` and ``write`` (with forming the rows).
-    ``reported`` are the documents and lines of these that the running task has reported already. ``redacted`` counts
-    the credentials that were replaced, by rule.
+    removed; ``fragments`` are references to the written fragments; ``new_hashes`` are the hashes of new documents;
+    ``skipped`` has pairs ``(path, reason)``; ``shortened`` has pairs ``(path, characters left out)``, of documents with
+    lines that are too long; ``lines_reused`` were copied, ``lines`` embedded; ``seconds`` are by phase: ``read`` (with
+    hashing), ``split`` (with decoding), ``redact``, ``embed`` and ``write`` (with forming the rows). ``reported``
+    counts the documents and lines of these that the running task has already reported. ``redacted`` counts the
+    credentials that were replaced, by rule.
     """
 
     rows: pa.Table
@@ -333,7 +334,7 @@ class _Texts:
         return cls(batches, first, redacted, entities, embedded, readings, np.zeros(len(readings), np.int64), Counter())
 
     def results(self, watch: Stopwatch) -> list[BatchResult]:
-        """Return the results of the batches, without fragments; the times count for them by their documents."""
+        """Return the results of the batches, without fragments; each gets a share of the times by its documents."""
         documents = sum(len(spec.changes) for spec, _ in self.batches) or 1
         found = []
         for number, (spec, drafts) in enumerate(self.batches):
@@ -385,8 +386,8 @@ MAX_PIECE_CHARACTERS = 8 * 2**20
 class Piece:
     """Whole texts of a batch, or a part of one that is larger than MAX_PIECE_CHARACTERS.
 
-    ``texts`` are those of ``documents``, ``(n,) int32`` into the batch; the first line of each is ``first_line``. A
-    part begins where a block does.
+    ``documents`` ``(n,) int32`` are indexes into the batch, and ``texts`` their texts. ``first_line`` is the line
+    number at which each text begins. A part begins where a block does.
     """
 
     documents: NDArray[np.int32]
@@ -558,7 +559,7 @@ class _Drafts:
             self.states[DocumentState.DELETED] += 1
 
     def add_copied(self, document: _Document, donated: Donated) -> None:
-        """Add a document whose lines a donor has. This run has not opened it, even if that of the donor has."""
+        """Add a document whose lines a donor has. This run has not opened it, even if the donor's run has."""
         self._count(document)
         mark = without_opened(donated.extractor)
         self.copied.append(replace(document.meta, lines=donated.lines, reason=None, extractor=mark))

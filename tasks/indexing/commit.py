@@ -210,8 +210,8 @@ def build(task: SegmentTask, context: TaskContext) -> Segment:
 def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, report: Callable[[str], None]) -> bool:
     """Make ``model`` current if all sources are embedded with it, and return whether it is current.
 
-    Otherwise report which documents are missing, and keep the old table. Holds the leases of all sources meanwhile.
-    Raises FingerprintMismatch if a third model became current meanwhile.
+    Otherwise report which documents are missing, and keep the old table. Holds the leases of all sources until it
+    returns. Raises FingerprintMismatch if a third model has become current.
     """
     run_id = new_ulid()
     missing = []
@@ -239,8 +239,8 @@ def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, r
 def remove_strays(committer: Committer) -> int:
     """Remove the lines of documents that are not in the manifest, and return the number of such documents.
 
-    A run writes only one of the two tables of a tenant, so the other one keeps the lines of documents that are deleted
-    meanwhile.
+    A run writes only one of the two tables of a tenant, so the other one keeps the lines of documents that such a run
+    deletes.
     """
     if not committer.table.exists():
         return 0

@@ -52,7 +52,7 @@ class DeepResult:
 class DeepPlan:
     """The documents of a source, ``(path, hash)``, without embedded definitions, and the ``stale`` ones.
 
-    ``known`` are the paths that have rows of any content.
+    ``known`` are the paths that have rows, whatever version of the content they belong to.
     """
 
     missing: tuple[tuple[str, str], ...]

@@ -47,10 +47,10 @@ def line_rows(
 ) -> pa.Table:
     """Build a table of ``storage.lines.table.schema``; arrays have equal length, ``vectors`` is ``(n, dim) float16``.
 
-    ``entities`` is the source of all documents, or that of each. ``doc_index`` points into ``documents``, ``anchors``,
-    and ``definitions``, which are None if they were not determined. Documents, and the rows of each, are in order.
-    ``column_number`` is 0 by default. ``texts`` are those of the documents from ``first_line`` on, by default nothing
-    but these lines. A zero vector, which has no direction, becomes null, so that no search returns it.
+    ``entities`` is one source for all documents, or one for each document. ``doc_index`` points into ``documents``,
+    ``anchors``, and ``definitions``, which are None if they were not determined. Documents, and the rows of each, are
+    in order. ``column_number`` is 0 by default. ``texts`` are those of the documents from ``first_line`` on, by default
+    nothing but these lines. A zero vector, which has no direction, becomes null, so that no search returns it.
     """
     dim = vectors.shape[1]
     columns_of_lines = column_number if column_number is not None else pa.array(np.zeros(len(text), np.int32))
@@ -91,7 +91,7 @@ def _texts_of_lines(documents: int, numbers: Numbers, text: pa.StringArray) -> l
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The positions of ``n`` rows, in order: ``(n,) int32`` each. ``starts`` are the rows that begin a block."""
+    """The positions of ``n`` rows, in order, as arrays ``(n,) int32``. ``starts`` are the rows that begin a block."""
 
     document: NDArray[np.int32]
     line: NDArray[np.int32]

@@ -102,7 +102,7 @@ class Fence:
 def release_abandoned(workspace: Workspace, run_id: str) -> int:
     """Release the leases whose holders are provably dead, after settling their staged deltas, and return their number.
 
-    Leases that another run takes meanwhile are skipped. Raises StorageError.
+    Leases that another run takes in the meantime are skipped. Raises StorageError.
     """
     released = 0
 

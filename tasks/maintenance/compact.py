@@ -49,7 +49,7 @@ class SearchQuality:
 
 
 def measure(table: LineTable, queries: int | None = None) -> SearchQuality | None:
-    """Compare searches as in ``driftline search`` with exact ones, for a sample of vectors; None without lines.
+    """Compare searches as in ``driftline search`` with exact ones, for a sample of vectors; None if there are no lines.
 
     ``queries`` is the size of the sample, by default QUERIES. One pass over the vectors answers all exact searches.
 

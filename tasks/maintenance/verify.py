@@ -220,7 +220,7 @@ class Finding:
     """One inconsistency.
 
     ``path`` is a document or a branch of ``entity``, a file of the workspace, the name of an index, or the key of a
-    memory entry. ``fingerprint`` is that of the affected table, "" for none.
+    memory entry. ``fingerprint`` is that of the affected table, "" if there is none.
     """
 
     kind: FindingKind

@@ -44,7 +44,7 @@ class _CatalogEntries:
 
 
 def verify_memory(workspace: Workspace, catalog: Catalog, verification: Verification) -> None:
-    """Add the findings in the memory of each tenant to ``verification``; a tenant written meanwhile is skipped.
+    """Add the findings in the memory of each tenant to ``verification``; skip a tenant that changes during the check.
 
     Raises CatalogMismatch, CatalogError, StorageError.
     """

@@ -205,7 +205,7 @@ _PATTERNS_PER_REGEX = 100
 class Rules:
     """The caller's filters for a source, in gitignore syntax with braces (``*.{ts,tsx}``).
 
-    A non-empty ``include`` selects only matching files. With ``archives``, it matches the files inside of archives and
+    A non-empty ``include`` selects only matching files. If ``archives``, it matches the files inside of archives and
     mail as if these were folders, and archives are always opened first.
     """
 
@@ -267,7 +267,7 @@ class PatternList:
     """Ordered gitignore patterns: the last match decides.
 
     Patterns are relative to the folder ``base`` ("" or with a trailing slash). By default, a pattern matches a single
-    entry, as in git's walk. With ``descendants``, a match of a folder also matches everything below it. ``mark`` is the
+    entry, as in git's walk. If ``descendants``, a match of a folder also matches everything below it. ``mark`` is the
     verdict on a match.
     """
 
@@ -294,7 +294,7 @@ class PatternList:
     def apply(self, paths: pa.Array, verdict: NDArray[np.bool_] | NDArray[np.uint8], *, folders: bool = False) -> None:
         """Update ``verdict`` in place where a pattern matches: ``mark`` for a match, 0 for a negated one.
 
-        ``paths`` are those of files, or of folders without a trailing slash.
+        ``paths`` name files, or folders without a trailing slash.
         """
         as_bytes = paths.cast(pa.binary())
         for positive, regex in self._of_folders if folders else self._of_files:
@@ -365,7 +365,7 @@ class Matcher:
 class OwnIgnoreFiles:
     """The ``.driftlineignore`` files of a tree of tracked files, in which git's ignore files have no effect.
 
-    ``files`` are ``(path, content)`` of each.
+    ``files`` has a ``(path, content)`` pair for each of them.
     """
 
     def __init__(self, files: Iterable[tuple[str, bytes]]) -> None:

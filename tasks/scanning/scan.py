@@ -79,7 +79,7 @@ class Claim:
         return self.rules == Rules()
 
     def covers(self, paths: pa.Array) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: the paths, relative to the source that loses them, which the claim takes."""
+        """Return ``(n,) bool``: which ``paths``, relative to the source that loses them, the claim takes."""
         below = np.asarray(pc.starts_with(paths, self.prefix).to_numpy(zero_copy_only=False), dtype=bool)
         if not self.is_whole and below.any():
             inside = pc.utf8_slice_codeunits(paths.filter(pa.array(below)), len(self.prefix))
@@ -201,7 +201,7 @@ class WorkTreeAtCommit:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryAtCommit:
-    """A git repository without a work tree, and the commit that a run indexes; as WorkTreeAtCommit otherwise."""
+    """A git repository without a work tree, and the commit that a run indexes; otherwise like WorkTreeAtCommit."""
 
     source: RepositorySource
     scanned_with: str
@@ -281,7 +281,7 @@ class ScanSpec:
     """The inputs of a scan; picklable. Files that ``claims`` cover belong to other sources.
 
     A document that the last run read with another ``redaction``, or with other ``outputs`` of notebooks, is read again.
-    With ``archives``, the files inside of archives and mail are listed too.
+    If ``archives``, the files inside of archives and mail are listed, too.
     """
 
     source: Source
@@ -313,10 +313,11 @@ class ScanResult:
     """The result of a scan.
 
     ``skipped`` (SKIPPED_SCHEMA) has every file that is not indexed; an ignored folder has one row, with a trailing
-    slash. ``listed`` counts the compared files, ``known`` those of the manifest. ``complete`` is False if folders could
-    not be read: they are in ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the time that the
-    worker took; ``too_large`` has the sizes of files beyond their limit. ``opened`` are the archives and mail whose
-    members were listed, and ``carriers`` those that are not documents themselves, because no pattern includes them.
+    slash. ``listed`` counts the compared files, ``known`` the files in the manifest. ``complete`` is False if folders
+    could not be read: they are in ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the time
+    that the worker took; ``too_large`` has the sizes of files beyond their limit. ``opened`` are the archives and mail
+    whose members were listed, and ``carriers`` those that are not documents themselves, because no pattern includes
+    them.
     """
 
     diff: Diff
@@ -453,7 +454,7 @@ def _fitting(spec: ScanSpec, listing: Listing, table: pa.Table) -> tuple[pa.Tabl
 
 
 def is_container(path: str) -> bool:
-    """Return whether a run opens a file of the source as a folder if asked, by its name."""
+    """Return whether a file, by its name, is one that a run can open as a folder."""
     return INSIDE not in path and re.search(NAMED_LIKE_ARCHIVE, path) is not None
 
 

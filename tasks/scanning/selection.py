@@ -80,7 +80,7 @@ def files_named(
 ) -> Iterator[str]:
     """Yield the path of each file that ``names`` select, without duplicates; files of a folder or glob are sorted.
 
-    With ``stdin``, STDIN selects standard input. Files above MAX_FILE_BYTES, and secrets that are not named themselves,
+    If ``stdin``, STDIN selects standard input. Files above MAX_FILE_BYTES, and secrets that are not named themselves,
     are skipped and reported to ``on_skip``; files that patterns exclude are not reported. Raises SourceNotFound, also
     for a glob that matches nothing, AccessDenied, StorageError, UsageError.
     """

@@ -47,11 +47,11 @@ class Candidates:
     """``n`` distinct lines, in the order of ``documents`` and lines.
 
     ``lines`` has the position of each line (``number`` 0-based), ``column`` ``(n,)`` the start of a row of a long line,
-    and ``texts`` the text. ``block`` ``(n,)`` is its row among the blocks, -1 without one; ``block_documents`` has the
-    document of each block, ``block_names`` the name in its head. ``near`` ``(n,) bool`` marks lines near in meaning.
-    ``counts``, ``(n, t) float32``, is how often a line contains each of ``words``, ``t`` terms, and ``lengths``, ``(n,)
-    float32``, its length. ``definition`` ``(n,)`` is the innermost of ``definitions`` around it, NO_DEFINITION, or
-    UNKNOWN.
+    and ``texts`` the text. ``block`` ``(n,)`` is its row among the blocks, -1 if it has none; ``block_documents`` has
+    the document of each block, ``block_names`` the name in its head. ``near`` ``(n,) bool`` marks lines near in
+    meaning. ``counts``, ``(n, t) float32``, is how often a line contains each of ``words``, ``t`` terms, and
+    ``lengths``, ``(n,) float32``, its length. ``definition`` ``(n,)`` is the innermost of ``definitions`` around it,
+    NO_DEFINITION, or UNKNOWN.
     """
 
     words: Sequence[str]

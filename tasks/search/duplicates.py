@@ -106,7 +106,7 @@ def _nearest(
 ) -> Duplicate | None:
     """Return the function of the main index whose lines are nearest to ``vectors``.
 
-    None if none is within ``limit``.
+    Returns None if none is within ``limit``.
     """
     hits = [query.nearest(vector, NEAREST, 2 * limit).to_pylist() for vector in vectors]
     locations = [(hit["entity"], hit["path"], hit["line_number"]) for found in hits for hit in found]

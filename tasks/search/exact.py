@@ -274,9 +274,9 @@ def search_exactly(
     """Return the first ``top_k`` matching lines of the documents that hold all ``terms``.
 
     They are in order of importance, path and line. Every line of every indexed document that the request allows is
-    searched, whether it holds a word or not. With ``files`` only the first line of each document is a result; with
-    ``count`` none is, and all are counted. If the request has a query, its words rank the lines as ``answer`` does;
-    lines without any come last, in order. After ``max_seconds`` of ``clock`` the search ends.
+    searched, whether it holds a word or not. If ``files``, only the first line of each document is a result; if
+    ``count``, no line is, and all are counted. If the request has a query, its words rank the lines as ``answer`` does;
+    lines without any of them come last, in order. After ``max_seconds`` of ``clock`` the search ends.
 
     Raises UsageError, NotIndexed, StorageError, CorruptFile, and with a query the errors of ``answer``.
     """
@@ -424,7 +424,7 @@ class ExactSearch:
                 yield document
 
     def first(self, limit: int | None, *, files: bool = False) -> tuple[list[Line], ExactCounts]:
-        """Return the first ``limit`` lines, one for each document with ``files``, and the known counts."""
+        """Return the first ``limit`` lines and the known counts; if ``files`` is set, only one line per document."""
         kept: list[Line] = []
         lines = documents = 0
         reason: Literal["limit", "time"] | None = None
@@ -443,7 +443,7 @@ class ExactSearch:
         return kept, ExactCounts(lines, documents, reason or ("time" if self.cut else None))
 
     def in_order(self, request: SearchRequest) -> SearchReport:
-        """Return the first matching lines, or with ``count`` only their number."""
+        """Return the first matching lines or, if ``count``, only their number."""
         with self.timers.timed("exact"):
             lines, counts = self.first(None if request.count else request.top_k, files=request.files)
         found = () if request.count else self._hits(lines, request.n_lines)

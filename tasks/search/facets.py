@@ -33,8 +33,8 @@ class Match:
 class Facets:
     """For each option of FACETS that can be counted, its values and their numbers of files, most files first.
 
-    Those of ``tests`` are ``true`` and ``false``. Unless ``complete``, there may be more files. ``files`` are those
-    counted, as long as a search is not finished.
+    The values of ``tests`` are ``true`` and ``false``. Unless ``complete``, there may be more files. ``files`` are the
+    counted files, until the search is finished.
     """
 
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -93,7 +93,7 @@ def _directories(path: str, chosen: Sequence[str]) -> Iterator[str]:
 
 
 def chosen(request: SearchRequest) -> dict[str, tuple[str, ...]]:
-    """Return the facets of which a request has values, with the values as ``counted`` spells them."""
+    """Return the facets for which a request has values, with the values as ``counted`` spells them."""
     values = {name: getattr(request, name) for name in FACETS}
     found = {name: tuple(map(str, each)) for name, each in values.items() if name != "tests" and each}
     if "languages" in found:

@@ -173,8 +173,8 @@ def _names(glob: str) -> list[str]:
 class LineKinds:
     """Conditions on single lines.
 
-    With ``symbols``, a line must begin a definition; with ``kinds``, its innermost definition must be of one of them;
-    without ``tests``, it must not be in a test.
+    If ``symbols``, a line must begin a definition; if there are ``kinds``, its innermost definition must be of one of
+    them. A path for which one of ``left_out`` returns true, such as that of a test, is excluded.
     """
 
     symbols: bool = False
@@ -248,8 +248,9 @@ def further_conditions(search_filter: SearchFilter) -> tuple[LineFilter, ...]:
 
 
 def conditions(search_filter: SearchFilter) -> Iterator[tuple[str, str, SearchFilter]]:
-    """Yield each value as a filter of its own: its name, "" for line filters, a message if it allows nothing, the
-    filter.
+    """Yield each value as a filter of its own: ``(name, message if it allows nothing, filter)``.
+
+    The name is "" for line filters.
     """
     alone: dict[str, Any] = {"within": search_filter.within, "on_this_machine": search_filter.on_this_machine}
     for name in _LABELS:

@@ -122,11 +122,11 @@ class Window:
         )
 
     def may_take_in(self, line: int) -> bool:
-        """Return whether it may grow to a line: any line, unless the query names its definition."""
+        """Return whether the window may grow to a line: to any line, unless the query names its definition."""
         return not self.named or self.definition is None or self.definition.first <= line <= self.definition.last
 
     def gains_by(self, found: FoundLine, across: float) -> bool:
-        """Return whether a later hit is inside, or relevant enough to extend it, ``across`` definitions, too."""
+        """Return whether a later hit is inside the window, or relevant enough to extend it (see ``merge_windows``)."""
         if self.first <= found.number <= self.last or not self.attainable or self.score <= 0:
             return True
         if found.relevance < min(across, GROWTH) * self.score:
@@ -254,7 +254,7 @@ def _without_copies(windows: Sequence[Window]) -> list[Window]:
 
 
 def by_score(windows: Sequence[Window]) -> list[Window]:
-    """Return ``windows``, best first; of equal ones, the first."""
+    """Sort ``windows``, best first; equal ones keep their order."""
     return sorted(windows, key=lambda window: -window.score)
 
 
@@ -315,8 +315,8 @@ def judge_read(
 ) -> Freshness | None:
     """Like ``judge``, from the result of reading the document; None if that is not conclusive.
 
-    An ``unchanged`` document, as ``is_unchanged`` defines it, needs no look at its lines. Text is not extracted again
-    from a changed document. ``redaction`` is that of the source.
+    The lines of an ``unchanged`` document (``is_unchanged``) are not compared. Text is not extracted again from a
+    changed document. ``redaction`` is that of the source.
     """
     if isinstance(read, ObjectNotFound):
         return Freshness(State.GONE)
@@ -459,14 +459,14 @@ def clipped(line: str, at: int = 0) -> str:
 
 @lru_cache(64)
 def _word_of(query: str) -> re.Pattern[str] | None:
-    """Return an expression for the words of a query, in lower case; None without any."""
+    """Return an expression for the words of a query, in lower case; None if there are none."""
     words = {*map(str.lower, _WORD.findall(query))} | {*keywords(query)}
     words = {word for word in words if len(word) > 1} or words
     return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True)))) if words else None
 
 
 def match_in(line: str, query: str) -> int:
-    """Return where ``line`` answers ``query``: the start of the window with most of its words; 0 without any."""
+    """Return where ``line`` answers ``query``: the start of the window with most of its words; 0 if it has none."""
     anyone = _word_of(query)
     found = [(each.start(), each[0]) for each in anyone.finditer(line.lower())] if anyone else []
     best, most, end = 0, 0, 0
@@ -532,12 +532,12 @@ class Hit:
     ``freshness`` is the state of the best line, and ``line_now`` its current number; None if that would need further
     reads. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind`` its kind
     (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` its lines as they were indexed, comments
-    above it included; None outside of any, and if definitions are not indexed. ``anchor`` is the position of the best
-    line in a file from which text was extracted (``cell 7``); line numbers are those of that text. ``fragment`` is the
-    URL fragment for a viewer (``page=12``), None if no viewer supports one. ``matches`` are the positions in the best
-    line that match the patterns of an exact search: the columns of the first character and after the last one, 1-based.
-    ``url`` is the permanent link of the best line at a commit on the host of its repository; None if it is not known
-    that the text there is the same.
+    above it included; all are None outside of definitions, and if definitions are not indexed. ``anchor`` is the
+    position of the best line in a file from which text was extracted (``cell 7``); line numbers are those of that text.
+    ``fragment`` is the URL fragment for a viewer (``page=12``), None if no viewer supports one. ``matches`` are the
+    positions in the best line that match the patterns of an exact search: the columns of the first character and after
+    the last one, 1-based. ``url`` is the permanent link of the best line at a commit on the host of its repository;
+    None if it is not known that the text there is the same.
     """
 
     path: str
@@ -611,7 +611,7 @@ def hits(
 ) -> Iterator[Hit]:
     """Yield ``windows``, best first, which were found in ``tables``, with their text and ``n_lines`` of context.
 
-    The context comes from the index if the document has changed or cannot be read. With ``within_definitions``, the
+    The context comes from the index if the document has changed or cannot be read. If ``within_definitions``, the
     context of a function does not extend into the next one.
     """
     add_definitions(tables, windows)
@@ -751,7 +751,7 @@ def read_documents(
 ) -> dict[tuple[str, str], Read]:
     """Read the documents of ``windows``, by ``(entity, path)``; remote ones only for their context.
 
-    Documents of removed sources are missing, and those of a source that cannot be read.
+    Documents of sources that were removed or cannot be read are missing.
     """
     found: dict[tuple[str, str], Read] = {}
     for entity in sorted({window.entity for window in windows}):

@@ -137,7 +137,7 @@ def parse(
 ) -> Question:
     """Read a query, and add ``fixed`` texts and the expressions ``regex`` to its terms.
 
-    ``ignore_case`` holds where the query does not say ``case:``; ``whole_words`` and ``multiline`` for all patterns.
+    ``ignore_case`` applies unless the query says ``case:``; ``whole_words`` and ``multiline`` apply to all patterns.
     Raises UsageError, which names the position.
 
     Examples:

@@ -222,7 +222,7 @@ class LinkTemplate:
 
     @classmethod
     def of(cls, record: SourceRecord) -> LinkTemplate | None:
-        """Return that of a source by its remote and its setting; None without a remote on a known kind of host.
+        """Return the template of a source, from its remote and its setting; None if they do not suffice for a link.
 
         Others may have written the record, so a setting that is not valid counts as none.
         """
@@ -237,7 +237,7 @@ class LinkTemplate:
         return cls(TEMPLATES[kind], kind, {"root": address.root(kind)}) if address is not None and kind else None
 
     def url(self, commit: str, path: str, line: int | None) -> str:
-        """Return the link of a line of ``path``, in the repository at a commit; of the whole file without a line."""
+        """Return the link of a line of ``path`` at a commit or, if ``line`` is None, of the whole file."""
         text = self.text
         if line is None:
             before, _, after = text.partition("#")

@@ -41,7 +41,7 @@ class Calibration:
         return cls(_distances(_ByFingerprint(embedder)))
 
     def relevance(self, distance: float) -> float:
-        """Return the share of pairs that are at least as far, from 0 to 1."""
+        """Return the share of pairs that are at least as far apart, from 0 to 1."""
         if not len(self.distances):
             return float(distance < 1)
         nearer = int(np.searchsorted(self.distances, np.float32(distance - 1e-6), side="left"))

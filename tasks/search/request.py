@@ -138,7 +138,7 @@ class SearchFilter:
     """Conditions that a line must all satisfy, each by any of its values.
 
     None is no condition; an empty list allows nothing. Extensions may have braces. ``where`` and ``also`` are
-    further conditions, and nothing outside of ``within`` is allowed, or reported. With ``on_this_machine``, ``paths``,
+    further conditions, and nothing outside of ``within`` is allowed, or reported. If ``on_this_machine``, ``paths``,
     ``dirs`` and globs that begin with ``~`` or ``..`` are those of the process: its files and folders, or their paths
     in a source.
 
@@ -347,7 +347,7 @@ class SearchRequest(SearchFilter):
 
     @classmethod
     def of(cls, query: str, given: Mapping[str, Any], **more: Any) -> Self:
-        """Return the request of the options that an interface was given.
+        """Build a request from the options passed to an interface.
 
         Args:
             query: what to look for.

@@ -32,7 +32,7 @@ class Change:
 
 
 def waiting(connection: Connection, *, for_vectors: bool) -> list[Entity]:
-    """Return the tenants with pending changes for indexes or, with ``for_vectors``, for indexes or vectors."""
+    """Return the tenants with pending changes for indexes or, if ``for_vectors``, for indexes or vectors."""
     some = sa.exists().where(outbox.c.tenant_id == tenants.c.id, _due(for_vectors))
     return [Entity.of_directory(path) for path in connection.execute(sa.select(tenants.c.path).where(some)).scalars()]
 
