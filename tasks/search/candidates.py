@@ -268,7 +268,7 @@ def rank(
         return iter(())
     lines, texts = candidates.lines, candidates.texts
     of_words, of_own_words, attainable = _text_scores(candidates, blocks, weights)
-    attainable += (min(attainable, BEYOND_WORDS) if meaning else 0.0) or 1.0
+    attainable = attainable + (min(attainable, BEYOND_WORDS) if meaning else 0.0) or 1.0  # nothing is divided by 0
     allowed = _allowed(candidates, only)
     best = np.flatnonzero((of_words > 0) & allowed)
     best = best[np.argsort(-of_words[best], kind="stable")][: JUDGED_LINES * max(n_windows, MIN_RESULTS)]
