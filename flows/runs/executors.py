@@ -162,7 +162,10 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
 
 @contextmanager
 def running_loop() -> Iterator[IOLoop]:
-    """Run an event loop for Dask in a thread: its own it gives up, if a busy machine does not start it within 10 s."""
+    """Run an event loop for Dask in a thread.
+
+    Dask gives up its own loop if a busy machine does not start it within 10 s.
+    """
     from tornado.ioloop import IOLoop
 
     loops, ended = Future[IOLoop](), asyncio.Event()

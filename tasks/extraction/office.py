@@ -243,19 +243,28 @@ _HOLDS_CHARTS = "/drawings/"
 _SAID = re.compile(r"/(?:comments|notesSlides)[^/]*(?:/[^/]*)?\.xml$")
 
 
+def _related(archive: _Archive, part: str, kind: re.Pattern[str]) -> list[str]:
+    """Return the parts of a ``kind`` to which a part refers, each once."""
+    targets = dict.fromkeys(archive.relations(part).values())
+    return [name for name in targets if name in archive.names and kind.search(name)]
+
+
+def _add_drawn(archive: _Archive, draft: Draft, part: str, sheet: str = "") -> None:
+    """Add the text of the drawings, charts and diagrams of a part."""
+    drawn = _related(archive, part, _DRAWN)
+    if sheet and drawn:
+        draft.at(f"{sheet}!A1")
+    for name in drawn:
+        archive.parse(name, _Paragraphs(draft))
+        if _HOLDS_CHARTS in name and _HOLDS_CHARTS not in part:
+            _add_drawn(archive, draft, name)
+
+
 def _add_related(archive: _Archive, draft: Draft, part: str, sheet: str = "") -> None:
     """Add the text of the drawings, charts and diagrams of a part, of its comments, and of the notes of a slide."""
-    related = [name for name in dict.fromkeys(archive.relations(part).values()) if name in archive.names]
-    if sheet and any(map(_DRAWN.search, related)):
-        draft.at(f"{sheet}!A1")
-    for name in related:
-        if _DRAWN.search(name):
-            archive.parse(name, _Paragraphs(draft))
-            if _HOLDS_CHARTS in name and _HOLDS_CHARTS not in part:
-                _add_related(archive, draft, name)
-    for name in related:
-        if _SAID.search(name):
-            archive.parse(name, _Comments(draft, sheet))
+    _add_drawn(archive, draft, part, sheet)
+    for name in _related(archive, part, _SAID):
+        archive.parse(name, _Comments(draft, sheet))
 
 
 _HEADING = re.compile(r"(?:heading|berschrift|titre|titolo)\s?([1-6])$", re.IGNORECASE)
@@ -275,9 +284,7 @@ def docx(data: bytes) -> Extracted:
     with _opened(data) as archive:
         main = "word/document.xml"
         archive.parse(main, _Paragraphs(draft))
-        for drawn in archive.relations(main).values():
-            if _DRAWN.search(drawn) and drawn in archive.names:
-                archive.parse(drawn, _Paragraphs(draft))
+        _add_drawn(archive, draft, main)
         for name in ("footnotes", "endnotes", "comments"):
             part = f"word/{name}.xml"
             if part in archive.names:
@@ -468,8 +475,12 @@ def xlsx(data: bytes) -> Extracted:
 
 @dataclass(slots=True)
 class _Row:
-    """A row of a table: its cells with their columns, from 0, and the number of the column that comes next."""
+    """A row of a table: its cells with their columns, from 0, and the number of the column that comes next.
 
+    ``depth`` is the number of texts around it.
+    """
+
+    depth: int
     cells: list[tuple[int, str]] = field(default_factory=list)
     column: int = 0
     repeated: int = 1
@@ -478,7 +489,7 @@ class _Row:
 class _OpenDocument(_Handler):
     """Adds a line for each paragraph, and for each row of a table.
 
-    Paragraphs inside of a paragraph, such as those of notes and comments, come after it.
+    Paragraphs and tables inside of a paragraph, such as those of notes, comments and text boxes, come after it.
     """
 
     def __init__(self, draft: Draft, is_sheet: bool) -> None:
@@ -504,7 +515,7 @@ class _OpenDocument(_Handler):
                 self._table, self._number = attributes.get("name", ""), 0
             case "table-row":
                 repeated = attributes.get("number-rows-repeated", "1")
-                self._rows.append(_Row(repeated=int(repeated) if repeated.isdecimal() else 1))
+                self._rows.append(_Row(len(self._texts), repeated=int(repeated) if repeated.isdecimal() else 1))
             case "table-cell" | "covered-table-cell":
                 if self._rows:
                     repeated = attributes.get("number-columns-repeated", "1")
@@ -535,11 +546,13 @@ class _OpenDocument(_Handler):
 
     def _end_paragraph(self) -> None:
         text, prefix = " ".join("".join(self._texts.pop()).split()), self._prefixes.pop()
-        if self._texts:
+        in_cell = bool(self._rows) and len(self._texts) == self._rows[-1].depth
+        if self._texts and not in_cell:
             self._notes.append(text)
             return
         self._add(text, prefix)
-        self._add_notes()
+        if not self._texts:
+            self._add_notes()
 
     def _add_notes(self) -> None:
         notes, self._notes = self._notes, []
@@ -557,10 +570,13 @@ class _OpenDocument(_Handler):
         row = self._rows.pop()
         self._number += 1
         filled = [(column, text) for column, text in row.cells if text]
-        if filled:
+        line = "\t".join([text for _, text in filled])
+        if filled and self._texts and not self._rows:  # in a text box of a paragraph, after which it comes
+            self._notes.append(line)
+        elif filled:
             if self._is_sheet:
                 self._draft.at(f"{self._table}!{_letters(filled[0][0])}{self._number}")
-            self._draft.add("\t".join([text for _, text in filled]))
+            self._draft.add(line)
         self._number += row.repeated - 1
 
 

@@ -156,8 +156,9 @@ def _texts(part: MIMEPart, body: object) -> Iterator[MIMEPart]:
     elif part.get_filename():
         return  # an attachment
     elif part.is_multipart():
+        forwards = part.get_content_type() == "message/rfc822"
         for inside in cast(list[MIMEPart], part.get_payload()):
-            yield from _texts(inside, body)
+            yield from _texts(inside, inside.get_body(("plain", "html")) if forwards else body)
     elif part.get_content_type() == "text/plain":
         yield part
 

@@ -268,7 +268,7 @@ def rank(
         return iter(())
     lines, texts = candidates.lines, candidates.texts
     of_words, of_own_words, attainable = _text_scores(candidates, blocks, weights)
-    attainable += (min(attainable, BEYOND_WORDS) if meaning else 0.0) or 1.0
+    attainable = attainable + (min(attainable, BEYOND_WORDS) if meaning else 0.0) or 1.0  # nothing is divided by 0
     allowed = _allowed(candidates, only)
     best = np.flatnonzero((of_words > 0) & allowed)
     best = best[np.argsort(-of_words[best], kind="stable")][: JUDGED_LINES * max(n_windows, MIN_RESULTS)]
@@ -378,7 +378,8 @@ def _placed(candidates: Candidates) -> NDArray[np.float32]:
             of_file = np.flatnonzero(lines.document == document)
             away = np.abs(lines.number[of_file] - (line - 1 if line else 0))
             if len(away) and away.min() < LINES_PER_BLOCK:
-                found[of_file[away < LINES_PER_BLOCK]] = 0.0 if line else HEAD_OF_FILE
+                near = of_file[away < LINES_PER_BLOCK]
+                found[near] = np.maximum(found[near], 0.0 if line else HEAD_OF_FILE)  # another place may be near
                 found[of_file[away.argmin()]] = 1.0
     return found
 

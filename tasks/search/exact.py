@@ -61,6 +61,10 @@ MAX_PATHS_IN_FILTER = 1_000
 """Up to this many matching documents become the filter of a ranked search; its results are filtered otherwise."""
 MAX_FACET_PACKS = 300
 """Packs to read for counting the files of facets: a limit that, unlike a time limit, always gives the same counts."""
+MAX_IMPORT_PACKS, SHARE_OF_IMPORTS = 300, 0.25
+"""Limits of finding the files that import used names: the packs to read, and the share of the time of a search.
+
+It only orders the results, so most of the time is left for them."""
 _FIRST_PACKS, _MOST_PACKS = 16, 256
 """Packs read at once: few at first, because the first ones often hold enough."""
 
@@ -295,7 +299,11 @@ def search_exactly(
     if not tables:
         return SearchReport("", (), notes=(nothing_indexed(workspace),), exact=ExactCounts(0, 0))
     left_out = LineKinds.of(request).left_out
-    found = ExactSearch(workspace, tables, terms, lambda: clock() - started > max_seconds, left_out)
+
+    def late(share: float = 1.0) -> bool:
+        return clock() - started > max_seconds * share
+
+    found = ExactSearch(workspace, tables, terms, late, left_out, late_to_order=lambda: late(SHARE_OF_IMPORTS))
     report = found.ranked(request) if request.query.strip() and not request.count else found.in_order(request)
     if request.facets:
         every = ExactSearch(workspace, tables, terms, found.late, left_out, max_packs=MAX_FACET_PACKS)
@@ -327,7 +335,11 @@ Line = tuple[IndexedDocument, int]
 
 @dataclass(slots=True)
 class ExactSearch:
-    """One exact search."""
+    """One exact search.
+
+    Finding the files that import a used name stops when ``late_to_order``, by default ``late``, says so. With
+    ``max_packs``, which is for counting, none is looked for.
+    """
 
     workspace: Workspace
     tables: Sequence[LineQuery]
@@ -335,6 +347,7 @@ class ExactSearch:
     late: Callable[[], bool]
     left_out: Sequence[Callable[[str], bool]] = ()
     max_packs: int | None = None
+    late_to_order: Callable[[], bool] | None = None
     patterns: list[Pattern] = field(init=False)
     records: SourceRecords = field(init=False)
     timers: Explanation = field(default_factory=lambda: Explanation("exact", "auto"))
@@ -354,7 +367,7 @@ class ExactSearch:
         required = [frozenset(found) for found in (*defined, *inside)]
         documents = frozenset[Document].intersection(*required) if required else None
         homes = {document for found in used for document in found}
-        order = _nearness(homes, self._importing()) if used else lambda entity, path: importance(path)
+        order = _nearness(homes, self._importing()) if used else _by_importance
         for document, of_patterns in self._matching(order, documents, defined or inside):
             key = document.key
             of_uses = of_patterns[len(self.terms.patterns) :] if used else []
@@ -373,10 +386,15 @@ class ExactSearch:
                 yield document, kept
 
     def _importing(self) -> set[Document]:
-        """Return the documents with a line that imports one of the used names."""
+        """Return documents with a line that imports one of the used names: the important ones, within the limits."""
+        if self.max_packs is not None:
+            return set()
         names = [quoted(use_of(name).text) for name in self.terms.uses]
         patterns = [Pattern.of(rf"{_IMPORTS}\b{name}\b", ignore_case=False) for name in names]
-        finders = (ExactFinder(self.tables, [each], self.late, lambda *_: 0, self._chosen) for each in patterns)
+        late, packs = self.late_to_order or self.late, max(1, MAX_IMPORT_PACKS // len(names))
+        finders = (
+            ExactFinder(self.tables, [each], late, _by_importance, self._chosen, max_packs=packs) for each in patterns
+        )
         return {document.key for finder in finders for document, *_ in finder.lines()}
 
     def _matching(
@@ -549,6 +567,10 @@ def use_of(name: str) -> Pattern:
     """Return the pattern of a name, or of the last part of a qualified name, as a whole word."""
     parts = [part for part in name.replace("::", ".").replace("->", ".").replace("#", ".").split(".") if part]
     return Pattern.of(parts[-1] if parts else name, literal=True, ignore_case=False, words=True)
+
+
+def _by_importance(entity: str, path: str) -> int:
+    return importance(path)
 
 
 def _window(document: IndexedDocument, number: int = 0) -> Window:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,16 @@ from driftline.storage.errors import UsageError
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.patterns import MAX_PATTERN_CHARACTERS, Pattern
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.exact import ExactFinder, ExactSearch, ExactTerms, open_tables, search_exactly
+from driftline.tasks.search.exact import (
+    MAX_FACET_PACKS,
+    MAX_IMPORT_PACKS,
+    ExactFinder,
+    ExactSearch,
+    ExactTerms,
+    Matches,
+    open_tables,
+    search_exactly,
+)
 from driftline.tasks.search.query import ExactCounts, SearchReport
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.text import decode, split_lines
@@ -451,6 +461,42 @@ def test_a_search_stops_reading_packs_at_its_time_limit(workspace: Workspace) ->
 
     assert looked_at(lambda: False) == (True, False)
     assert looked_at(lambda: True) == (False, True)
+
+
+def test_finding_imports_leaves_time_for_the_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_FIRST_PACKS", "_MOST_PACKS"):
+        monkeypatch.setattr(f"driftline.tasks.search.exact.{name}", 1)
+    (tmp_path / "tree").mkdir()
+    for number in range(6):
+        (tmp_path / "tree" / f"{number}.py").write_text("from home import foo\nfoo()\n")
+    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    clock = map(float, count())  # a second for each pack
+    report = search_exactly(
+        Workspace.open(str(tmp_path / "ws")),
+        ExactTerms(uses=("foo",)),
+        SearchRequest("", top_k=20),
+        max_seconds=5,
+        clock=lambda: next(clock),
+    )
+    assert locations(report)[:2] == [("0.py", 1), ("0.py", 2)]
+    assert report.exact is not None
+    assert report.exact.reason == "time"
+
+
+def test_finding_imports_reads_a_bounded_number_of_packs(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int | None] = []
+    lines = ExactFinder.lines
+
+    def watched(finder: ExactFinder) -> Iterator[Matches]:
+        limits.append(finder.max_packs)
+        return lines(finder)
+
+    monkeypatch.setattr(ExactFinder, "lines", watched)
+    find(workspace, "uses:csrf_token uses:request")
+    assert limits == [*2 * [MAX_IMPORT_PACKS // 2], None]
+    limits.clear()
+    assert find(workspace, "uses:csrf_token", facets=True).facets is not None
+    assert limits == [MAX_IMPORT_PACKS, None, MAX_FACET_PACKS], "counting needs no order"
 
 
 def test_edits_deletions_and_compaction_leave_what_is_there(tmp_path: Path) -> None:

@@ -156,6 +156,23 @@ def test_a_query_finds_the_line_the_file_and_the_constant_that_it_names(
     assert (best.path, best.line) == (path, line)
 
 
+def test_a_trace_finds_each_of_its_lines_though_they_are_near(tmp_path: Path) -> None:
+    write(tmp_path / "tree", PLACES)
+    dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"))
+    trace = " ".join(f'File "/srv/app/core/engine.py", line {line}, in run' for line in (43, 30))
+    assert {hit.line for hit in found(tmp_path / "ws", trace, n_lines=0, top_k=2)} == {43, 30}
+
+
+def test_a_line_with_all_words_is_no_weak_hit_in_a_tiny_workspace(tmp_path: Path) -> None:
+    write(tmp_path / "tree", {"a.txt": "heron\n"})
+    dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"))
+    for mode in ("text", "hybrid"):
+        report = ask(tmp_path / "ws", "heron", mode=mode)
+        assert report.results[0].label != "weak"
+        assert NO_GOOD_MATCH not in report.notes
+    assert found(tmp_path / "ws", "heron zebra", mode="text")[0].label == "weak"
+
+
 @pytest.mark.parametrize(
     "query", ["settings.py:" + "9" * 5_000, "settings.py:99999999999", "a/" * 20_000 + "settings.py:2", "a.b" * 20_000]
 )

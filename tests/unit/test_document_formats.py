@@ -231,6 +231,12 @@ def test_slides_have_the_words_of_charts_and_comments() -> None:
     ]
 
 
+def test_a_chart_of_a_word_document_is_read_once() -> None:
+    chart = "word/charts/chart1.xml"
+    data = with_parts(docx(paragraph("one")), ("word/document.xml", *3 * [chart]), {chart: CHART})
+    assert lines(read_document("a.docx", data)) == ["one", "Herons by year", "2024\t2025"]
+
+
 def test_the_number_of_a_slide_is_no_text() -> None:
     number = '</a:t></a:r><a:fld type="slidenum"><a:t>7</a:t></a:fld><a:r><a:t>'
     assert lines(read_document("a.pptx", pptx(f"one{number}two"))) == ["onetwo"]
@@ -302,6 +308,19 @@ def test_notes_and_comments_follow_their_paragraph() -> None:
     assert anchored(read_document("a.ods", opendocument("spreadsheet", sheet))) == [("S!A1", ["Who? 7"])]
 
 
+def test_a_table_in_a_text_box_of_a_paragraph_keeps_its_rows() -> None:
+    comment = "<office:annotation><text:p>Who?</text:p></office:annotation>"
+    rows = "".join(
+        f"<table:table-row>{''.join(f'<table:table-cell><text:p>{c}</text:p></table:table-cell>' for c in row)}"
+        "</table:table-row>"
+        for row in (("a", f"b{comment}"), ("c", "d"))
+    )
+    box = f"<draw:text-box><text:p>Caption</text:p><table:table>{rows}</table:table></draw:text-box>"
+    body = f"<text:p>Around<draw:frame>{box}</draw:frame> it</text:p><text:p>Next</text:p>"
+    found = lines(read_document("a.odt", opendocument("text", body)))
+    assert found == ["Around it", "Caption", "Who?", "a\tb", "c\td", "Next"]
+
+
 def test_a_paragraph_alone_in_a_cell_leaves_the_row_whole() -> None:
     page = (
         "<html><table><tr>\n <td>\n<p>Ruff</p></td><td><div>7</div>\n</td></tr>\n<tr><td>Two<p>lines</p></td><td>8</td>"
@@ -328,6 +347,16 @@ def test_mail_has_the_text_between_its_attachments() -> None:
     data = f"From: a@example.org\nMIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=x\n\n{body}--x--\n"
     found = [*filter(None, lines(read_document("a.eml", data.encode())))]
     assert found[1:] == ["Before", "After", "attachment: a.png", "attachment: b.txt"]
+
+
+@pytest.mark.parametrize("around", ["{}", "multipart/alternative; boundary=y\n\n--y\nContent-Type: {}\n--y--"])
+def test_mail_has_the_text_of_a_forwarded_page(around: str) -> None:
+    forwarded = (
+        f"From: b@example.org\nContent-Type: {around.format('text/html' + 2 * chr(10) + '<p>A <b>knot</b></p>')}"
+    )
+    body = f"--x\n\nSee below\n--x\nContent-Type: message/rfc822\n\n{forwarded}\n"
+    data = f"From: a@example.org\nMIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=x\n\n{body}--x--\n"
+    assert [*filter(None, lines(read_document("a.eml", data.encode())))][1:] == ["See below", "A knot"]
 
 
 def test_without_the_extra_a_page_is_text_and_a_pdf_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
