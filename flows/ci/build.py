@@ -167,9 +167,9 @@ class Build:
         """Return why the work tree cannot be identified as the branch of this build, "" if it can."""
         if self.checked_out is None:
             return ""
-        if self.is_inferred:
-            is_known = self.branch is None or is_on_remote_branch(folder, self.checked_out, self.branch) is not False
-            return "" if is_known else f"{self.checked_out[:12]} is checked out, which origin's {self.branch} lacks"
+        inferred = self.branch if self.is_inferred else None
+        if inferred is not None and is_on_remote_branch(folder, self.checked_out, inferred) is False:
+            return f"{self.checked_out[:12]} is checked out, which origin's {inferred} lacks"
         if self.commit is None:
             return ""
         if self.is_request:

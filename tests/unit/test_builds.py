@@ -423,6 +423,30 @@ def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:
         Build.detect(environ, str(clone)).index_branch()
 
 
+@pytest.mark.parametrize("system", ["GitHub Actions", "Jenkins"])
+def test_another_commit_of_a_branch_that_was_not_fetched_is_refused(system: str, tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", "-b", "main")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "the tip of main")
+    run = {"event": "push", "head_branch": "feature", "head_repository": {"full_name": "team/web"}}
+
+    def built(commit: str) -> Build:
+        event = {"repository": {"default_branch": "main"}, "workflow_run": run | {"head_sha": commit}}
+        (tmp_path / "event.json").write_text(json.dumps(event))
+        said = {
+            "GitHub Actions": {
+                "GITHUB_EVENT_NAME": "workflow_run",
+                "GITHUB_REF": "refs/heads/main",
+                "GITHUB_EVENT_PATH": str(tmp_path / "event.json"),
+            },
+            "Jenkins": {"GIT_BRANCH": "origin/feature", "GIT_COMMIT": commit},
+        }
+        return Build.detect(BASES[system] | said[system], str(tmp_path))
+
+    with pytest.raises(UsageError, match=f"is of {COMMIT[:12]}, but .* is checked out"):
+        built(COMMIT).index_branch("main")
+    assert built(git(tmp_path, "rev-parse", "HEAD")).index_branch("main") == "feature"
+
+
 @pytest.mark.parametrize("system", ["Jenkins", "CircleCI", "Azure Pipelines", "Bitbucket Pipelines", "GitHub Actions"])
 def test_without_a_known_default_branch_only_the_usual_names_are_the_main_index(system: str, tmp_path: Path) -> None:
     for branch in ("main", "master"):
