@@ -233,6 +233,29 @@ def test_exact_text_definitions_and_uses_are_found(tmp_path: Path, tiny_model: P
     assert "character 2" in wrong.content[0].text
 
 
+def test_each_workspace_of_a_server_has_a_name_of_its_own(
+    tmp_path: Path, tiny_model: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one inside of another, and one that is named twice."""
+    (tmp_path / "tree").mkdir()
+    outer, inner = tmp_path / "web", tmp_path / "web" / ".driftline"
+    for workspace, text in ((outer, "namespace"), (inner, "parser")):
+        (tmp_path / "tree" / "a.txt").write_text(f"{text}\n")
+        dl.index(str(tmp_path / "tree"), workspace=str(workspace), model=str(tiny_model))
+    found: list[str] = []
+
+    def serve(server: Any) -> None:
+        for name in (None, str(outer), str(inner)):  # null is as good as absent
+            (outcome,) = ask(server, ("grep_lines", {"pattern": "namespace|parser", "workspace": name}))
+            assert not outcome.is_error, outcome
+            found.extend(hit["text"] for hit in outcome.structured_content["results"])
+
+    monkeypatch.setattr("driftline.flows.mcp_server.server.serve_stdio", serve)
+    named = [part for each in (outer, inner, f"file://{outer}/") for part in ("--workspace", each)]
+    assert driftline("mcp", *named).code == 0
+    assert found == ["namespace", "namespace", "parser"]
+
+
 def test_answers_are_bounded(location: Path) -> None:
     server = make_server(dl.open(str(location / "ws")).storage)
     wide = {"query": "subcommand", "top_k": 50, "n_lines": 20}
