@@ -314,7 +314,7 @@ class FingerprintMismatch(UsageError):
 
 
 class UnsafeStore(UsageError):
-    """The store ignores conditional writes, and so would lose data."""
+    """The store ignores conditional writes, and so would lose data, or its lock is a link to elsewhere."""
 
     kind = "unsafe_store"
 

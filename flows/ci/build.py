@@ -167,9 +167,9 @@ class Build:
         """Return why the work tree cannot be identified as the branch of this build, "" if it can."""
         if self.checked_out is None:
             return ""
-        if self.is_inferred:
-            is_known = self.branch is None or is_on_remote_branch(folder, self.checked_out, self.branch) is not False
-            return "" if is_known else f"{self.checked_out[:12]} is checked out, which origin's {self.branch} lacks"
+        inferred = self.branch if self.is_inferred else None
+        if inferred is not None and is_on_remote_branch(folder, self.checked_out, inferred) is False:
+            return f"{self.checked_out[:12]} is checked out, which origin's {inferred} lacks"
         if self.commit is None:
             return ""
         if self.is_request:
@@ -194,6 +194,9 @@ def _unknown(what: str, fix: str = "") -> UsageError:
 
 def _other(build: Build, system: _System, environ: Variables) -> Build:
     """Fill in the subject of the build: a pull request, else a tag, else a push."""
+    is_merge = system is _JENKINS and environ.get("GERRIT_EVENT_TYPE") == "change-merged"
+    if is_merge:  # Gerrit has pushed to the branch, and still names the change
+        environ = {name: value for name, value in environ.items() if not name.startswith("GERRIT_CHANGE_")}
     refs = [environ.get(name, "") for name in system.branch]
     requested = [match[1] for ref in refs if (match := _REQUEST_REF.fullmatch(ref))]
     if system is _CIRCLE:
@@ -211,7 +214,7 @@ def _other(build: Build, system: _System, environ: Variables) -> Build:
             pull_request=next(iter([*numbers, *requested]), None),
             branch=source,
             target=_branch(_first(environ, system.target)),
-            nothing_to_index="The pull request is closed" if event.endswith("_closed") else "",
+            nothing_to_index="The pull request is closed" if event.lower().endswith(("_closed", "_merged")) else "",
         )
     tag = _first(environ, system.tag) or next((ref for ref in refs if ref.startswith("refs/tags/")), None)
     branch = _branch(next((ref for ref in refs if ref and ref != "detached"), None))
@@ -221,6 +224,7 @@ def _other(build: Build, system: _System, environ: Variables) -> Build:
     if branch is not None and branch.startswith("refs/"):
         return replace(build, unclear=f"{branch} is no branch")
     if system is _JENKINS:
+        build = replace(build, is_inferred=is_merge)  # the change may be checked out, not the branch
         if branch and not environ.get("BRANCH_NAME"):
             build, branch = replace(build, is_inferred=True), branch.removeprefix("origin/")
         if environ.get("BRANCH_IS_PRIMARY") == "true":

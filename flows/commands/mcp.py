@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from driftline.flows.commands.app import DONE, CacheOption, WithinOption, app
+from driftline.flows.config.environment import absolute_uri
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain import warn
 from driftline.storage.errors import DriftlineError, MissingExtra, install_command
@@ -43,7 +45,7 @@ def mcp(
 ) -> int:
     """Serve workspaces to MCP clients, which search them and read indexed documents."""
     named: list[str | None] = [*workspace] if workspace else [None]
-    targets = {workspace_for_reading(given): given for given in named}
+    targets = {absolute_uri(workspace_for_reading(given), Path()): given for given in named}
     from driftline.flows.web.search_processes import CONCURRENT_SEARCHES, SearchProcesses
 
     try:
@@ -104,18 +106,21 @@ def _tools_of(
 
 
 def _short_names(targets: Iterable[str]) -> list[str]:
-    """Return the last part of each path or URI, or as many parts as tell all of them apart.
+    """Return the last part of each path or URI, or as many parts as tell all of them apart; else all of each.
 
     Examples:
         >>> _short_names(["/srv/web/.driftline", "s3://indexes/docs"]), _short_names(["/a/web", "/b/web"])
         (['web', 'docs'], ['a/web', 'b/web'])
+        >>> _short_names(["/a/web", "/a/web/.driftline"]), _short_names(["/.driftline", "/a"])
+        (['/a/web', '/a/web/.driftline'], ['/.driftline', '/a'])
     """
-    paths = [target.rstrip("/").removesuffix("/.driftline").split("/") for target in targets]
+    full = [*targets]
+    paths = [target.rstrip("/").removesuffix("/.driftline").split("/") for target in full]
     for count in range(1, max(map(len, paths)) + 1):
         names = ["/".join(path[-count:]) for path in paths]
-        if len(set(names)) == len(names):
-            break
-    return names
+        if len(set(names)) == len(names) and all(names):
+            return names
+    return full
 
 
 def _warm_in_background(reads: SearchProcesses, newest: Iterable[Callable[[], Workspace]]) -> None:

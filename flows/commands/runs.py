@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
+from uuid import uuid4
 
 import typer
 
@@ -66,11 +69,12 @@ def report(
 
     opened = Workspace.open(target, options_for(target))
     recent_runs = newest_runs(opened, limit, searches_by_hour(opened))
+    write = _write_named
     if out is None:  # a run over the sources must not index the page
-        out = Path(opened.local_path, REPORT) if opened.local_path else Path("driftline-report.html")
+        out, write = Path(opened.local_path or "", REPORT if opened.local_path else "driftline-report.html"), _replace
     page = render(opened.stats(), recent_runs, datetime.now(UTC), prices_for())
     try:
-        out.write_text(page, encoding="utf-8", errors="backslashreplace")
+        write(out, page.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise UsageError("The report cannot be written", str(out), f"{error.strerror}.") from error
     if as_json:
@@ -78,3 +82,24 @@ def report(
     else:
         say(f"{out}: {len(recent_runs):,} {'run' if len(recent_runs) == 1 else 'runs'}")
     return DONE
+
+
+def _write_named(path: Path, page: bytes) -> None:
+    """Write to the file that the user names, which may be a link or a device."""
+    path.write_bytes(page)
+
+
+def _replace(path: Path, page: bytes) -> None:
+    """Put a new file at ``path``: a workspace may be anyone's, and a link in it may name any file of the user."""
+    from driftline.storage.objects.store import TEMPORARY_PREFIX
+
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{uuid4().hex}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(page)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -205,11 +205,11 @@ def _of_workspace(tools: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]
     names = tuple(tools)
 
     @wraps(tools[names[0]])
-    def call(*args: Any, workspace: str = names[0], **kwargs: Any) -> Any:
-        return tools[workspace](*args, **kwargs)
+    def call(*args: Any, workspace: str | None = None, **kwargs: Any) -> Any:
+        return tools[names[0] if workspace is None else workspace](*args, **kwargs)
 
     about = Field(description=f"The workspace to ask; default: {names[0]}.")
-    annotation: Any = Annotated[Literal[names], about]
+    annotation: Any = Annotated[Literal[names] | None, about]
     own = inspect.signature(tools[names[0]], eval_str=True)
     added = inspect.Parameter("workspace", inspect.Parameter.KEYWORD_ONLY, default=names[0], annotation=annotation)
     vars(call)["__signature__"] = own.replace(parameters=[*own.parameters.values(), added])

@@ -183,7 +183,7 @@ class LineTools:
         request = SearchRequest.of(query, {"n_lines": 0, **without_empty(given)})
         report = find(self.newest(), request, within=self.boundary(), run=self.run)
         if not report.results and not (report.exact and report.exact.lines):
-            report = replace(report, notes=(*report.notes, "search_lines finds other words and names for it."))
+            report = replace(report, notes=(*report.notes, "search_lines also finds synonyms and related names."))
         return answers.search_answer(report, max_tokens)
 
     def index_status(self) -> IndexStatus:

@@ -5,6 +5,7 @@ as SVG.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from html import escape
@@ -98,15 +99,18 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 14, 34, 46
 _COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2")
 MAX_SERIES = len(_COLOURS)
 _TICKS = 4
+_LEAST = 1000 * sys.float_info.min
+"""The top of the least axis: ticks below it would lose their precision, and then be 0."""
 
 
 def line_plot(title: str, series: Sequence[Series], *, unit: str = "", steps: bool = False) -> str:
     """Draw an ``<svg>`` of ``series`` over time, with the y axis from 0 up; "" if all points are of one moment.
 
-    Draws the first ``MAX_SERIES`` series that have points. ``steps`` holds each value until the next point. The tooltip
-    of a point shows its value.
+    Draws the finite points of the first ``MAX_SERIES`` series that have some. ``steps`` holds each value until the next
+    point. The tooltip of a point shows its value.
     """
-    drawn = [line for line in series if line.points][:MAX_SERIES]
+    finite = [Series(line.name, [point for point in line.points if math.isfinite(point[1])]) for line in series]
+    drawn = [line for line in finite if line.points][:MAX_SERIES]
     moments = [moment.timestamp() for line in drawn for moment, _ in line.points]
     first, last = min(moments, default=0.0), max(moments, default=0.0)
     if first == last:
@@ -140,7 +144,8 @@ _BAR_HEIGHT, _NAME_WIDTH, _NAME_CHARACTERS = 20, 170, 24
 
 
 def bar_plot(title: str, values: Sequence[tuple[str, float]]) -> str:
-    """Draw an ``<svg>`` with a horizontal bar for each name and value; "" if none is above 0."""
+    """Draw an ``<svg>`` with a horizontal bar for each name and finite value; "" if none is above 0."""
+    values = [(name, value) for name, value in values if math.isfinite(value)]
     most = max((value for _, value in values), default=0.0)
     if most <= 0:
         return ""
@@ -163,7 +168,9 @@ def bar_plot(title: str, values: Sequence[tuple[str, float]]) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number in short form: 1,234 or 12.5M or 0.034."""
+    """Return a number in short form: 1,234 or 12.5M or 0.034, and nan or inf as such."""
+    if not math.isfinite(value):
+        return str(value)
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             return f"{value / (1e3 if suffix == 'k' else limit):.3g}{suffix}"
@@ -172,7 +179,7 @@ def number(value: float) -> str:
 
 def _tick(highest: float) -> float:
     """Return a round tick distance; ``_TICKS`` of them cover ``highest``."""
-    if highest <= 0:
+    if highest < _LEAST:
         return 1.0 / _TICKS
     power = 10.0 ** math.floor(math.log10(highest / _TICKS))
     return next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor * _TICKS >= highest * (1 - 1e-9))

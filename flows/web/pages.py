@@ -138,7 +138,7 @@ _OPTION = re.compile(r" \([^()]*`\w+`[^()]*\)|[:;,] [^:;,.]*`\w+`[^:;,.]*")
 
 
 def _without_options(note: str) -> str:
-    """Return a note without what it says about options of programs, which the page has not.
+    """Return a note without what it says about options of programs, which the page does not have.
 
     Examples:
         >>> _without_options("The syntax is RE2's; `fixed` searches for literal text.")

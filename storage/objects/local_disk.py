@@ -221,10 +221,15 @@ class LocalDisk:
         The kernel releases it when its holder dies. The library ``filelock`` would cost fifty times the CPU.
         """
         path = os.path.join(self._root, LOCK_NAME)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # a link would create a file anywhere
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600 if self.is_private else 0o644)
+            descriptor = os.open(path, flags, 0o600 if self.is_private else 0o644)
         except FileNotFoundError:
             raise PreconditionFailed("The workspace no longer exists", self._root) from None
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise UnsafeStore("The lock of the workspace is a link", path, "Delete the link.") from None
         try:
             self._wait_for_lock(descriptor, path)
             try:

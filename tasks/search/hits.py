@@ -332,6 +332,8 @@ def judge_read(
     return Freshness(State.STALE) if reason is not None else judge(text, line, split_lines(content), column)
 
 
+_LAST_LINE = 2**31 - 1
+"""Lance refuses to compare a column of int32 with a larger number."""
 _BEFORE_CHARACTERS = 100
 """Characters of a window before the match."""
 _WORD = re.compile(r"\w+")
@@ -377,14 +379,16 @@ def read_excerpt(
     record = workspace.readable_source(entity)
     data = _read_excerpt(workspace, record, path, digest)
     lines = None if data is None else [] if is_extracted(path, data) else split_lines(decode(data)[0])
-    first, last = max(0, line - 1 - n_lines), line - 1 + n_lines
+    first, last = (min(max(0, at), _LAST_LINE) for at in (line - 1 - n_lines, line - 1 + n_lines))
     current = lines is not None or is_archive_unchanged(workspace, entity, record, path)
     if lines and record is not None:
         part = redact_lines(lines[first : last + 1], record.redact)
     else:
         part = _from_index(workspace, entity, path, first, last)
     if not part:
-        raise NotIndexed(f"The document has no line {line}", path, "Take line numbers from search results.")
+        count = len(lines or _from_index(workspace, entity, path, 0, last))
+        what = f"The document has no line {line}: it has {count} {'line' if count == 1 else 'lines'}"
+        raise NotIndexed(what, path, "Take line numbers from search results.")
     document = str(entity), path
     may_have_anchors = is_named_like_document(path) or (data is not None and is_extracted(path, data))
     anchors = _anchors_between(workspace, entity, path, first, first + len(part) - 1) if may_have_anchors else ()

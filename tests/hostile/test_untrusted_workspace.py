@@ -16,6 +16,7 @@ import pytest
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.mcp_server.server import make_server
+from driftline.storage.errors import UnsafeStore
 from driftline.storage.sources.source import SourceAccess
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.hits import read_excerpt
@@ -171,6 +172,32 @@ def test_pipes_and_links_that_replace_files_are_not_read(unpacked: Path, driftli
     (inside / "a.txt").unlink()
     (inside / "a.txt").symlink_to(secret)
     assert driftline("search", "needle", "--json").json["results"][0]["freshness"] in (None, "gone")
+
+
+def test_a_report_overwrites_no_file_that_a_link_in_the_workspace_names(
+    unpacked: Path, driftline: Driftline, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    own.write_text("of the user")
+    report = unpacked / "report.html"
+    report.symlink_to(own)
+    assert driftline("report").code == 0
+    assert own.read_text() == "of the user"
+    assert not report.is_symlink()
+    assert "<html" in report.read_text()
+    report.unlink()
+    (report / "in the way").mkdir(parents=True)
+    assert driftline("report").code == 2
+    assert not [*unpacked.glob(".tmp-*")]
+
+
+def test_a_lock_that_is_a_link_is_not_followed(unpacked: Path, tmp_path: Path) -> None:
+    objects = Workspace.open(str(unpacked)).objects
+    (unpacked / ".lock").unlink(missing_ok=True)
+    (unpacked / ".lock").symlink_to(tmp_path / "outside")
+    with pytest.raises(UnsafeStore, match="is a link"):
+        objects.delete(["report.html"])
+    assert not (tmp_path / "outside").exists()
 
 
 @pytest.mark.parametrize(

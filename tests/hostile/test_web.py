@@ -130,6 +130,14 @@ def test_a_branch_is_searched_and_read_by_its_name(
     assert (response.status, json.loads(body)["fix"]) == (404, f"It has: {name}.")
 
 
+def test_the_page_of_sql_survives_what_is_no_number(server: WebServer) -> None:
+    for over in ("'a'", "TIMESTAMP '2026-01-01' + INTERVAL (i) DAY"):
+        rows = "(VALUES (1, 'nan'), (2, 'inf'), (3, '-inf'), (4, '7')) AS t(i, v)"
+        response, body = ask(server, f"/sql?{urlencode({'q': f'SELECT {over} AS x, v::DOUBLE AS v FROM {rows}'})}")
+        assert response.status == 200
+        assert "<td" in body
+
+
 def test_wrong_requests_are_problems_with_a_kind(server: WebServer) -> None:
     excerpt = {"source": "org:default/project:default/source:tree", "path": "../secret", "line": 1}
     for target in (

@@ -233,6 +233,29 @@ def test_exact_text_definitions_and_uses_are_found(tmp_path: Path, tiny_model: P
     assert "character 2" in wrong.content[0].text
 
 
+def test_each_workspace_of_a_server_has_a_name_of_its_own(
+    tmp_path: Path, tiny_model: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one inside of another, and one that is named twice."""
+    (tmp_path / "tree").mkdir()
+    outer, inner = tmp_path / "web", tmp_path / "web" / ".driftline"
+    for workspace, text in ((outer, "namespace"), (inner, "parser")):
+        (tmp_path / "tree" / "a.txt").write_text(f"{text}\n")
+        dl.index(str(tmp_path / "tree"), workspace=str(workspace), model=str(tiny_model))
+    found: list[str] = []
+
+    def serve(server: Any) -> None:
+        for name in (None, str(outer), str(inner)):  # null is as good as absent
+            (outcome,) = ask(server, ("grep_lines", {"pattern": "namespace|parser", "workspace": name}))
+            assert not outcome.is_error, outcome
+            found.extend(hit["text"] for hit in outcome.structured_content["results"])
+
+    monkeypatch.setattr("driftline.flows.mcp_server.server.serve_stdio", serve)
+    named = [part for each in (outer, inner, f"file://{outer}/") for part in ("--workspace", each)]
+    assert driftline("mcp", *named).code == 0
+    assert found == ["namespace", "namespace", "parser"]
+
+
 def test_answers_are_bounded(location: Path) -> None:
     server = make_server(dl.open(str(location / "ws")).storage)
     wide = {"query": "subcommand", "top_k": 50, "n_lines": 20}
@@ -263,9 +286,21 @@ def test_the_text_of_an_answer_has_only_the_decisive_fields(tmp_path: Path, tiny
         "a.py:5:first = load('x')\nmatches: 1 in 1 document",
         "a.py:1  (function load)\n1: def load(path):\n2-     return path\nmatches: at least 1 in at least 1 document"
         "\nMore lines match than the 1 shown: a larger `top_k` shows them, `count` counts them.",
-        "matches: 0 in 0 documents\nNo line matches the exact terms.\nsearch_lines finds other words and names for it.",
+        "matches: 0 in 0 documents\nNo line matches the exact terms.\n"
+        "search_lines also finds synonyms and related names.",
         "a.py:1-3\n1: def load(path):\n2:     return path\n3: ",
     ]
+
+
+@pytest.mark.parametrize("line", [4, 2**31, 10**20])
+def test_a_line_beyond_a_document_that_is_gone_does_not_exist(tmp_path: Path, tiny_model: Path, line: int) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a.txt").write_text("one\n\nthree\n")
+    dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    (tmp_path / "tree" / "a.txt").unlink()
+    server = make_server(dl.open(str(tmp_path / "ws")).storage)
+    (outcome,) = ask(server, ("read_context", {"path": "a.txt", "line": line, "n_lines": 0}))
+    assert f"has no line {line}: it has 3 lines" in outcome.content[0].text
 
 
 @pytest.mark.parametrize("max_tokens", [MIN_TOKENS, 1_000, 5_000, MAX_TOKENS])
@@ -292,7 +327,7 @@ def test_an_answer_fits_into_its_tokens_and_says_how_to_get_the_rest(location: P
         ("read_context", {"path": "../secret.txt", "line": 1}, "No such document is indexed"),
         ("read_context", {"path": "only.txt/../../secret.txt", "line": 1}, "No such document is indexed"),
         ("read_context", {"path": "ABSOLUTE", "line": 1}, "No such document is indexed"),
-        ("read_context", {"path": "only.txt", "line": 99}, "has no line 99"),
+        ("read_context", {"path": "only.txt", "line": 99}, "has no line 99: it has 4 lines"),
         ("read_context", {"path": "only.txt", "line": 0}, "greater than or equal to 1"),
         ("read_context", {"path": "both.txt", "line": 1}, "Several sources"),
         ("read_context", {"path": "only.txt", "line": 1, "source": "../web"}, "An entity must have the form"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.output.html_report import line_plot, number, render
+from driftline.flows.output.html_report import bar_plot, line_plot, number, render
 from driftline.flows.output.run_series import History, Series, newest_runs, to_row
 from driftline.storage.entities import Entity
 from driftline.storage.model import WorkspaceStats
@@ -173,6 +175,22 @@ def test_requests_are_priced_where_runs_have_counted_them() -> None:
 @pytest.mark.parametrize(("value", "text"), [(0, "0"), (1234, "1,234"), (12_345_678, "12.3M"), (0.0342, "0.0342")])
 def test_figures_are_short(value: float, text: str) -> None:
     assert number(value) == text
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_plots_show_only_finite_numbers(value: float) -> None:
+    points = [(START, 1.0), (START + timedelta(hours=1), value), (START + timedelta(hours=2), 2.0)]
+    for plot in (line_plot("v", [Series("v", points)]), bar_plot("v", [(str(at), y) for at, y in points])):
+        assert plot.count("<title>") == 2
+        assert not re.search("nan|inf", plot)
+    assert line_plot("v", [Series("v", points[1:])]) == bar_plot("v", [("v", value)]) == ""
+    assert number(value) == str(value)
+
+
+@pytest.mark.parametrize("value", [5e-324, sys.float_info.min, sys.float_info.max])
+def test_the_least_and_the_largest_numbers_are_plotted(value: float) -> None:
+    assert line_plot("v", [Series("v", [(START, 0.0), (START + timedelta(hours=1), value)])]).count("<title>") == 2
+    assert bar_plot("v", [("v", value)]).count("<title>") == 1
 
 
 def test_a_plot_holds_every_point_within_its_frame_and_survives_any_name() -> None:

@@ -332,6 +332,32 @@ def test_requests_are_recognized_in_builds_that_name_their_target(environ: dict[
 @pytest.mark.parametrize(
     "environ",
     [
+        {"CODEBUILD_BUILD_ID": "web:1", "CODEBUILD_WEBHOOK_EVENT": "PULL_REQUEST_CLOSED"},
+        {"CODEBUILD_BUILD_ID": "web:1", "CODEBUILD_WEBHOOK_EVENT": "PULL_REQUEST_MERGED"},
+        {"CI": "woodpecker", "CI_PIPELINE_EVENT": "pull_request_closed"},
+    ],
+)
+def test_builds_of_closed_requests_have_nothing_to_index(environ: dict[str, str], tmp_path: Path) -> None:
+    build = Build.detect(environ, str(tmp_path))
+    assert build.is_request
+    assert build.nothing_to_index == "The pull request is closed"
+
+
+def test_a_merged_change_of_gerrit_is_a_push_to_its_branch(tmp_path: Path) -> None:
+    environ = JENKINS | {"BRANCH_NAME": "main", "GERRIT_CHANGE_NUMBER": "7", "GERRIT_CHANGE_ID": "I7"}
+    merged = Build.detect(environ | {"GERRIT_EVENT_TYPE": "change-merged"}, str(tmp_path))
+    assert merged.index_branch("main") is None
+    assert merged.is_push_to("main")
+    for event in ("patchset-created", "comment-added", "change-abandoned", ""):
+        changed = Build.detect(environ | {"GERRIT_EVENT_TYPE": event}, str(tmp_path))
+        assert changed.index_branch("main") == "pr/7"
+    of_request = environ | {"GERRIT_EVENT_TYPE": "change-merged", "CHANGE_ID": "8"}
+    assert Build.detect(of_request, str(tmp_path)).index_branch("main") == "pr/8"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
         JENKINS | {"GIT_BRANCH": "main", "gitlabActionType": "TAG_PUSH"},
         {"CI": "true", "CI_PIPELINE_EVENT": "tag", "CI_COMMIT_REF": "refs/tags/main"},
         {"CI": "true", "TRAVIS_BRANCH": "main", "TRAVIS_TAG": "main", "TRAVIS_PULL_REQUEST": "false"},
@@ -412,7 +438,10 @@ def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:
     after_a_tag["head_sha"] = git(clone, "rev-parse", "HEAD")
     (tmp_path / "after.json").write_text(json.dumps({"workflow_run": after_a_tag}))
     run = environ | {"GITHUB_EVENT_NAME": "workflow_run", "GITHUB_EVENT_PATH": str(tmp_path / "after.json")}
-    for inferred in (run, JENKINS | {"GIT_BRANCH": "origin/main"}, {"CI": "true"}, {"TEAMCITY_VERSION": "2026.1"}):
+    merge = JENKINS | {"BRANCH_NAME": "main", "GIT_COMMIT": git(clone, "rev-parse", "HEAD")}
+    merge |= {"GERRIT_EVENT_TYPE": "change-merged", "GERRIT_CHANGE_NUMBER": "7"}
+    by_git = {"CI": "true"}, {"TEAMCITY_VERSION": "2026.1"}
+    for inferred in (run, merge, JENKINS | {"GIT_BRANCH": "origin/main"}, *by_git):
         with pytest.raises(UsageError, match="origin's main lacks"):
             Build.detect(inferred, str(clone)).index_branch("main")
     assert Build.detect({}, str(clone)).index_branch() is None  # by hand
@@ -421,6 +450,30 @@ def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:
     git(clone, "checkout", "-q", "--detach", "origin/main")
     with pytest.raises(UsageError, match="target"):
         Build.detect(environ, str(clone)).index_branch()
+
+
+@pytest.mark.parametrize("system", ["GitHub Actions", "Jenkins"])
+def test_another_commit_of_a_branch_that_was_not_fetched_is_refused(system: str, tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", "-b", "main")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "the tip of main")
+    run = {"event": "push", "head_branch": "feature", "head_repository": {"full_name": "team/web"}}
+
+    def built(commit: str) -> Build:
+        event = {"repository": {"default_branch": "main"}, "workflow_run": run | {"head_sha": commit}}
+        (tmp_path / "event.json").write_text(json.dumps(event))
+        said = {
+            "GitHub Actions": {
+                "GITHUB_EVENT_NAME": "workflow_run",
+                "GITHUB_REF": "refs/heads/main",
+                "GITHUB_EVENT_PATH": str(tmp_path / "event.json"),
+            },
+            "Jenkins": {"GIT_BRANCH": "origin/feature", "GIT_COMMIT": commit},
+        }
+        return Build.detect(BASES[system] | said[system], str(tmp_path))
+
+    with pytest.raises(UsageError, match=f"is of {COMMIT[:12]}, but .* is checked out"):
+        built(COMMIT).index_branch("main")
+    assert built(git(tmp_path, "rev-parse", "HEAD")).index_branch("main") == "feature"
 
 
 @pytest.mark.parametrize("system", ["Jenkins", "CircleCI", "Azure Pipelines", "Bitbucket Pipelines", "GitHub Actions"])
