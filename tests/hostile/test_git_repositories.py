@@ -157,6 +157,20 @@ def test_an_entry_without_a_mode_of_git_is_an_error(hostile: tuple[Path, str], m
         CommitTree(uri, commit).entries()
 
 
+def test_symbolic_refs_and_odd_line_breaks_in_names_hide_no_branch(hostile: tuple[Path, str]) -> None:
+    folder, uri = hostile
+    commit = publish(folder, tree(folder, ("100644", b"a.md", blob(folder, b"word\n"))))
+    other = git(folder, "commit-tree", f"{commit}^{{tree}}", "-m", "other")
+    names = ["topic", "topic\u2028x", "topic\u0085x", "zz\u2028"]
+    for name in names:
+        git(folder, "update-ref", f"refs/heads/{name}", commit if name == "topic" else other)
+    git(folder, "symbolic-ref", "refs/heads/zzz", "refs/heads/topic")
+    remote = parse_remote(uri)
+    assert remote is not None
+    branches = dict.fromkeys(names, other) | {"topic": commit, "zzz": commit}
+    assert mirror.current_branches(remote) == (commit, branches)
+
+
 @pytest.mark.parametrize(
     "uri",
     [
