@@ -178,7 +178,7 @@ def fleet(
         result = attempt.with_options(name="sync")(lambda: sync_fleets(request, progress))
         show_fleets(result)
         get_run_logger().info("%s", summary(result))
-        progress.finish(summary(result), has_changed=result["run_id"] is not None)
+        progress.finish(summary(result), has_changed=result["run_id"] is not None or bool(result["branch_run_ids"]))
     problems = [f"{each['name']}: {problem}" for each in result["fleets"] for problem in each["problems"]]
     problems += [f"{row['path']}: {row['reason']}" for each in result["fleets"] for row in _failed(each)]
     if problems:

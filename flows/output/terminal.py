@@ -360,6 +360,8 @@ def _about(row: Result) -> str:
         parts.append(f"renamed from {row['former_path']}")
     if row["branches"]:
         parts.append(f"{len(row['branches']):,} branches")
+    if row["skipped_branches"]:
+        parts.append(f"branches that are skipped: {', '.join(row['skipped_branches'])}")
     if row["archived"] and row["reason"] != "archived":
         parts.append("archived")
     if row["missed_since"]:

@@ -250,8 +250,11 @@ def sync_fleets(
         _ask(parts, request, progress, now())
         changed = [(part, each) for part in parts for each in _due(part, entities)]
         branches = _due_branches(parts, {each.entity for _, each in changed})
-        run_id = _run_changed(changed, parts, others, request, lease, progress, now) if lease is not None else None
+        run_id, of_branches = None, list[str]()
+        if lease is not None:
+            run_id, of_branches = _run_changed(changed, parts, others, request, lease, progress, now)
     report = {"workspace": request.workspace, "dry_run": request.dry_run, "run_id": run_id}
+    report["branch_run_ids"] = of_branches
     report["to_index"] = [each.entity for _, each in changed]
     report["branches"] = [
         {"entity": each.entity, "name": name, "commit": each.branches[name].commit or None}
@@ -268,9 +271,12 @@ def _run_changed(
     lease: Lease,
     progress: Progress,
     now: Callable[[], datetime],
-) -> str | None:
-    """Index changed repositories, retire missing ones, save the state before and after, and return the run id."""
-    run_id, failure = None, None
+) -> tuple[str | None, list[str]]:
+    """Index changed repositories, retire missing ones, and save the state before and after.
+
+    Return the id of the run, and those of the runs of branches.
+    """
+    run_id, of_branches, failure = None, list[str](), None
     save = partial(_save, request, parts, others, lease, now())
     try:
         if changed:
@@ -283,14 +289,14 @@ def _run_changed(
                 now,
                 save,
             )
-        _update_branches(parts, request, progress, now, save)
+        of_branches = _update_branches(parts, request, progress, now, save)
         _retire(parts, request, progress, now())
     except DriftlineError as error:
         failure = error
     _save(request, parts, others, lease, now())
     if failure is not None:
         raise failure
-    return run_id
+    return run_id, of_branches
 
 
 def has_failed(report: Mapping[str, Any]) -> bool:
@@ -305,7 +311,8 @@ def summary(report: Mapping[str, Any]) -> str:
     """Return a line about a report of ``sync_fleets``."""
     rows = [row for fleet in report["fleets"] for row in fleet["repositories"]]
     retired = sum(row["state"] == "retired" for row in rows)
-    return f"{len(rows):,} repositories, {len(report['to_index']):,} changed, {retired:,} retired"
+    branches = f", {len(report['branches']):,} branches changed" if report["branches"] else ""
+    return f"{len(rows):,} repositories, {len(report['to_index']):,} changed{branches}, {retired:,} retired"
 
 
 def _row(repository: KnownRepository, now: datetime) -> dict[str, Any]:
@@ -327,6 +334,7 @@ def _row(repository: KnownRepository, now: datetime) -> dict[str, Any]:
         "failures": repository.failures,
         "reason": repository.excluded or repository.reason,
         "branches": {name: each.indexed or None for name, each in repository.branches.items()},
+        "skipped_branches": repository.skipped_branches,
     } | {name: moment.isoformat() if moment else None for name, moment in times.items()}
 
 
@@ -440,7 +448,7 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
             return each.failed(error, now)
         stamp = settled_stamp(part.fleet.host, part.listing, each.listed)
         found = each.at_commit(commit, now, part.settings, stamp=stamp)
-        return found.with_branches(_selected(part, each, branches), part.fleet.branches) if commit else found
+        return found.with_branches(*_selected(part, each, branches), part.fleet.branches) if commit else found
 
     with ThreadPoolExecutor(CONCURRENT_LOOKUPS, thread_name_prefix="fleet") as pool:
         for (part, identifier, _), answer in zip(due, pool.map(ask, due), strict=True):
@@ -448,19 +456,24 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
             part.asked += 1
 
 
-def _selected(part: FleetPart, repository: KnownRepository, branches: Mapping[str, str]) -> dict[str, str]:
-    """Return the commits of the branches that the fleet follows, by their names in the index."""
-    found = {}
+def _selected(
+    part: FleetPart, repository: KnownRepository, branches: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the commits of the branches that the fleet follows, by their names in the index, and why it skips others.
+
+    Git allows names that a URI cannot have, and bots use them: they are no failure.
+    """
+    found, skipped = dict[str, str](), dict[str, str]()
     for branch, commit in branches.items():
         if any(fnmatchcase(branch, glob) for glob in part.fleet.branches):
             try:
                 check_name(branch)
                 _at_branch(part, repository, index_name(branch))
             except UsageError as error:
-                part.refused.append(error)
+                skipped[branch] = error.what
             else:
                 found[index_name(branch)] = commit
-    return found
+    return found, skipped
 
 
 # -- index --------------------------------------------------------------------------------------
@@ -646,8 +659,8 @@ def _update_branches(
     progress: Progress,
     now: Callable[[], datetime],
     save: Callable[[], None],
-) -> None:
-    """Delete vanished branches, and index changed ones, each name in one run.
+) -> list[str]:
+    """Delete vanished branches, and index changed ones, each name in one run; return the ids of these runs.
 
     ``save`` keeps the state before, so that a killed run leaves no branch that no fleet knows.
     """
@@ -659,13 +672,18 @@ def _update_branches(
             by_name[name][remote.uri if remote is not None else source.uri] = part, each.listed.id
     for part in parts:
         for each in [*part.repositories.values()]:
-            _delete_branches(part, each, request)
+            try:
+                _delete_branches(part, each, request)
+            except DriftlineError as error:
+                part.repositories[each.listed.id] = each.failed(error, now())
+    run_ids = list[str]()
     if by_name:
         save()
     for name, members in sorted(by_name.items()):
         sources = tuple(_at_branch(part, part.repositories[each], name) for part, each in members.values())
         try:
-            _, failed = _run(request, sources, progress, name)
+            run_id, failed = _run(request, sources, progress, name)
+            run_ids.append(run_id)
         except DriftlineError as error:  # of each source
             failed = dict.fromkeys(members, error)
         for uri, (part, identifier) in members.items():
@@ -674,6 +692,7 @@ def _update_branches(
                 part.repositories[identifier] = each.with_indexed(name, part.source_uri(each), part.settings)
             elif not isinstance(why, LeaseHeld):
                 part.repositories[identifier] = each.failed(why, now())
+    return run_ids
 
 
 def _delete_branches(part: FleetPart, repository: KnownRepository, request: FleetRequest) -> None:

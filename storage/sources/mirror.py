@@ -256,8 +256,10 @@ def _listed(remote: Remote, *names: str) -> tuple[dict[str, str], str]:
 
 def _parsed_refs(answer: str) -> dict[str, str]:
     """Return the commit of each ref in lines ``<id>\\t<ref>``, and at ``_SYMBOLIC`` what HEAD stands for."""
-    lines = [line.split("\t", 1) for line in answer.splitlines() if "\t" in line]
-    return {_SYMBOLIC if value.startswith("ref: ") else name: value for value, name in lines}
+    lines = [line.split("\t", 1) for line in answer.split("\n") if "\t" in line]  # a name may have other line breaks
+    found = {name: value for value, name in lines if not value.startswith("ref: ")}
+    head = next((value for value, name in lines if value.startswith("ref: ") and name == "HEAD"), "")
+    return found | {_SYMBOLIC: head} if head else found
 
 
 def _first(names: Sequence[str], found: Mapping[str, str]) -> str:
@@ -295,7 +297,7 @@ def _head_in_files(git_dir: str) -> str:
     commit = _text_of(os.path.join(git_dir, match[1])).strip()
     if not commit:
         packed = _text_of(os.path.join(git_dir, "packed-refs"))
-        named = (line.partition(" ") for line in packed.splitlines())
+        named = (line.partition(" ") for line in packed.split("\n"))
         commit = next((each for each, _, name in named if name == match[1]), "")
     return commit if COMMIT_ID.fullmatch(commit) else ""
 
@@ -336,7 +338,7 @@ def _git_dir(remote: Remote) -> str:
 
 def _ask(git_dir: str, *arguments: str) -> str | None:
     answer = ask(git_dir, "--git-dir", git_dir, *arguments)
-    return answer.decode("utf-8", "replace").strip() if answer is not None else None
+    return answer.decode("utf-8", "replace").strip("\n") if answer is not None else None
 
 
 # -- reaching the host --------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import stat
 import subprocess
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -34,13 +34,20 @@ _ENTRY_BYTES = 100
 MAX_BLOB_BYTES = 1 << 30
 OPEN_READERS = 4
 """Git processes that wait for further reads, besides those of ``more_readers``; others are ended."""
+MAX_MORE_READERS = 32
+"""Git processes that ``more_readers`` adds at most: each has two pipes and a lock, and a process may have 256 files."""
 _IDS_AT_ONCE = 500
 """Requests of 90 bytes each: fewer than fill a pipe, so that neither side blocks."""
+_FOLDERS_AT_ONCE_BYTES = 1 << 20
+"""Size of the folders that are read with one request, unless one alone is larger; Python's take ten times as much."""
 MAX_PATH_BYTES = 4096
 _FILE, _LINK, _FOLDER = stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR
+_MODE = re.compile(rb"[0-7]{5,6}")
 _NOT_PLAIN = frozenset({"", ".", "..", ".git"})
 
 _Request = Literal["info", "contents"]
+_PEELED = "^{commit}"
+"""Git's suffix for the commit that a tag points to."""
 
 
 class _Entry(NamedTuple):
@@ -60,6 +67,19 @@ class _Object(NamedTuple):
 
 _Tree = dict[bytes, _Entry]
 """The entries of a folder by name."""
+_ENDLESS = "The tree of the commit has a cycle, or millions of files"
+
+
+@dataclass(slots=True)
+class _Budget:
+    """The bytes of folders that may still be read."""
+
+    left: int
+
+    def allows(self, size: int) -> bool:
+        """Spend ``size`` bytes; return False if there were fewer."""
+        self.left -= size
+        return self.left >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +145,10 @@ class CommitTree:
         wanted = None if paths is None else {path.encode() for path in paths if _is_plain(path)}
         folders = None if wanted is None else {path[:at] for path in wanted for at in _slashes(path)}
         found: dict[bytes, _Entry] = {}
-        pending, size = [(b"", self._root(self.known_commit))], 0
+        pending, size, budget = [(b"", self._root(self.known_commit))], 0, _Budget(MAX_TREE_BYTES)
         while pending:
             below: list[tuple[bytes, str]] = []
-            for (prefix, _), tree in zip(pending, self._trees([each for _, each in pending]), strict=True):
+            for (prefix, _), tree in zip(pending, self._trees([each for _, each in pending], budget), strict=True):
                 for name, entry in tree.items():
                     path = prefix + name
                     if entry.kind != _FOLDER and (wanted is None or path in wanted):
@@ -137,7 +157,7 @@ class CommitTree:
                         below.append((path + b"/", entry.id))
                 size += sum(len(prefix) + len(name) + _ENTRY_BYTES for name in tree)
                 if size > MAX_TREE_BYTES:
-                    raise StorageError("The tree of the commit has a cycle, or millions of files", self.uri)
+                    raise StorageError(_ENDLESS, self.uri)
             pending = below
         blobs = [entry.id for entry in found.values() if entry.kind in (_FILE, _LINK)]
         sizes = dict(zip(blobs, _read_objects(self, blobs, "info"), strict=True))
@@ -146,21 +166,23 @@ class CommitTree:
     def changed_since(self, commit: str) -> list[str] | None:
         """Return the paths that differ between the trees of ``commit`` and of this one, sorted.
 
-        It reads only the folders that differ. Returns None if the mirror lacks ``commit``, or if there are too many to
-        list. Raises the errors of ``entries``.
+        It reads only the folders that differ. Returns None if the mirror lacks ``commit`` or a folder of it, or if
+        there are too many to list. Raises the errors of ``entries`` if the commit cannot be fetched.
         """
         with self.mirror.holding(self.known_commit):
             if not self.mirror.has(commit):
                 return None
         try:
-            before = self._root(commit)
-        except ObjectNotFound:
+            return self._differing(commit)
+        except StorageError:  # of this commit too, whose folders a full listing reads again
             return None
-        found, size = list[bytes](), 0
-        pending = [(b"", before, self._root(self.known_commit))]
+
+    def _differing(self, commit: str) -> list[str] | None:
+        found, size, budget = list[bytes](), 0, _Budget(MAX_TREE_BYTES)
+        pending = [(b"", self._root(commit), self._root(self.known_commit))]
         while pending:
             below: list[tuple[bytes, str, str]] = []
-            trees = iter(self._trees([each for _, *both in pending for each in both]))
+            trees = self._trees([each for _, *both in pending for each in both], budget)
             for prefix, _, _ in pending:
                 for name, old, new in _differences(next(trees), next(trees)):
                     path = prefix + name
@@ -183,7 +205,7 @@ class CommitTree:
 
     def _root(self, commit: str) -> str:
         """Return the id of the root folder of a commit. Raises ObjectNotFound."""
-        (found,) = _read_objects(self, [commit], "contents", "^{commit}")
+        (found,) = _read_objects(self, [commit], "contents", _PEELED)
         if found is None or not found.data.startswith(b"tree "):
             raise ObjectNotFound(f"Git cannot read {commit[:12]} of the repository", self.uri, "Run it again.")
         while len(_times) >= _TIMES_REMEMBERED:
@@ -191,19 +213,35 @@ class CommitTree:
         _times[commit] = _time_of(found.data)
         return found.data[len(b"tree ") :].partition(b"\n")[0].decode("ascii", "replace")
 
-    def _trees(self, ids: Sequence[str]) -> Iterator[_Tree]:
-        """Yield the content of each folder; that of "" is empty. Raises StorageError."""
-        distinct = [*dict.fromkeys(each for each in ids if each)]
-        trees: dict[str, _Tree] = {"": {}}
-        for each, found in zip(distinct, _read_objects(self, distinct, "contents"), strict=True):
-            try:
-                trees[each] = _parsed_tree(
-                    found.data if found is not None and found.kind == b"tree" else b"?", len(each) // 2
-                )
-            except ValueError as error:
-                where = f"of {self.known_commit[:12]} of the repository"
-                raise StorageError(f"Git cannot read a folder {where}", self.uri, "Run it again.") from error
-        return (trees[each] for each in ids)
+    def _trees(self, ids: Sequence[str], budget: _Budget) -> Iterator[_Tree]:
+        """Yield the content of each folder, few in memory at once; that of "" is empty.
+
+        Raises StorageError, also before it reads a folder that exceeds ``budget``.
+        """
+        for start in range(0, len(ids), _IDS_AT_ONCE):
+            part = ids[start : start + _IDS_AT_ONCE]
+            distinct = [*dict.fromkeys(each for each in part if each)]
+            found = zip(distinct, _read_objects(self, distinct, "info"), strict=True)
+            sizes = {"": 0} | {name: self._folder(each).size for name, each in found}
+            for batch in _batches(part, sizes):
+                if not budget.allows(sum(sizes[each] for each in batch)):
+                    raise StorageError(_ENDLESS, self.uri)
+                wanted, trees = [*dict.fromkeys(each for each in batch if each)], dict[str, _Tree]({"": {}})
+                for name, each in zip(wanted, _read_objects(self, wanted, "contents"), strict=True):
+                    try:
+                        trees[name] = _parsed_tree(self._folder(each).data, len(name) // 2)
+                    except ValueError as error:
+                        raise self._unreadable() from error
+                yield from (trees[name] for name in batch)
+
+    def _folder(self, found: _Object | None) -> _Object:
+        if found is None or found.kind != b"tree":
+            raise self._unreadable()
+        return found
+
+    def _unreadable(self) -> StorageError:
+        where = f"of {self.known_commit[:12]} of the repository"
+        return StorageError(f"Git cannot read a folder {where}", self.uri, "Run it again.")
 
     def close(self) -> None:
         """End the process that waits for further reads."""
@@ -240,6 +278,20 @@ def _slashes(path: bytes) -> Iterator[int]:
     return (at for at, letter in enumerate(path) if letter == ord("/"))
 
 
+def _batches(ids: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Split ``ids``, in order, into batches whose distinct folders have few bytes."""
+    batch, size, known = list[str](), 0, set[str]()
+    for each in ids:
+        if batch and each not in known and size + sizes[each] > _FOLDERS_AT_ONCE_BYTES:
+            yield batch
+            batch, size, known = [], 0, set()
+        size += 0 if each in known else sizes[each]
+        known.add(each)
+        batch.append(each)
+    if batch:
+        yield batch
+
+
 def _parsed_tree(data: bytes, length: int) -> _Tree:
     r"""Return the entries of a folder, ``<mode> <name>\0<id>`` each, with ids of ``length`` bytes.
 
@@ -250,10 +302,14 @@ def _parsed_tree(data: bytes, length: int) -> _Tree:
     while at < len(data):
         space = data.index(b" ", at)
         end = data.index(b"\0", space)
-        mode, object_id = int(data[at:space], 8), data[end + 1 : end + 1 + length]
+        mode, object_id = data[at:space], data[end + 1 : end + 1 + length]
         if len(object_id) != length:
             raise ValueError("an entry ends early")
-        found.setdefault(data[space + 1 : end], _Entry(stat.S_IFMT(mode), object_id.hex()))
+        if not _MODE.fullmatch(mode):
+            raise ValueError("an entry has no mode")
+        found.setdefault(data[space + 1 : end], _Entry(stat.S_IFMT(int(mode, 8)), object_id.hex()))
+        if len(found) > MAX_TREE_BYTES // _ENTRY_BYTES:
+            raise ValueError("a folder has millions of entries")
         at = end + 1 + length
     return found
 
@@ -324,6 +380,9 @@ class _Reader:
                 self._end()
                 where = self._tree.uri
                 raise StorageError("Git cannot read the objects of the repository", where, str(error)) from error
+            except BaseException:  # an interrupted read leaves answers in the pipe, which the next one would take
+                self._end()
+                raise
 
     def _read(self, requests: Sequence[str], kind: _Request) -> list[_Object | None]:
         takes_commands = _takes_commands()
@@ -338,9 +397,13 @@ class _Reader:
         stdin.write("".join(f"{command}{each}\n" for each in requests).encode("ascii"))
         stdin.flush()
         found: list[_Object | None] = []
-        for _ in requests:
+        for each in requests:
             header = stdout.readline().split()
-            if len(header) == 2 and header[1] == b"missing":
+            is_missing = len(header) == 2 and header[1] == b"missing"
+            is_other = header[0] != each.encode("ascii")
+            if is_other and (is_missing or not each.endswith(_PEELED) or header[1] != b"commit"):
+                raise ValueError("git answers another request")
+            if is_missing:
                 found.append(None)
                 continue
             size, data = int(header[2]), b""
@@ -402,7 +465,7 @@ def _reader(tree: CommitTree) -> _Reader:
         for other in [each for each in _readers if each[0] != pid]:
             del _readers[other]  # of the process that this one was forked from
         done = [each for each in _readers if each[1] == folder]
-        excess = len(_readers) - len(done) + 1 - OPEN_READERS - sum(_more_readers)
+        excess = len(_readers) - len(done) + 1 - OPEN_READERS - min(sum(_more_readers), MAX_MORE_READERS)
         done += [each for each in _readers if each not in done][: max(0, excess)]
         idle = [_readers.pop(each) for each in done]
         _readers[key] = known
@@ -413,7 +476,10 @@ def _reader(tree: CommitTree) -> _Reader:
 
 @contextlib.contextmanager
 def more_readers(count: int) -> Iterator[None]:
-    """Let ``count`` more processes wait, of .3 MB each, for sources whose files are read after others are listed."""
+    """Let ``count`` more processes wait, of .3 MB each, for sources whose files are read after others are listed.
+
+    There are at most ``MAX_MORE_READERS``.
+    """
     _more_readers.append(count)
     try:
         yield

@@ -55,7 +55,7 @@ class KnownRepository(BaseModel):
     listings that lack it, and ``empty_since`` is when the indexed branch was first seen without a commit. ``excluded``
     says why it does not belong to the fleet. ``uri`` is that of the source; after a run that did not end, the source
     may have one of ``other_uris`` instead. ``branches`` has the other branches, by their names in the index, that match
-    the globs ``followed``.
+    the globs ``followed``; ``skipped_branches`` says why matching ones cannot be indexed.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -81,6 +81,7 @@ class KnownRepository(BaseModel):
     reason: str = ""
     branches: dict[str, KnownBranch] = {}
     followed: tuple[str, ...] = ()
+    skipped_branches: dict[str, str] = {}
 
     @property
     def state(self) -> State:
@@ -139,14 +140,20 @@ class KnownRepository(BaseModel):
             update={"commit": commit, "looked_at": now, "behind_since": since, "stamp": stamp} | fine
         )
 
-    def with_branches(self, commits: Mapping[str, str], followed: tuple[str, ...]) -> KnownRepository:
-        """Return the repository after its host has named the ``commits`` of its branches that match ``followed``."""
+    def with_branches(
+        self, commits: Mapping[str, str], skipped: Mapping[str, str], followed: tuple[str, ...]
+    ) -> KnownRepository:
+        """Return the repository after its host has named the ``commits`` of its branches that match ``followed``.
+
+        ``skipped`` says why others are not indexed.
+        """
         gone = {name: each.model_copy(update={"commit": ""}) for name, each in self.branches.items()}
         known = {
             name: self.branches.get(name, KnownBranch()).model_copy(update={"commit": commit})
             for name, commit in commits.items()
         }
-        return self.model_copy(update={"branches": gone | known, "followed": followed})
+        changes = {"branches": gone | known, "skipped_branches": dict(skipped), "followed": followed}
+        return self.model_copy(update=changes)
 
     def with_indexed(self, name: str, uri: str, settings: str) -> KnownRepository:
         """Return the repository after a run has indexed the commit of its branch ``name``."""

@@ -13,6 +13,7 @@ import pytest
 from driftline.storage.errors import DriftlineError, SourceNotFound, StorageError, UsageError
 from driftline.storage.sources import mirror, repository
 from driftline.storage.sources.mirror import parse_remote
+from driftline.storage.sources.repository import CommitTree
 from driftline.storage.sources.source import open_source
 from tests.hostile.test_git_executes_nothing import COMMAND_KEYS
 from tests.servers.git_server import Checkout, GitServer, git
@@ -106,6 +107,68 @@ def test_an_endless_tree_is_an_error_and_a_huge_blob_is_not_read(
     monkeypatch.setattr(repository, "MAX_DIFF_BYTES", 1_000_000)
     outcome = driftline("index", uri, "--workspace", tmp_path / "index")
     assert (outcome.code, "millions of files" in outcome.err) == (3, True), outcome.err
+
+
+def test_huge_folders_are_refused_before_all_of_them_are_read(
+    hostile: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, uri = hostile
+    text = blob(folder, b"word\n")
+    old = publish(folder, tree(folder, ("100644", b"a.md", text)))
+    assert len(CommitTree(uri, old).entries()) == 1
+    levels = [
+        tree(folder, *(("100644", b"%d %d" % (number, each), text) for each in range(1_000))) for number in range(20)
+    ]
+    new = publish(folder, tree(folder, *(("40000", b"%d" % number, each) for number, each in enumerate(levels))))
+    read: list[int] = []
+    original = repository._Reader._read
+
+    def counted(self: Any, requests: Any, kind: Any) -> Any:
+        found = original(self, requests, kind)
+        read.extend(len(each.data) for each in found if each is not None)
+        return found
+
+    monkeypatch.setattr(repository._Reader, "_read", counted)
+    monkeypatch.setattr(repository, "_FOLDERS_AT_ONCE_BYTES", 50_000)
+    commit_tree = CommitTree(uri, new)
+    with monkeypatch.context() as patch:
+        patch.setattr(repository, "MAX_TREE_BYTES", 200_000)
+        with pytest.raises(StorageError, match="millions of files"):
+            commit_tree.entries()
+    assert sum(read) < 150_000, "of 600,000"
+    read.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(repository, "MAX_DIFF_BYTES", 200_000)
+        assert commit_tree.changed_since(old) is None
+    assert sum(read) < 150_000
+    read.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(repository, "MAX_TREE_BYTES", 20_000)
+        with pytest.raises(StorageError, match="millions of files"):
+            commit_tree.entries()
+    assert sum(read) < 5_000, "no folder that alone is too large is read"
+
+
+@pytest.mark.parametrize("mode", ["7" * 30, "644", "0o1006", "-10064", "1_0064"])
+def test_an_entry_without_a_mode_of_git_is_an_error(hostile: tuple[Path, str], mode: str) -> None:
+    folder, uri = hostile
+    commit = publish(folder, tree(folder, (mode, b"a.md", blob(folder, b"word\n"))))
+    with pytest.raises(StorageError, match="Git cannot"):
+        CommitTree(uri, commit).entries()
+
+
+def test_symbolic_refs_and_odd_line_breaks_in_names_hide_no_branch(hostile: tuple[Path, str]) -> None:
+    folder, uri = hostile
+    commit = publish(folder, tree(folder, ("100644", b"a.md", blob(folder, b"word\n"))))
+    other = git(folder, "commit-tree", f"{commit}^{{tree}}", "-m", "other")
+    names = ["topic", "topic\u2028x", "topic\u0085x", "zz\u2028"]
+    for name in names:
+        git(folder, "update-ref", f"refs/heads/{name}", commit if name == "topic" else other)
+    git(folder, "symbolic-ref", "refs/heads/zzz", "refs/heads/topic")
+    remote = parse_remote(uri)
+    assert remote is not None
+    branches = dict.fromkeys(names, other) | {"topic": commit, "zzz": commit}
+    assert mirror.current_branches(remote) == (commit, branches)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from driftline.flows.runs import branches as branch_runs
 from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs.branches import prune_branches
-from driftline.flows.runs.fleet import has_failed
+from driftline.flows.runs.fleet import has_failed, summary
 from driftline.storage.entities import Entity
 from driftline.storage.errors import StorageError
 from driftline.storage.sources.discovery import spelling
@@ -333,6 +333,46 @@ def test_a_branch_that_fails_stops_no_other(
     assert branches(fleet) == {"b": {"topic": {"b.md"}}}
     fleet.sync(retry=True)
     assert branches(fleet)["a"] == {"topic": {"a.md"}}
+
+
+def test_a_branch_with_a_damaged_record_stops_no_other_repository(projects: dict[str, Checkout], fleet: Fleet) -> None:
+    fleet.tables += 'branches = ["*"]\n'
+    for name in "ab":
+        git(projects[name].remote, "branch", "topic", "main")
+    entity = Entity.parse(rows(fleet.sync())["team/a"]["entity"])
+    (record,) = branch_records(fleet.workspace, entity)
+    (fleet.folder / "index" / branch_at(entity, record).record_path).write_text("{")
+    git(projects["a"].remote, "branch", "-D", "topic")
+    projects["b"].write("more.md", "more\n")
+    projects["b"].push("topic")
+    report = fleet.sync()
+    assert states(report) == {"team/a": "failing", "team/b": "indexed", "team/c": "indexed"}
+    assert "topic" in rows(report)["team/b"]["branches"]
+    assert len(report["branch_run_ids"]) == 1
+
+
+def test_branches_that_a_uri_cannot_name_are_skipped_with_a_reason(projects: dict[str, Checkout], fleet: Fleet) -> None:
+    fleet.tables += 'branches = ["*"]\n'
+    odd = ["dependabot/npm_and_yarn/@types/node-18", "x@y", "a#b"]
+    for name in [*odd, "topic"]:
+        git(projects["a"].remote, "branch", name, "main")
+    report = fleet.sync()
+    skipped = rows(report)["team/a"]["skipped_branches"]
+    assert (set(skipped), all(skipped.values()), has_failed(report)) == ({*odd}, True, False)
+    assert branches(fleet) == {"a": {"topic": {"a.md"}}}
+    git(projects["a"].remote, "branch", "-D", "x@y")
+    assert set(rows(fleet.sync())["team/a"]["skipped_branches"]) == {odd[0], odd[2]}
+
+
+def test_runs_of_branches_are_reported(projects: dict[str, Checkout], fleet: Fleet) -> None:
+    fleet.tables += 'branches = ["*"]\n'
+    fleet.sync()
+    for name in "ab":
+        git(projects[name].remote, "branch", "topic", "main")
+    report = fleet.sync()
+    assert (report["run_id"], len(report["branch_run_ids"])) == (None, 1)
+    assert summary(report) == "3 repositories, 0 changed, 2 branches changed, 0 retired"
+    assert fleet.sync()["branch_run_ids"] == []
 
 
 def test_other_file_globs_index_the_fleet_again(projects: dict[str, Checkout], fleet: Fleet) -> None:

@@ -455,6 +455,56 @@ def test_a_reader_that_was_closed_or_killed_is_replaced(
     assert sources[1].read("docs/b.md") == b"beta\n"
 
 
+def test_a_reader_that_has_failed_or_is_out_of_step_returns_no_other_content(project: Checkout) -> None:
+    repository.close_readers()
+    source = open_source(f"git+file://{project.remote}")
+    assert source.read("docs/b.md") == b"beta\n"
+
+    def process() -> Any:
+        (reader,) = repository._readers.values()
+        (found,) = reader._processes.values()
+        return found
+
+    class Failing:
+        def __init__(self, pipe: Any) -> None:
+            self.close = pipe.close
+
+        def readline(self) -> bytes:
+            raise MemoryError
+
+    process().stdout = Failing(process().stdout)
+    with pytest.raises(MemoryError):
+        source.read("src/a.py")
+    assert source.read("docs/b.md") == b"beta\n"
+    process().stdin.write(f"contents {git(project.remote, 'rev-parse', 'main:src/a.py')}\n".encode())
+    with pytest.raises(StorageError, match="another request"):
+        source.read("docs/b.md")
+    assert source.read("docs/b.md") == b"beta\n"
+
+
+def test_many_sources_keep_few_processes_of_git(
+    project: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository, "MAX_MORE_READERS", 2)
+    monkeypatch.setattr(repository, "OPEN_READERS", 1)
+    monkeypatch.setenv("DRIFTLINE_GIT_CACHE", str(tmp_path / "cache"))
+    with repository.more_readers(500), repository.more_readers(500):
+        for number in range(5):
+            copy = shutil.copytree(project.remote, tmp_path / f"{number}.git")
+            assert open_source(f"git+file://{copy}").read("docs/b.md") == b"beta\n"
+        assert len(repository._readers) == 3
+
+
+def test_a_run_lists_everything_if_a_folder_of_the_last_commit_is_gone(project: Checkout, run: Driftline) -> None:
+    uri = f"git+file://{project.remote}"
+    run(uri)
+    lost = git(project.remote, "rev-parse", "main:docs")
+    project.write("docs/b.md", "changed\n")
+    project.push()
+    (project.remote / "objects" / lost[:2] / lost[2:]).unlink()
+    assert counts(run(uri)) == (0, 1, 0, 1)
+
+
 def test_an_older_git_reads_the_same(project: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
     project.write("a/b/c.md", "deep\n")
     project.push()
