@@ -75,8 +75,8 @@ def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
     yield line_plot("Recall@10 of the vector index", history.measured("recall_at_10"))
     searches = history.of_runs("search", "median of an hour", lambda run: run.seconds * 1000.0)
     hit_rates = history.of_runs("search", "mean of an hour", lambda run: run.report.get("hit_rate"))
-    yield line_plot("Search time with a filter", [searches], unit="ms")
-    yield line_plot("Hit rate of filters: share of the lines that they allow", [hit_rates])
+    yield line_plot("Search time with a filter", [searches], unit="ms", even_one=True)
+    yield line_plot("Hit rate of filters: share of the lines that they allow", [hit_rates], even_one=True)
     yield line_plot("Search time, p50", history.measured("p50_seconds", 1000.0), unit="ms")
 
 
@@ -99,12 +99,16 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 14, 34, 46
 _COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2")
 MAX_SERIES = len(_COLOURS)
 _TICKS = 4
+HALF_HOUR_SECONDS = 1_800
+"""What a plot shows on each side of a single moment."""
 _LEAST = 1000 * sys.float_info.min
 """The top of the least axis: ticks below it would lose their precision, and then be 0."""
 
 
-def line_plot(title: str, series: Sequence[Series], *, unit: str = "", steps: bool = False) -> str:
-    """Draw an ``<svg>`` of ``series`` over time, with the y axis from 0 up; "" if all points are of one moment.
+def line_plot(
+    title: str, series: Sequence[Series], *, unit: str = "", steps: bool = False, even_one: bool = False
+) -> str:
+    """Draw an ``<svg>`` of ``series`` over time, with the y axis from 0 up; "" without two moments, or ``even_one``.
 
     Draws the finite points of the first ``MAX_SERIES`` series that have some. ``steps`` holds each value until the next
     point. The tooltip of a point shows its value.
@@ -114,7 +118,9 @@ def line_plot(title: str, series: Sequence[Series], *, unit: str = "", steps: bo
     moments = [moment.timestamp() for line in drawn for moment, _ in line.points]
     first, last = min(moments, default=0.0), max(moments, default=0.0)
     if first == last:
-        return ""
+        if not (even_one and drawn):
+            return ""
+        first, last = first - HALF_HOUR_SECONDS, last + HALF_HOUR_SECONDS
     step = _tick(max(value for line in drawn for _, value in line.points))
     top = step * _TICKS
 

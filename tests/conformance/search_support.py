@@ -96,9 +96,10 @@ def files_of(folder: Path) -> dict[str, tuple[int, int]]:
 
 def pages() -> dict[str, str]:
     """The pages that users read, with their generated parts, by their paths."""
-    fill = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["fill"]
+    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
     found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "flows").glob("*.md")]
-    return {path.relative_to(ROOT).as_posix(): fill(path.read_text()) for path in found if path.exists()}
+    written = {path.relative_to(ROOT).as_posix(): hooks["fill"](path.read_text()) for path in found if path.exists()}
+    return written | {f"docs/reference/{name}.md": page for name, page in hooks["command_pages"]().items()}
 
 
 def action_pages() -> str:
