@@ -254,14 +254,12 @@ def test_json_output_is_one_object(ci: Driftline, repository: Path) -> None:
     assert report["commit"] == git(repository, "rev-parse", "HEAD")
 
 
-def test_a_build_of_a_commit_that_is_not_checked_out_is_reported(
-    ci: Driftline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_of_a_commit_that_is_not_checked_out_is_refused(ci: Driftline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     monkeypatch.setenv("CI_COMMIT_SHA", "f" * 40)
     done = ci()
-    assert done.code == 0
-    assert "is checked out and indexed" in done.err
+    assert done.code == 2
+    assert f"This build is of {'f' * 40}, but" in done.err
 
 
 def test_builds_of_other_branches_are_skipped(ci: Driftline, repository: Path, tmp_path: Path) -> None:
