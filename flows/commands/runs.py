@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
-from uuid import uuid4
 
 import typer
 
@@ -69,37 +66,21 @@ def report(
 
     opened = Workspace.open(target, options_for(target))
     recent_runs = newest_runs(opened, limit, searches_by_hour(opened))
-    write = _write_named
-    if out is None:  # a run over the sources must not index the page
-        out, write = Path(opened.local_path or "", REPORT if opened.local_path else "driftline-report.html"), _replace
-    page = render(opened.stats(), recent_runs, datetime.now(UTC), prices_for())
-    try:
-        write(out, page.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise UsageError("The report cannot be written", str(out), f"{error.strerror}.") from error
+    page = render(opened.stats(), recent_runs, datetime.now(UTC), prices_for()).encode("utf-8", "backslashreplace")
+    if out is None and opened.local_path is not None:  # a run over the sources must not index the page
+        opened.objects.delete([REPORT])
+        opened.objects.create(REPORT, page)
+        out = Path(opened.local_path, REPORT)
+    else:
+        try:
+            if out is None:
+                out = Path("driftline-report.html")
+                out.unlink(missing_ok=True)  # it may be a link that somebody else has made
+            out.write_bytes(page)
+        except OSError as error:
+            raise UsageError("The report cannot be written", str(out), f"{error.strerror}.") from error
     if as_json:
         print_json({"workspace": opened.objects.uri, "report": str(out.resolve()), "runs": len(recent_runs)})
     else:
         say(f"{out}: {len(recent_runs):,} {'run' if len(recent_runs) == 1 else 'runs'}")
     return DONE
-
-
-def _write_named(path: Path, page: bytes) -> None:
-    """Write to the file that the user names, which may be a link or a device."""
-    path.write_bytes(page)
-
-
-def _replace(path: Path, page: bytes) -> None:
-    """Put a new file at ``path``: a workspace may be anyone's, and a link in it may name any file of the user."""
-    from driftline.storage.objects.store import TEMPORARY_PREFIX
-
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{uuid4().hex}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(page)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise

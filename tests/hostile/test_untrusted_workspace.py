@@ -187,7 +187,7 @@ def test_a_report_overwrites_no_file_that_a_link_in_the_workspace_names(
     assert "<html" in report.read_text()
     report.unlink()
     (report / "in the way").mkdir(parents=True)
-    assert driftline("report").code == 2
+    assert driftline("report").code == 3
     assert not [*unpacked.glob(".tmp-*")]
 
 
