@@ -423,7 +423,7 @@ class MemoryStore:
         """
         return self._entities.delete_entity(entity, cascade=cascade)
 
-    # -- maintenance ------------------------------------------------------------------------------
+    # -- maintenance -------------------------------------------------------------------------
 
     def flush(self) -> int:
         """Apply all pending changes of the catalog to indexes and vectors.

@@ -378,8 +378,9 @@ def _placed(candidates: Candidates) -> NDArray[np.float32]:
             of_file = np.flatnonzero(lines.document == document)
             away = np.abs(lines.number[of_file] - (line - 1 if line else 0))
             if len(away) and away.min() < LINES_PER_BLOCK:
-                near = of_file[away < LINES_PER_BLOCK]
-                found[near] = np.maximum(found[near], 0.0 if line else HEAD_OF_FILE)  # another place may be near
+                if line is None:
+                    near = of_file[away < LINES_PER_BLOCK]
+                    found[near] = np.maximum(found[near], HEAD_OF_FILE)
                 found[of_file[away.argmin()]] = 1.0
     return found
 
