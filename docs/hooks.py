@@ -40,7 +40,9 @@ COMMANDS = "commands"
 """The folder of the generated pages of commands, in the site."""
 MAX_EXAMPLES = 4
 
-_PART = re.compile(r"<!-- generated: (?P<name>[\w-]+)(?: (?P<argument>\S+))?(?P<meanings>\n.*?)?\s*-->", re.DOTALL)
+_PART = re.compile(
+    r"<!-- generated: (?P<name>[\w-]+)(?: (?P<argument>(?!-->)\S+))?(?P<meanings>\n.*?)?\s*-->", re.DOTALL
+)
 _BLOCK = re.compile(r"^ *```(?:sh|console|text)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _PIPE = re.compile(r"(`[^`]*`)|\|")
 """A code span, whose pipes stay, or a pipe."""

@@ -137,6 +137,11 @@ def test_a_page_that_explains_a_key_that_the_code_lacks_is_refused() -> None:
         module.fill(part)
 
 
+def test_a_generated_part_ends_with_its_comment() -> None:
+    page = "<!-- generated: filters -->\n\n### Globs {#globs}\n\n<!-- a comment -->\n"
+    assert hooks().fill(page).endswith("\n\n### Globs {#globs}\n\n<!-- a comment -->\n")
+
+
 def test_every_kind_of_error_has_an_entry_in_troubleshooting() -> None:
     page = (DOCS / "operate" / "troubleshooting.md").read_text()
     entries = dict(re.findall(r"^### \w+ \{#(\w+)\}\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
