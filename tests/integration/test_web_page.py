@@ -22,7 +22,7 @@ from driftline.tasks.search.query import ExactCounts, SearchReport
 from driftline.tasks.search.request import SearchRequest
 from tests.servers.axe import SCRIPT as AXE
 from tests.servers.axe import violations
-from tests.servers.browser import SCREENSHOT_VARIABLE, WAIT_MILLISECONDS, Browser, open_browser
+from tests.servers.browser import WAIT_MILLISECONDS, Browser, open_browser
 from tests.servers.git_server import git
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -428,7 +428,6 @@ def test_a_page_is_small_and_renders_quickly(site: Site) -> None:
         assert site.browser.first_paint_milliseconds() > 0
 
 
-@pytest.mark.skipif(os.environ.get(SCREENSHOT_VARIABLE) != "1", reason=f"{SCREENSHOT_VARIABLE} is not 1")
 def test_pictures_of_the_pages_for_the_documentation(site: Site, driftline: Callable[..., Any], tmp_path: Path) -> None:
     page = site.page
     (site.tree / HOSTILE_NAME).unlink()  # which means nothing to readers
