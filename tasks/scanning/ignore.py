@@ -208,7 +208,7 @@ _DESCENDING = re.compile(r"\[(.)-(.)\]")
 _PATTERNS_PER_REGEX = 100
 """RE2 limits the memory of an expression; matching is slow beyond."""
 _FEW_PATHS = 1_000
-"""For fewer paths, it takes longer to compile all names of credentials than to find those that can match."""
+"""For fewer paths, compiling all names of credentials takes longer than selecting the ones that can match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +339,7 @@ class PatternList:
         return runs
 
     def _selected(self, paths: pa.Array, runs: Sequence[_Run]) -> Iterator[tuple[bool, list[str]]]:
-        """Yield the sign and the expressions of each run, of ``paths`` that are few only those that may match any."""
+        """Yield the sign and the expressions of each run; if ``paths`` are few, only of patterns that may match."""
         text = b"\n".join(paths.to_pylist()) if len(paths) <= _FEW_PATHS else None
         if text is not None and self._ignores_case:
             text = text.lower()

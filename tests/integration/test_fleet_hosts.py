@@ -15,7 +15,7 @@ from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError,
 from driftline.storage.sources import discovery
 from driftline.storage.sources.discovery import Host, Listing, Repository, Selection, discover, open_pulls
 from tests.servers.git_server import Checkout, GitServer, git
-from tests.servers.host_api import PREFIXES, HostApi, Hosted, altered, failing, moved, throttled
+from tests.servers.host_api import PREFIXES, HostApi, Hosted, answering, failing, moved, throttled
 from tests.support.fleets import Fleet, branches, rows, states
 
 OWNERS = {"github": "org", "gitlab": "group", "gitea": "org", "cloud": "org", "server": "org"}
@@ -137,7 +137,7 @@ def test_a_pull_request_is_closed_only_if_the_host_says_so(api: HostApi) -> None
     commits_now, etag = found
     assert (commits_now, bool(etag)) == ({4: "", 5: commits[5], 9: ""}, True)
     assert open_pulls(host, repository, [5], etag) is None, "the listing is unchanged"
-    api.faults = [altered(api, lambda reply: (reply[0], reply[1], b"[]"))]
+    api.faults = [answering(b"[]")]
     assert open_pulls(host, repository, [5]) == ({}, ""), "it is not listed, and the host says that it is open"
     api.faults = [lambda _: None, failing(404)]
     with pytest.raises(SourceNotFound):
@@ -148,7 +148,7 @@ def test_a_pull_request_is_closed_only_if_the_host_says_so(api: HostApi) -> None
         b"[7]",
         b"{}",
     ):
-        api.faults = [altered(api, lambda reply, wrong=wrong: (reply[0], {}, wrong))]
+        api.faults = [answering(wrong)]
         with pytest.raises(StorageError):
             open_pulls(host, repository)
 

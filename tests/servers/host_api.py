@@ -150,6 +150,11 @@ def failing(status: int = 502) -> Callable[[str], Reply | None]:
     return lambda _: (status, {}, b"<html>bad gateway</html>")
 
 
+def answering(body: bytes) -> Callable[[str], Reply | None]:
+    """A fault: another answer."""
+    return lambda _: (200, {}, body)
+
+
 def moved(address: str) -> Callable[[str], Reply | None]:
     """A fault: a redirect to ``address``, with the same path."""
     return lambda target: (302, {"Location": address + target}, b"")
