@@ -1,7 +1,7 @@
 """Record the terminal sessions of README.md, of the home page and of guides: run the commands for real, and show what
 they print.
 
-    python docs/record_session.py       # writes into README.md, guides/{sql,exact-search,documents}.md, images/session.svg
+    python docs/record_session.py   # into README.md, guides/{sql,exact-search,documents}.md, images/session.svg
 
 The sessions run in temporary copies of ``storage/``, shown as ``~/driftline/storage``.
 """

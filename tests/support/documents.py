@@ -229,7 +229,10 @@ HERONS: dict[str, bytes] = {
     "reply.eml": b"From: ann@example.org\nSubject: Ponds\n\nThe heron prefers ours.\n",
     "report.docx": docx(paragraph("Results", "Heading1") + table(("heron", "12 nests"))),
     "survey.ipynb": notebook(("markdown", "# Survey"), ("code", "nests = 12  # heron")),
-    "talk.odp": opendocument("presentation", "".join(f"<draw:page><text:p>{each}</text:p></draw:page>" for each in ("Storks", "A heron nests in trees"))),
+    "talk.odp": opendocument(
+        "presentation",
+        "".join(f"<draw:page><text:p>{each}</text:p></draw:page>" for each in ("Storks", "A heron nests in trees")),
+    ),
     "talk.pptx": pptx("Storks", "Nests", notes={2: "Show the heron here."}),
 }
 """The folder of the guide: each file has one line about herons."""
