@@ -15,7 +15,7 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from driftline.flows.config.locate import workspace_named
-from driftline.flows.config.schema import FleetTable
+from driftline.flows.config.toml_schema import FleetTable
 from driftline.flows.runs.branches import DEFAULT_PRUNED_AFTER_DAYS, prune_branches
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.flows.scheduling.artifacts import (
@@ -165,7 +165,7 @@ def fleet(
     Returns:
         The report of the sync, as ``driftline fleet sync --json`` prints it.
     """
-    from driftline.flows.config.toml_file import Configuration, fleets_of, open_config
+    from driftline.flows.config.driftline_toml import Configuration, fleets_of, open_config
     from driftline.flows.runs.fleet import FleetRequest, summary, sync_fleets
 
     uri, found = workspace_named(workspace), fleets_of(fleets) if fleets else open_config(None).fleets

@@ -8,7 +8,7 @@ import typer
 
 from driftline.flows.commands.app import DONE, JsonOption, app, show
 from driftline.flows.config.locate import workspace_named
-from driftline.flows.output.plain import say_done
+from driftline.flows.output.plain_text import say_done
 
 
 @app.command()
@@ -23,7 +23,7 @@ def pull(
 
     Later pulls fetch only new files. Searches see either the old or the new version.
     """
-    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.runs.pull import PullRequest, pull_workspace
 

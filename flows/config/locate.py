@@ -19,7 +19,7 @@ from driftline.flows.config.environment import (
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
-    from driftline.flows.config.toml_file import Configuration
+    from driftline.flows.config.driftline_toml import Configuration
     from driftline.storage.entities import Boundary
     from driftline.storage.sources.source import SourceAccess
     from driftline.storage.workspace.workspace import Workspace
@@ -45,7 +45,7 @@ def workspace_for_reading(given: str | None, environment: Environment | None = N
     named = given or environment.environ.get(WORKSPACE_VARIABLE)
     if named:
         return absolute_workspace(named, environment.cwd, environment.workspaces_home)
-    from driftline.flows.config.toml_file import CONFIG_VARIABLE, find_config, load_config  # loads pydantic
+    from driftline.flows.config.driftline_toml import CONFIG_VARIABLE, find_config, load_config  # loads pydantic
 
     folder, config = nearest_workspace(environment.cwd), find_config(None, environment)
     if config is not None and (
@@ -122,7 +122,7 @@ def on_named_branch(workspace: Workspace, name: str | None, within: Boundary | N
     """
     if name is None:
         return workspace
-    from driftline.storage.workspace.branches import has_branch, on_branch
+    from driftline.storage.workspace.branch_cuts import has_branch, on_branch
 
     branch = named_branch(name)
     if branch is None or (name == AUTO and not has_branch(workspace, branch, within)):
@@ -139,7 +139,7 @@ def source_access(
     locations that a named or trusted ``driftline.toml`` lists may be read. Beyond them, no remote source may be read. A
     local source may be read if the workspace was named, else only in the folder in which the workspace was found.
     """
-    from driftline.flows.config.toml_file import named_or_trusted_config
+    from driftline.flows.config.driftline_toml import named_or_trusted_config
     from driftline.storage.sources.source import SourceAccess
 
     environment = environment or Environment.current()

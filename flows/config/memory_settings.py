@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from driftline.flows.config.driftline_toml import memory_table_for
 from driftline.flows.config.environment import DATABASE_VARIABLE, Environment
 from driftline.flows.config.locate import workspace_named
-from driftline.flows.config.toml_file import memory_table_for
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS, DEFAULT_REDACTION, Redaction
 from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import ROOT_ID, Entity, EntityName, Hierarchy

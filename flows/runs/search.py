@@ -18,9 +18,9 @@ from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 if TYPE_CHECKING:
     from driftline.storage.entities import Boundary
-    from driftline.storage.lines.filters import LineFilter
+    from driftline.storage.lines.line_filter import LineFilter
     from driftline.storage.workspace.workspace import Workspace
-    from driftline.tasks.search.query import SearchReport
+    from driftline.tasks.search.search import SearchReport
 
 
 def resolved(
@@ -31,7 +31,7 @@ def resolved(
     The returned request sees nothing beyond ``within``, which the request's own boundary may narrow. Raises UsageError
     for an unknown branch or named workspace.
     """
-    from driftline.tasks.search.language import asked_by
+    from driftline.tasks.search.query_language import asked_by
 
     if (narrower := request.boundary) is not None:
         within = narrower if within is None else within.narrowed(narrower)
@@ -55,8 +55,8 @@ def find(
 
     ``run`` runs it, in this process or in another one. Raises the errors of ``driftline.search``.
     """
-    from driftline.flows.output.run_series import record_search
-    from driftline.tasks.search.language import ask
+    from driftline.flows.output.run_history import record_search
+    from driftline.tasks.search.query_language import ask
 
     opened, complete = resolved(workspace, request, within, config)
     started = time.monotonic()
@@ -75,7 +75,7 @@ def search_request(
 
     None means that an option was not given; ``more`` are further fields. Raises UsageError.
     """
-    from driftline.flows.config.toml_file import search_settings  # loads pydantic
+    from driftline.flows.config.driftline_toml import search_settings  # loads pydantic
 
     settings = {name: value for name, value in search_settings(environment).items() if name in OPTIONS}
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -87,7 +87,7 @@ def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
 
     Raises UsageError for an invalid file.
     """
-    from driftline.flows.config.toml_file import search_settings  # loads pydantic
+    from driftline.flows.config.driftline_toml import search_settings  # loads pydantic
 
     settings = search_settings()
     enabled = settings.get("cache", False) if cache is None else cache
@@ -100,7 +100,7 @@ def named_workspace(name: str, config: str | None = None) -> tuple[LineFilter, s
     The file is ``config``, else the one that a command in the current folder would use. Raises UsageError, which lists
     the existing names.
     """
-    from driftline.flows.config.toml_file import named_workspace_filter, open_config
+    from driftline.flows.config.driftline_toml import named_workspace_filter, open_config
 
     configuration = open_config(config)
     return named_workspace_filter(configuration, name), configuration.workspace

@@ -254,7 +254,9 @@ def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -
     Only leases whose holder is provably dead are released: live holders release theirs, and those of other hosts
     expire.
     """
-    from driftline.tasks.maintenance.cleanup import release_abandoned  # loads SQLAlchemy, which flow runs do not need
+    from driftline.tasks.maintenance.fence_and_delete import (
+        release_abandoned,  # loads SQLAlchemy, which flow runs do not need
+    )
 
     parameters = flow_run.parameters
     workspace, options = parameters["workspace"], options_of(parameters.get("storage_options"))

@@ -12,11 +12,10 @@ from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity, EntityName, Hierarchy, Parts, is_within
 from driftline.storage.errors import AccessDenied, BadEntity
-from driftline.storage.memory.catalog import entities as entity_tree
-from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.catalog import entity_tree, entry_writes
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.catalog.entities import EntityRecord
-from driftline.storage.memory.catalog.queries import Everywhere, Scope
+from driftline.storage.memory.catalog.entity_tree import EntityRecord
+from driftline.storage.memory.catalog.entry_queries import Everywhere, Scope
 from driftline.storage.memory.listings import check_count
 
 _SHOWN = 5
@@ -315,7 +314,7 @@ class EntityRegistry:
                 raise BadEntity("The entity does not exist", source.directory)
             entity_tree.ensure(connection, tenant, [above.directory], self._now())
             entity_tree.move(connection, source, target)
-            return entry_rows.relocate(connection, tenant, source, target, self._now())
+            return entry_writes.relocate(connection, tenant, source, target, self._now())
 
         self._on_change(self.catalog.write(work))
         return target
@@ -333,8 +332,8 @@ class EntityRegistry:
                 raise BadEntity("The entity does not exist", node.directory)
             if not cascade and entity_tree.has_content(connection, node):
                 raise BadEntity("The entity has descendants or entries", node.directory, "Delete it with cascade.")
-            keys = entry_rows.keys_below(connection, node)
-            removed = entry_rows.remove(connection, tenant, keys, Scope(node), self._now())
+            keys = entry_writes.keys_below(connection, node)
+            removed = entry_writes.remove(connection, tenant, keys, Scope(node), self._now())
             entity_tree.delete(connection, node)
             return removed
 

@@ -24,18 +24,15 @@ from driftline.storage.entities import Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
 from driftline.storage.memory import listings, maintenance
 from driftline.storage.memory.binding import Generations, open_own_catalog
-from driftline.storage.memory.catalog import entities as entity_tree
-from driftline.storage.memory.catalog import queries as entry_queries
-from driftline.storage.memory.catalog import writes
-from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog
-from driftline.storage.memory.catalog.entities import EntityRecord
-from driftline.storage.memory.catalog.queries import EntryRow, Everywhere, Scope
+from driftline.storage.memory.catalog.entity_tree import EntityRecord
+from driftline.storage.memory.catalog.entry_queries import EntryRow, Everywhere, Scope
 from driftline.storage.memory.catalog.values import DEFAULT_CACHE_SECONDS, Blobs, check_fields, check_key
 from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, as_shown
 from driftline.storage.memory.flush import Flusher
-from driftline.storage.memory.index import DeltaWatch
 from driftline.storage.memory.listings import Cursor, KeyRange, MemoryListing, Page, check_count
+from driftline.storage.memory.memory_indexes import DeltaWatch
 from driftline.storage.memory.registry import DEFAULT_LIMIT, EntityRegistry, bound_names, split_filter, utc_now
 from driftline.storage.memory.search import MODES, MemoryHit, MemoryHits, MemorySearch, Mode, Question, relevance
 from driftline.storage.memory.vectors import VectorFilter, added_up
@@ -256,11 +253,11 @@ class MemoryStore:
             tenant, now = entity_tree.lock_tenant(connection, visible.within), self._now()
             if tenant is None:
                 return 0
-            removed = entry_rows.remove(connection, tenant, [checked], visible, now)
+            removed = entry_writes.remove(connection, tenant, [checked], visible, now)
             if removed:
                 return removed
-            own = [row.key for row in writes.find(connection, [checked], visible, now).values()]
-            return entry_rows.remove(connection, tenant, own, visible, now) if own else 0
+            own = [row.key for row in entry_writes.find(connection, [checked], visible, now).values()]
+            return entry_writes.remove(connection, tenant, own, visible, now) if own else 0
 
         self._generations.check(visible.within.tenant)
         removed = self.catalog.write(work)
@@ -564,10 +561,10 @@ class MemoryStore:
 
     def _rows_of(self, keys: Sequence[str], visible: Scope | Everywhere) -> list[EntryRow]:
         """Return the entries of ``keys``. Raises BadEntry if two tenants have one of them, CatalogMismatch."""
-        rows = self.catalog.read(lambda connection: writes.get(connection, keys, visible, self._now()))
+        rows = self.catalog.read(lambda connection: entry_writes.get(connection, keys, visible, self._now()))
         paths_by_key: dict[str, list[str]] = {}
         for row in rows:
-            paths_by_key.setdefault(writes.shown(row.key), []).append(row.path)
+            paths_by_key.setdefault(entry_writes.shown(row.key), []).append(row.path)
         for key, paths in paths_by_key.items():
             if len(paths) > 1:
                 raise BadEntry(

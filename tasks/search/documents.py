@@ -15,12 +15,12 @@ from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.entities import Boundary, Entity, is_within
 from driftline.storage.errors import NotIndexed
 from driftline.storage.globs import is_unicode
-from driftline.storage.lines.filters import LineFilter, normalise
-from driftline.storage.workspace.branches import read_branch
+from driftline.storage.lines.line_filter import LineFilter, normalise
+from driftline.storage.workspace.branch_cuts import read_branch
 from driftline.storage.workspace.workspace import Branch, Workspace
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.query import SearchReport, answer, notes_on
 from driftline.tasks.search.request import SearchRequest
+from driftline.tasks.search.search import SearchReport, answer, notes_on
 
 _COLUMNS = ["path", "size_bytes", "mtime_ns", "hash", "lines", "reason"]
 

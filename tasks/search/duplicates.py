@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from driftline.storage.lines.line_queries import LineQuery
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, innermost
-from driftline.storage.lines.queries import LineQuery
 from driftline.storage.workspace.workspace import Branch, Workspace
 from driftline.tasks.search.documents import changed_paths
 

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from driftline.flows.config.driftline_toml import (
+    Configuration,
+    Schedule,
+    find_config,
+    load_config,
+    named_workspace_filter,
+)
 from driftline.flows.config.environment import Environment
-from driftline.flows.config.toml_file import Configuration, Schedule, find_config, load_config, named_workspace_filter
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.line_filter import LineFilter
 
 Write = Callable[[str], Path]
 

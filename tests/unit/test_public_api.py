@@ -18,8 +18,8 @@ import pytest
 
 import driftline
 from driftline.flows.runs.plan import IndexRequest
-from driftline.flows.web.requests import Reader
-from driftline.flows.web.serving import web_server
+from driftline.flows.web.api import Reader
+from driftline.flows.web.server import web_server
 from driftline.storage import errors
 from driftline.tasks.search.request import SearchRequest
 from tests.support.web import serving
