@@ -344,7 +344,7 @@ def _duplicates(request: CiRequest, report: CiReport, progress: Progress) -> lis
     if request.duplicates_of is None or report.index_branch is None:
         return []
     from driftline.storage.workspace.branch_cuts import on_branch
-    from driftline.tasks.search.duplicates import find_duplicates
+    from driftline.tasks.search.branch_diff import find_duplicates
 
     progress.phase("looking for what was written before")
     workspace = Workspace.open(request.workspace, request.storage_options)
