@@ -367,12 +367,12 @@ def open(
         >>> driftline.open(location).status().total_documents
         1
     """
-    from driftline.flows.config.locate import workspace_named
+    from driftline.flows.config.environment import absolute_workspace
     from driftline.storage.sources.source import SourceAccess
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
 
     opened = StoredWorkspace.open(
-        workspace_named(uri), storage_options, SourceAccess(tuple(uri.rstrip("/") for uri in sources))
+        absolute_workspace(uri), storage_options, SourceAccess(tuple(uri.rstrip("/") for uri in sources))
     )
     if not cache:
         return Workspace(opened)
@@ -459,10 +459,10 @@ def index(
         [('org:default/project:default/source:tree', 0)]
     """
     given = dict(locals())  # the keywords are the fields of the request
-    from driftline.flows.config.locate import workspace_named
+    from driftline.flows.config.environment import absolute_workspace
     from driftline.flows.runs.index import IndexRequest, index_sources
 
-    given |= {"workspace": workspace_named(workspace), "include": tuple(include), "exclude": tuple(exclude)}
+    given |= {"workspace": absolute_workspace(workspace), "include": tuple(include), "exclude": tuple(exclude)}
     return index_sources(IndexRequest(**given))
 
 

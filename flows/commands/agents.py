@@ -124,6 +124,6 @@ def _command(user: bool, workspace: str | None) -> list[str]:
     program = found if user and found else "driftline"
     if workspace is None:
         return [program, "mcp"]
-    from driftline.flows.config.locate import workspace_named
+    from driftline.flows.config.environment import absolute_workspace
 
-    return [program, "mcp", "--workspace", workspace_named(workspace)]
+    return [program, "mcp", "--workspace", absolute_workspace(workspace)]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from driftline.flows.commands.app import DONE, JsonOption, app, show
-from driftline.flows.config.locate import workspace_named
+from driftline.flows.config.environment import absolute_workspace
 from driftline.flows.output.plain_text import say_done
 
 
@@ -27,7 +27,7 @@ def pull(
     from driftline.flows.output.progress import open_progress
     from driftline.flows.runs.pull import PullRequest, pull_workspace
 
-    uri = workspace_named(origin)
+    uri = absolute_workspace(origin)
     request = PullRequest(uri, directory or uri.rstrip("/").rpartition("/")[2], options_for(uri))
     with open_progress() as progress:
         report = pull_workspace(request, progress)

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from driftline.flows.config.environment import WORKSPACE_FOLDER, Environment, absolute_uri, local_path, nearest
+from driftline.flows.config.environment import WORKSPACE_FOLDER, absolute_uri, local_path, nearest
 from driftline.flows.config.secret_references import (
     check_catalog,
     check_options,
@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 STATE_VARIABLE = "XDG_STATE_HOME"
 
 
-def is_trusted(file: Path, content: bytes, environ: Mapping[str, str]) -> bool:
+def is_trusted(file: Path, content: bytes) -> bool:
     """Return whether the user has trusted ``file`` with exactly this content."""
-    return _mark(file, content, environ).is_file()
+    return _mark(file, content).is_file()
 
 
-def trust(file: Path, content: bytes, environ: Mapping[str, str]) -> None:
+def trust(file: Path, content: bytes) -> None:
     """Trust ``file`` with this content. Raises UsageError if that cannot be recorded."""
-    mark = _mark(file, content, environ)
+    mark = _mark(file, content)
     try:
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mark.write_text(f"{file}\n")
@@ -67,14 +67,13 @@ def trust(file: Path, content: bytes, environ: Mapping[str, str]) -> None:
         raise UsageError("The trusted file cannot be recorded", str(mark), f"{error.strerror}.") from error
 
 
-def distrust(file: Path, content: bytes, environ: Mapping[str, str]) -> None:
+def distrust(file: Path, content: bytes) -> None:
     """Withdraw the trust in ``file``."""
-    _mark(file, content, environ).unlink(missing_ok=True)
+    _mark(file, content).unlink(missing_ok=True)
 
 
-def _mark(file: Path, content: bytes, environ: Mapping[str, str]) -> Path:
-    home = environ.get("HOME") or os.path.expanduser("~")
-    state = Path(environ.get(STATE_VARIABLE) or Path(home, ".local", "state"))
+def _mark(file: Path, content: bytes) -> Path:
+    state = Path(os.environ.get(STATE_VARIABLE) or os.path.expanduser("~/.local/state"))
     digest = hashlib.sha256(os.fsencode(file) + b"\0" + content).hexdigest()
     return state / "driftline" / "trusted" / digest
 
@@ -194,32 +193,29 @@ class Configuration:
     notify: tuple[str, ...] = ()
     access: AccessSettings | None = None
 
-    def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    def options(self) -> dict[str, str]:
         """Return the storage options with their references resolved. Raises UsageError."""
-        return resolve_options(self.storage_options, os.environ if environ is None else environ, str(self.path))
+        return resolve_options(self.storage_options, str(self.path))
 
-    def hook_secrets(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    def hook_secrets(self) -> dict[str, str]:
         """Return the secrets of the webhooks, by the kind of host. Raises UsageError."""
-        where, values = location_of(self.path, "[web.hooks]"), os.environ if environ is None else environ
-        known = self.hooks.secrets if self.hooks is not None else {}
-        return {name: resolve_secret(name, reference, values, where) for name, reference in known.items()}
+        where, known = location_of(self.path, "[web.hooks]"), self.hooks.secrets if self.hooks is not None else {}
+        return {name: resolve_secret(name, reference, where) for name, reference in known.items()}
 
 
-def find_config(given: str | os.PathLike[str] | None, environment: Environment | None = None) -> Path | None:
+def find_config(given: str | os.PathLike[str] | None) -> Path | None:
     """Return the file ``given``, else $DRIFTLINE_CONFIG, else the nearest ``driftline.toml`` in a parent folder, else
     None.
 
-    ``environment`` defaults to that of this process. Raises UsageError if a named file does not exist.
+    Raises UsageError if a named file does not exist.
     """
-    environment = environment or Environment.current()
-    named = given or environment.environ.get(CONFIG_VARIABLE)
-    if named:
-        path = (environment.cwd / Path(named).expanduser()).resolve()
+    if named := given or os.environ.get(CONFIG_VARIABLE):
+        path = Path(named).expanduser().resolve()
         if not path.is_file():
             fix = f"Check the path in {'--config' if given else CONFIG_VARIABLE}."
             raise UsageError("The configuration file does not exist", str(path), fix)
         return path
-    return nearest(environment.cwd, CONFIG_FILE, os.path.isfile)
+    return nearest(Path.cwd(), CONFIG_FILE, os.path.isfile)
 
 
 def trusted_config(given: str | os.PathLike[str] | None) -> Configuration:
@@ -232,36 +228,32 @@ def trusted_config(given: str | os.PathLike[str] | None) -> Configuration:
     return config
 
 
-def open_config(given: str | os.PathLike[str] | None, environment: Environment | None = None) -> Configuration:
+def open_config(given: str | os.PathLike[str] | None) -> Configuration:
     """Load the file that ``find_config`` locates. Raises UsageError if there is none or it is invalid."""
-    environment = environment or Environment.current()
-    config = locate_config(given, environment)
+    config = locate_config(given)
     if config is None:
-        raise UsageError(
-            f"No {CONFIG_FILE} here or above", str(environment.cwd), "Create one, or name it with --config."
-        )
+        raise UsageError(f"No {CONFIG_FILE} here or above", os.getcwd(), "Create one, or name it with --config.")
     return config
 
 
-def locate_config(given: str | os.PathLike[str] | None, environment: Environment | None = None) -> Configuration | None:
+def locate_config(given: str | os.PathLike[str] | None) -> Configuration | None:
     """Load the file that ``find_config`` locates, if there is one. Raises UsageError if it is invalid.
 
     A file that was not named must be trusted (``trust``); otherwise its storage options, its memory and the tokens of
     its repositories are ignored with a warning.
     """
-    environment = environment or Environment.current()
-    path = find_config(given, environment)
+    path = find_config(given)
     if path is None:
         return None
     content = _read(path)
     config = _resolve(_parse(content, path), path)
-    is_named = bool(given or environment.environ.get(CONFIG_VARIABLE))
+    is_named = bool(given or os.environ.get(CONFIG_VARIABLE))
     plain = tuple(replace(source, uri=without_reference(source.uri)) for source in config.sources)
     fleets = tuple(replace(fleet, host=_without_token(fleet.host)) for fleet in config.fleets)
     holds_some = config.storage_options or config.memory or config.hooks
     if is_named or not (holds_some or plain != config.sources or fleets != config.fleets):
         return config
-    if is_trusted(path, content, environment.environ):
+    if is_trusted(path, content):
         return config
     _warn_of(path)
     withheld = replace(config, sources=plain, fleets=fleets, hooks=None, is_withheld=True)
@@ -283,40 +275,38 @@ def _warn_of(path: Path) -> None:
     )
 
 
-def options_for(workspace: str, environment: Environment | None = None) -> dict[str, str] | None:
+def options_for(workspace: str) -> dict[str, str] | None:
     """Return the storage options of the located file if ``workspace`` is the one it names, else None."""
-    environment = environment or Environment.current()
-    config = locate_config(None, environment)
-    return config.options(environment.environ) if config is not None and config.workspace == workspace else None
+    config = locate_config(None)
+    return config.options() if config is not None and config.workspace == workspace else None
 
 
-def named_or_trusted_config(given: str | None, environment: Environment) -> Configuration | None:
+def named_or_trusted_config(given: str | None) -> Configuration | None:
     """Return the located file if the caller has named or trusted it, else None. Raises UsageError if it is invalid."""
-    path = find_config(given, environment)
+    path = find_config(given)
     if path is None:
         return None
     content = _read(path)
-    is_ours = bool(given or environment.environ.get(CONFIG_VARIABLE)) or is_trusted(path, content, environment.environ)
+    is_ours = bool(given or os.environ.get(CONFIG_VARIABLE)) or is_trusted(path, content)
     return _resolve(_parse(content, path), path) if is_ours else None
 
 
-def prices_for(environment: Environment | None = None) -> Mapping[str, float]:
+def prices_for() -> Mapping[str, float]:
     """Return the price of 1,000 requests by kind, from the located file; empty if there is none."""
-    path = find_config(None, environment)
+    path = find_config(None)
     return load_config(path).prices if path is not None else {}
 
 
-def search_settings(environment: Environment | None = None) -> Mapping[str, Any]:
+def search_settings() -> Mapping[str, Any]:
     """Return the ``[search]`` of the located file; empty if there is none. Raises UsageError."""
-    path = find_config(None, environment)
+    path = find_config(None)
     return load_config(path).search if path is not None else {}
 
 
-def memory_table_for(workspace: str, environment: Environment | None = None) -> Mapping[str, Any]:
+def memory_table_for(workspace: str) -> Mapping[str, Any]:
     """Return the ``[memory]`` of the located file if ``workspace`` is the one it names, else nothing."""
-    environment = environment or Environment.current()
-    config = locate_config(None, environment)
-    return config.memory if config is not None and config.workspace == absolute_uri(workspace, environment.cwd) else {}
+    config = locate_config(None)
+    return config.memory if config is not None and config.workspace == absolute_uri(workspace, Path.cwd()) else {}
 
 
 def load_config(path: str | os.PathLike[str]) -> Configuration:
@@ -330,13 +320,12 @@ def trust_config(given: str | os.PathLike[str] | None, *, revoke: bool = False) 
 
     Raises UsageError.
     """
-    environment = Environment.current()
-    path = find_config(given, environment)
+    path = find_config(given)
     if path is None:
-        raise UsageError(f"No {CONFIG_FILE} here or above", str(environment.cwd), "Name the file.")
+        raise UsageError(f"No {CONFIG_FILE} here or above", os.getcwd(), "Name the file.")
     content = _read(path)
     config = _resolve(_parse(content, path), path)
-    (distrust if revoke else trust)(path, content, environment.environ)
+    (distrust if revoke else trust)(path, content)
     return config
 
 

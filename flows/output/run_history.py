@@ -217,7 +217,7 @@ def record_search(workspace: Workspace, explanation: Explanation | None, seconds
     if explanation is None or not explanation.lines or explanation.matches == explanation.lines:
         return
     entry = _Entry(started=datetime.now(UTC), seconds=seconds, hit_rate=explanation.matches / explanation.lines)
-    path = _path(workspace, os.environ)
+    path = _path(workspace)
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with path.open("ab") as file:
@@ -229,30 +229,30 @@ def record_search(workspace: Workspace, explanation: Explanation | None, seconds
             path.with_suffix(".new").replace(path)
 
 
-def searches_table(workspace: Workspace, environ: Mapping[str, str] | None = None) -> pa.Table:
+def searches_table(workspace: Workspace) -> pa.Table:
     """Return the searches of this user, as SQL shows them."""
     import pyarrow as pa  # with the next, what a search need not load
 
     from driftline.storage.sql import SEARCHES
 
-    found = _entries(workspace, environ)
+    found = _entries(workspace)
     moments = [entry.started.astimezone(UTC).replace(tzinfo=None) for entry in found]
     columns = [moments, [entry.seconds for entry in found], [entry.hit_rate for entry in found]]
     return pa.table(columns, schema=SEARCHES)
 
 
-def searches_by_hour(workspace: Workspace, environ: Mapping[str, str] | None = None) -> list[RunRecord]:
+def searches_by_hour(workspace: Workspace) -> list[RunRecord]:
     """Return the searches of this user, newest first: one record for each hour, with their median time."""
     by_hour: dict[datetime, list[_Entry]] = defaultdict(list)
-    for entry in _entries(workspace, environ):
+    for entry in _entries(workspace):
         by_hour[entry.started.replace(minute=0, second=0, microsecond=0)].append(entry)
     return [_record(by_hour[hour]) for hour in sorted(by_hour, reverse=True)]
 
 
-def _entries(workspace: Workspace, environ: Mapping[str, str] | None) -> list[_Entry]:
+def _entries(workspace: Workspace) -> list[_Entry]:
     found: list[_Entry] = []
     try:
-        lines = _path(workspace, os.environ if environ is None else environ).read_bytes().splitlines()
+        lines = _path(workspace).read_bytes().splitlines()
     except OSError:
         return []
     for line in lines:
@@ -273,6 +273,6 @@ def _record(entries: list[_Entry]) -> RunRecord:
     )
 
 
-def _path(workspace: Workspace, environ: Mapping[str, str]) -> Path:
-    state = environ.get(STATE_VARIABLE) or "~/.local/state"
+def _path(workspace: Workspace) -> Path:
+    state = os.environ.get(STATE_VARIABLE) or "~/.local/state"
     return Path(state).expanduser() / "driftline" / "searches" / f"{workspace.config.workspace_id}.jsonl"

@@ -12,7 +12,6 @@ from dataclasses import replace
 from operator import call
 from typing import TYPE_CHECKING, Any
 
-from driftline.flows.config.environment import Environment
 from driftline.flows.config.locate import on_named_branch
 from driftline.tasks.search.request import OPTIONS, SearchRequest
 
@@ -68,16 +67,14 @@ def find(
 DEFAULT_CACHE_BYTES = 10 * 2**30
 
 
-def search_request(
-    query: str, given: Mapping[str, Any], environment: Environment | None = None, **more: Any
-) -> SearchRequest:
+def search_request(query: str, given: Mapping[str, Any], **more: Any) -> SearchRequest:
     """Return the request of the ``given`` options, completed by the file that a command in the current folder uses.
 
     None means that an option was not given; ``more`` are further fields. Raises UsageError.
     """
     from driftline.flows.config.driftline_toml import search_settings  # loads pydantic
 
-    settings = {name: value for name, value in search_settings(environment).items() if name in OPTIONS}
+    settings = {name: value for name, value in search_settings().items() if name in OPTIONS}
     chosen = {name: value for name, value in given.items() if value is not None}
     return SearchRequest.of(query, {**settings, **chosen}, **more)
 
