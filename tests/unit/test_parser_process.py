@@ -64,10 +64,10 @@ def test_a_killed_process_loses_no_answer(documents: list[tuple[str, str]]) -> N
 def test_the_process_ends_with_its_parent() -> None:
     program = """
 import os, signal, sys
-from driftline.tasks.definitions import worker as beside
+from driftline.tasks.definitions import parser_process
 os.cpu_count = lambda: 2
-assert beside.definitions_in_worker([("a.py", "def f(): pass\\n" * 50_000)], allowed=True)()
-print(beside._helper()._process.pid, flush=True)
+assert parser_process.definitions_in_worker([("a.py", "def f(): pass\\n" * 50_000)], allowed=True)()
+print(parser_process._helper()._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
