@@ -1,4 +1,4 @@
-"""Provide an HTTP/1.1 protocol with limits on slow clients and on connections, and the socket of a server.
+"""Serve HTTP/1.1 with limits on slow clients and on connections.
 
 uvicorn waits without limit for the first request of a connection, for the rest of each request, and for a client to
 read its answer.
@@ -10,9 +10,11 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import h11
+import uvicorn
 from h11._connection import DEFAULT_MAX_INCOMPLETE_EVENT_SIZE
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -29,6 +31,19 @@ MAX_CONNECTIONS_OF_A_CLIENT = 64
 HEAD_TOO_LARGE = 431
 
 Networks = Collection[ipaddress.IPv4Network | ipaddress.IPv6Network]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpServer:
+    """A server that listens at ``url``; ``run`` serves until a signal or ``server.should_exit``."""
+
+    url: str
+    server: uvicorn.Server
+    listener: socket.socket
+
+    def run(self) -> None:
+        with self.listener:
+            self.server.run(sockets=[self.listener])
 
 
 class TimeoutProtocol(H11Protocol):

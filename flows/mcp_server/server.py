@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import signal
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -26,7 +25,7 @@ from pydantic import Field, ValidationError, create_model, model_validator
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from driftline.flows.http_server import TimeoutProtocol, listen, own_addresses
+from driftline.flows.http_server import HttpServer, TimeoutProtocol, listen, own_addresses
 from driftline.flows.mcp_server.tools import LineTools, MemoryTools, protocol_errors
 from driftline.storage.defaults import nearest_name
 from driftline.storage.entities import Boundary
@@ -38,19 +37,6 @@ MAX_BODY_BYTES = 1 << 20
 _GRACE_SECONDS = 3
 """Grace period for requests in flight at shutdown."""
 _METHOD_NOT_ALLOWED, _TOO_LARGE = 405, 413
-
-
-@dataclass(frozen=True, slots=True)
-class HttpServer:
-    """A server that listens at ``url``; ``run`` serves until it is interrupted or ``server.should_exit`` is set."""
-
-    url: str
-    server: uvicorn.Server
-    listener: socket.socket
-
-    def run(self) -> None:
-        with self.listener:
-            self.server.run(sockets=[self.listener])
 
 
 def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:

@@ -19,6 +19,7 @@ from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DeletionRefused, DriftlineError, SourceNotFound, UsageError
+from driftline.storage.globs import is_unicode
 from driftline.storage.model import DocumentState
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.workspace import Workspace
@@ -202,7 +203,7 @@ class Watcher:
                     found.update(self._known_below(relative))
             if len(found) > MAX_CHANGED_PATHS:
                 return None
-        return tuple(sorted(name for name in found if _is_unicode(name)))
+        return tuple(sorted(name for name in found if is_unicode(name)))
 
     def _known_below(self, folder: str) -> Iterator[str]:
         """Yield the indexed documents below ``folder``; none if it was a file."""
@@ -223,11 +224,3 @@ def _files_below(root: str, folder: str) -> Iterator[str]:
     for directory, _, names in os.walk(folder):
         for name in names:
             yield os.path.relpath(os.path.join(directory, name), root).replace(os.sep, "/")
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
