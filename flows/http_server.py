@@ -50,8 +50,8 @@ class TimeoutProtocol(H11Protocol):
     """Close a connection whose request does not arrive in time, or whose client does not read its answer in time.
 
     A connection that sends more requests before the first one is answered is closed after that answer. If there are too
-    many connections, a new one replaces the one that has waited longest for its client, if there is one; connections
-    whose request is being answered stay.
+    many connections, a new one replaces the one that has waited longest for its client; connections whose request is
+    being answered stay.
     """
 
     shared: ClassVar[Networks] = ()
@@ -200,7 +200,7 @@ def is_loopback(listener: socket.socket) -> bool:
 
 
 def own_addresses(host: str, listener: socket.socket) -> list[str]:
-    """Return ``host:port`` of the socket first, then the other names of loopback, if it is one of them."""
+    """Return ``host:port`` of the socket first, then, on loopback, its other names."""
     shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
     names = [shown] + (["127.0.0.1", "localhost", "[::1]"] if is_loopback(listener) else [])
     return [f"{name}:{port}" for name in names]

@@ -168,9 +168,9 @@ class AccessSettings:
 class Configuration:
     """A validated configuration file.
 
-    ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` keep
-    secrets as references, so that a deployment may store them; ``options()`` resolves them. ``prices`` are the prices
-    of 1,000 requests, by kind. ``search`` has the defaults of searches. ``memory`` has the sections of
+    ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` hold
+    references instead of secrets, so that a deployment may store them; ``options()`` resolves them. ``prices`` are the
+    prices of 1,000 requests, by kind. ``search`` has the defaults of searches. ``memory`` has the sections of
     ``settings.ltm``, references included. ``notify`` are Prefect blocks that report failed runs. A file that is not
     trusted ``is_withheld``: it has neither storage options nor memory, and its fleets have no tokens.
     """

@@ -185,9 +185,7 @@ def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
 
 
 def _of_workspace(tools: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """Return the tool that calls one of ``tools``, which differ in their workspace: that of the argument
-    ``workspace``.
-    """
+    """Return a tool that calls the one of ``tools`` whose workspace the argument ``workspace`` names."""
     names = tuple(tools)
 
     @wraps(tools[names[0]])
@@ -258,7 +256,7 @@ def _without_titles(schema: Any) -> Any:
 
 
 def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of arguments without null, which optional ones accept in place of being absent."""
+    """Remove null from the schema of arguments: clients omit an optional argument instead."""
     properties = {}
     for name, about in schema.get("properties", {}).items():
         options = [each for each in about.get("anyOf", ()) if each != {"type": "null"}]

@@ -580,7 +580,7 @@ def _after_run(
 def _conflict(
     workspace: Workspace, repository: KnownRepository, uri: str, owners: Mapping[str, str]
 ) -> DriftlineError | None:
-    """Return why a repository cannot be indexed as its entity: another source has it, or another one has its URI."""
+    """Return why a repository cannot be indexed as its entity: another source has the entity or the URI."""
     if owners.get(uri) != repository.entity:
         return SourceConflict("Two fleets contain the same repository", uri, "Exclude one of them.")
     known = workspace.readable_source(Entity.parse(repository.entity))

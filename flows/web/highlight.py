@@ -177,7 +177,7 @@ def _marked_at(tokens: Sequence[_Token], text: str, spans: Iterable[tuple[int, i
 
 
 def _marked(tokens: Iterable[_Token], query: str) -> Iterator[_Token]:
-    """Give words of the query a type below that of their token: a class that ends with ``-Mark``.
+    """Give words of the query a subtype of their token's type: a class that ends with ``-Mark``.
 
     Words are compared as in a search: ``fails`` in a query marks the second half of ``ConnectionFailed``.
     """

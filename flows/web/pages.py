@@ -367,7 +367,7 @@ def folder_link(source: str = "", path: str = "", branch: str | None = None) -> 
 
 
 def _uses(kind: str, name: str, branch: str | None) -> str | None:
-    """Return the link to the uses of a definition, if it is one of code."""
+    """Return the link to the uses of a definition in code; None for any other definition."""
     if kind in (*OF_TEXT, "anchor"):
         return None
     return search_link(SearchRequest(field_term("uses", name), branch=branch))

@@ -30,7 +30,7 @@ SMALL_VALUE = 0.35
 QUERY_BITS = 4
 """Bits for each dimension of a query while signs select blocks."""
 SELECTED = 8
-"""Blocks that signs select for each one that is returned."""
+"""Blocks to preselect by signs for each block to return."""
 MIN_SELECTED = 512
 _BLOCKS_AT_ONCE = 1_024
 """Blocks whose vectors are summed at once, in the cache of a core."""

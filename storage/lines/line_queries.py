@@ -493,7 +493,7 @@ class LineQuery:
 
     @cached_property
     def _kept_blocks(self) -> pa.Table | None:
-        """All allowed blocks by their rows, if they are few; None until reading them one by one has cost as much."""
+        """All allowed blocks by row, if they are few; None until reading them individually has cost as much."""
         if not self.table.is_local:
             return None
         with _FILTERED_AT_ONCE:

@@ -53,7 +53,7 @@ UNKNOWN_OUTCOMES = 3
 TEXT_COLUMN = "block"
 LINES_PER_BLOCK = 16
 """Lines per block of the full-text index. Blocks need fewer postings than lines, and words of neighbouring lines add
-up. A block has at most as many rows."""
+up. Maximum number of rows of a block."""
 CODE_COLUMN = "block_code"
 END_BYTES_PER_ROW, METADATA_BYTES = 11, 2**16
 """What the columns from ``entity`` on take in a data file, which every search reads, and what follows them."""
@@ -326,11 +326,11 @@ class LineTable(LanceTable):
 
 
 class _MarkerPlaces:
-    """Which small fragments of the tables of this process have commit markers, and of whom.
+    """The commit markers in small fragments of the tables of this process, by source.
 
     A first run over many sources adds two fragments for each. Without an index, looking for a marker in all of them
-    would take longer with every source. A fragment is remembered under the names of its files, those of its data and
-    of its deletions, which are never used again.
+    would take longer with every source. A fragment is remembered by the names of its data and deletion files, which are
+    never reused.
     """
 
     def __init__(self) -> None:
@@ -371,7 +371,7 @@ def _state(fragment: LanceFragment) -> _State:
 def _held_by(
     dataset: LanceDataset, fragments: Sequence[LanceFragment], states: Mapping[int, _State]
 ) -> dict[_State, frozenset[str] | None]:
-    """Return, by their states, of whom ``fragments`` have markers; None for a large one, in which an index looks."""
+    """Return the sources with markers in each of ``fragments``, by its state; None for a large, indexed one."""
     small = [each for each in fragments if each.physical_rows <= SMALL_FRAGMENT_ROWS]
     found: dict[int, set[str]] = {each.fragment_id: set() for each in small}
     if small:

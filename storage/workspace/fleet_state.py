@@ -33,7 +33,7 @@ GUARDED_REPOSITORIES = 3
 
 
 class KnownBranch(BaseModel):
-    """A branch of a repository: its ``commit``, "" once it is gone, and the commit that is ``indexed``.
+    """A branch of a repository: its ``commit``, "" once it is deleted, and the ``indexed`` commit.
 
     That commit was indexed from ``uri`` with ``settings``.
     """
@@ -100,7 +100,7 @@ class KnownRepository(BaseModel):
 
     @property
     def uris(self) -> set[str]:
-        """The URIs that its source may have; none if nothing of it was ever indexed."""
+        """The URIs that its source may have; none if it was never indexed."""
         return {self.uri, *self.other_uris} - {""}
 
     def lag_seconds(self, now: datetime) -> float:
@@ -236,7 +236,7 @@ def fleet_lease(objects: ObjectStore, run_id: str, *, wait_seconds: float = 0.0)
 def reconcile(
     known: Mapping[str, KnownRepository], listing: Listing, why_not: Callable[[Repository], str], now: datetime
 ) -> dict[str, KnownRepository]:
-    """Return the repositories after a listing: those in it, and those known before that it lacks.
+    """Return the repositories after a listing: the listed ones, and known ones that the listing lacks.
 
     A repository counts as missing only if a complete listing lacks it. If nothing of it was indexed before, it is
     forgotten. One that the fleet no longer selects counts as missing, too.

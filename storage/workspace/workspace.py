@@ -127,7 +127,7 @@ class Branch:
 
 @dataclass(slots=True)
 class _EarlyListing:
-    """The listing of tenants that began with the opening of a workspace, which serves one call. Pickled without it."""
+    """A listing of tenants that starts when a workspace is opened, and serves one call. It is not pickled."""
 
     names: Future[list[str]] | None = None
     began: float = 0.0

@@ -348,7 +348,7 @@ def _of_documents(candidates: Candidates, holds: Callable[[str], bool]) -> NDArr
 def _named(candidates: Candidates) -> NDArray[np.float32]:
     """Return ``(n,)``: 1 if a line begins a definition that the query names, half in prose, else less.
 
-    Also 1 for the lines that its places name, and for one that sets a constant.
+    Also 1 for the lines that the query locates, and for a line that sets a constant.
     """
     found = _placed(candidates)
     if not candidates.names:
@@ -366,7 +366,7 @@ def _named(candidates: Candidates) -> NDArray[np.float32]:
 
 
 def _placed(candidates: Candidates) -> NDArray[np.float32]:
-    """Return ``(n,)``: 1 for a line that the query names by its place and for the first of a file that it names.
+    """Return ``(n,)``: 1 for a line that the query locates, and for the first line of a file that it names.
 
     The lines around that first one get less, so that a result shows how the file begins.
     """

@@ -97,7 +97,8 @@ def asked_by(request: SearchRequest) -> Question:
 
 
 def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Return the lines that a request asks for exactly, or if it asks for none, the windows that answer its words.
+    """Search exactly for the lines that match the exact terms of a request or, without such terms, for windows that
+    answer its words.
 
     The branch that a query names is left to the caller, who opens the workspace. Raises the errors of
     ``search_exactly`` and ``answer``.

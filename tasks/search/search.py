@@ -192,7 +192,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
 
     ``max_distance`` drops farther lines, ``min_relevance`` less relevant ones (relevance.py), and ``symbols``,
     ``kinds`` and ``tests`` lines that LineKinds does not allow. A transformer reorders the best ``rerank`` windows
-    (True: DEFAULT_RERANKED). ``deep`` joins the definitions that a transformer finds (deep.py); None does so in a
+    (True: DEFAULT_RERANKED). ``deep`` joins the definitions that a transformer finds (rerank.py); None does so in a
     hybrid search of a workspace with definition embeddings, if the extra is installed. ``branch`` and
     ``workspace_name`` are for interfaces, which open the workspace on the branch and turn the name into a condition.
     Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
