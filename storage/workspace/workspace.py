@@ -127,7 +127,7 @@ class Branch:
 
 @dataclass(slots=True)
 class _EarlyListing:
-    """A listing of tenants that starts when a workspace is opened, and serves one call. It is not pickled."""
+    """A listing of tenants that starts when a workspace is opened, and serves one call; pickling drops it."""
 
     names: Future[list[str]] | None = None
     began: float = 0.0
