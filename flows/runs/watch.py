@@ -186,29 +186,32 @@ class Watcher:
 
     def _paths(self, root: str, changes: Iterable[tuple[Change, str]]) -> tuple[str, ...] | None:
         """Return the files that ``changes`` may affect, relative to ``root``; None if these may be all files."""
-        found = set[str]()
+        found, gone = set[str](), set[str]()
         for change, path in changes:
             relative = os.path.relpath(path, root).replace(os.sep, "/")
             if relative.rpartition("/")[2] in _STEERING:
                 return None
+            # A folder that was moved here or away is one change, whatever it contains, and something else may have its
+            # name now. A folder that people may enter again is one as well.
+            found.add(relative)
+            if change is Change.deleted:
+                gone.add(f"{relative}/")
             if os.path.isdir(path):
-                # A folder that was moved here is one change, whatever it contains; the deletion of a folder is one as
-                # well.
-                if change is Change.added:
-                    found.update(_files_below(root, path))
-            else:
-                found.add(relative)
-                if change is Change.deleted:
-                    found.update(self._known_below(relative))
+                found.update(_files_below(root, path))
+            elif _has_other_names(path):
+                return None
             if len(found) > MAX_CHANGED_PATHS:
                 return None
+        if gone:
+            found.update(self._known_below(gone))
         return tuple(sorted(name for name in found if _is_unicode(name)))
 
-    def _known_below(self, folder: str) -> Iterator[str]:
-        """Yield the indexed documents below ``folder``; none if it was a file."""
+    def _known_below(self, folders: Iterable[str]) -> Iterator[str]:
+        """Yield the indexed documents below ``folders``; none below what was a file."""
+        prefixes = [folder for folder in folders if _is_unicode(folder)]
         workspace = Workspace.open(self.request.workspace, self.request.storage_options)
         for entity in self._entities(workspace):
-            yield from workspace.manifest(entity).read([f"{folder}/"], columns=["path"])["path"].to_pylist()
+            yield from workspace.manifest(entity).read(prefixes, columns=["path"])["path"].to_pylist()
 
     def _entities(self, workspace: Workspace) -> list[Entity]:
         root = self._root()
@@ -217,6 +220,14 @@ class Watcher:
 
 def _has_changed(source: SourceReport) -> bool:
     return any(count for state, count in source.states.items() if state is not DocumentState.UNCHANGED)
+
+
+def _has_other_names(path: str) -> bool:
+    """Return whether a file has hard links, whose content has changed without an event of their own."""
+    try:
+        return os.lstat(path).st_nlink > 1
+    except OSError:
+        return False
 
 
 def _files_below(root: str, folder: str) -> Iterator[str]:
