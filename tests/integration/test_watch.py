@@ -98,7 +98,7 @@ def test_saved_moved_and_deleted_files_are_indexed(watching: Watching, tree: Pat
     assert watching.errors == []
 
 
-def test_another_file_or_folder_of_the_same_name_replaces_what_was_there(watching: Watching, tree: Path, tmp_path: Path) -> None:
+def test_a_file_or_folder_of_the_same_name_replaces_another(watching: Watching, tree: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other/c.md").write_text("the third line\n")
     (tree / "b.md").unlink()  # a file becomes a folder
