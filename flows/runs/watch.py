@@ -35,7 +35,7 @@ COMPARE_SECONDS = 600.0
 """Interval of full comparisons, for the changes that a file system does not report."""
 RETRY_SECONDS = 5.0
 _PAUSE_FACTOR = 10
-"""If a name prevents change reports, the next comparison waits this many times as long as the last one took."""
+"""If changes cannot be reported, the next comparison waits this many times as long as the last one took."""
 _POLL_MILLISECONDS = 200
 _STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
 """Files that affect the selection of others."""
@@ -115,7 +115,7 @@ class Watcher:
     def _batches(self, root: str, stop: threading.Event) -> Iterator[set[tuple[Change, str]] | None]:
         """Yield the changes in ``root``; the first batch is empty, and so are those of quiet times.
 
-        None means that anything may have changed: the folder was replaced, or a name cannot be reported.
+        None means that anything may have changed: the folder was replaced, or changes cannot be reported.
         """
         is_lost = is_reported = False
         while not stop.is_set():
@@ -133,7 +133,8 @@ class Watcher:
                     is_lost = False
             except FileNotFoundError:
                 is_lost = True
-            except WatchfilesRustInternalError as error:  # a name that is not UTF-8; such a file is never indexed
+            except (OSError, WatchfilesRustInternalError) as error:
+                # The limit of inotify, or a name that is not UTF-8, whose file is never indexed.
                 if is_lost and not is_reported:
                     log.warning("the changes in %s are not reported, so everything is compared often: %s", root, error)
                     is_reported = True

@@ -151,6 +151,20 @@ def test_a_name_that_is_not_utf8_does_not_end_it(
     assert watching.errors == []
 
 
+def test_changes_are_found_beyond_the_limit_of_inotify(
+    tree: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> Iterator[set[tuple[object, str]]]:
+        raise OSError('OS file watch limit reached. about ["tree"] (Error { kind: MaxFilesWatch, paths: ["tree"] })')
+
+    monkeypatch.setattr(watch, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(watch, "watch", refused)
+    watching = Watching(tree, tmp_path / "ws", tiny_model)
+    save(tree / "c.md", "a zebra crosses\n")
+    until(lambda: "c.md" in watching.paths())
+    watching.stop()
+
+
 @pytest.mark.parametrize("kind", ["moved", "deleted"])
 def test_a_replaced_folder_is_still_watched(
     watching: Watching, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
