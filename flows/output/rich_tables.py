@@ -343,7 +343,8 @@ def print_fleets(result: Result, everything: bool = False) -> None:
         lines += [Text(f"  {printable(problem)}", "yellow") for problem in fleet["problems"]]
         table = Table(box=None, padding=(0, 2), show_header=False)
         for row in rows:
-            if everything or row["entity"] in to_index or row["state"] in _SHOWN_STATES:
+            is_shown = row["entity"] in to_index or row["state"] in _SHOWN_STATES or row["pull_requests_problem"]
+            if everything or is_shown:
                 cells = [row["state"], row["path"], row["entity"], (row["indexed"] or row["commit"])[:10], _about(row)]
                 table.add_row(*(Text(printable(cell)) for cell in cells))
         if table.row_count:
@@ -362,6 +363,8 @@ def _about(row: Result) -> str:
         parts.append(f"{len(row['branches']):,} branches")
     if row["skipped_branches"]:
         parts.append(f"branches that are skipped: {', '.join(row['skipped_branches'])}")
+    if row["pull_requests_problem"]:
+        parts.append(f"pull requests are not listed: {row['pull_requests_problem']}")
     if row["archived"] and row["reason"] != "archived":
         parts.append("archived")
     if row["missed_since"]:
