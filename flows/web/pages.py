@@ -77,6 +77,7 @@ EXAMPLES = (
 """Queries for the home page, each with its kind of result."""
 SYNTAX = (
     ("words that mean something", "best lines first, in other words too"),
+    ("lease.py  leases/lease.py:120", "this file, at this line"),
     ('"exact text"', "every line with this text"),
     ("/lease_[a-z]+\\(/", "every line that matches an expression (RE2)"),
     ("def:Name", "where a name is defined"),
@@ -84,7 +85,6 @@ SYNTAX = (
     ("sym:Name", "lines inside its definition"),
     ("lang:go  file:src/**  repo:web", "only these; -file:test leaves out"),
     ("case:yes", "exact terms distinguish case"),
-    ("/   j k   Esc", "keys: to this box, to the next and previous result, back"),
 )
 """What a query can say, for the home page."""
 
