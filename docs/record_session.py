@@ -135,8 +135,15 @@ def session(commands: Sequence[str]) -> list[tuple[str, str]]:
                 folder /= command.removeprefix("cd ")
                 done.append((command, ""))
             else:
-                done.append((command, run(command, folder).replace(str(top), SHOWN_FOLDER)))
+                done.append((command, shown(run(command, folder), top)))
         return done
+
+
+def shown(output: str, top: Path) -> str:
+    """Return ``output`` with ``SHOWN_FOLDER`` in place of ``top``. Columns to the right of it stay aligned."""
+    path = re.compile(re.escape(str(top)) + r"(?P<below>\S*)(?P<gap> {2,})?")
+    padding = " " * max(0, len(str(top)) - len(SHOWN_FOLDER))
+    return path.sub(lambda m: f"{SHOWN_FOLDER}{m['below']}{m['gap'] + padding if m['gap'] else ''}", output)
 
 
 def copy_package(name: str, folder: Path) -> None:
