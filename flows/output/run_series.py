@@ -88,7 +88,7 @@ def in_words(row: Mapping[str, Any]) -> str:
     """Return the figures of a row of ``to_row`` that are not zero.
 
     Examples:
-        >>> in_words({"kind": "index", "sources": ["source:a"], "new": 1_200, "lines_embedded": 0, "commits": ["5e50c5f"]})
+        >>> in_words({"kind": "index", "sources": ["source:a"], "new": 1_200, "changed": 0, "commits": ["5e50c5f"]})
         'source:a, 1,200 new, commits 5e50c5f'
     """
     shown = []
@@ -99,7 +99,8 @@ def in_words(row: Mapping[str, Any]) -> str:
         if name == "sources":
             shown.append(value[0] if len(value) == 1 else f"{len(value):,} sources")
         elif isinstance(value, list):
-            shown.append(f"{words} {' '.join(str(each)[:_SHOWN_COMMIT] if name == 'commits' else each for each in value)}")
+            each = [str(one)[:_SHOWN_COMMIT] if name == "commits" else str(one) for one in value]
+            shown.append(f"{words} {' '.join(each)}")
         else:
             shown.append(f"{value:,} {words}" if isinstance(value, int) else f"{words} {value}")
     return ", ".join(shown)

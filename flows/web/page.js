@@ -3,7 +3,8 @@
 
 const DEBOUNCE_MILLISECONDS = 150;
 const COPIED_MILLISECONDS = 1500;
-const UNFINISHED = /(^|\s)(-?[a-z]+:|"[^"]*)$/; // a query that the server would refuse for its last term
+const UNFINISHED = /(^|\s)(-?[a-z]+:|"[^"]*)$/; // the server would refuse the last term
+const OF_KNOWN_VALUES = /(^|\s)-?(lang|branch|case):\S*$/; // and this one, unless it is complete
 const typing = (target) => target.matches("input, select, textarea");
 
 /** The page of the server at `target`, or null if a newer request has taken its place. */
@@ -18,9 +19,7 @@ const pageAt = (() => {
         location.assign(target); // the token has expired: the sign-in page leads back
         return null;
       }
-      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      if (!page.querySelector("main")) throw new Error(answer.statusText); // such as too many requests
-      return page;
+      return new DOMParser().parseFromString(await answer.text(), "text/html");
     } catch (error) {
       if (error.name === "AbortError") return null;
       throw error;
@@ -38,8 +37,8 @@ function searchAsYouType(form, box) {
     try {
       const page = await pageAt(target);
       if (!page) return;
+      if (!page.querySelector("main")) throw new Error("no page"); // such as too many requests
       const wrong = page.querySelector("main > .error"); // the results stay
-      if (wrong && document.querySelector("#offers:not([hidden])")) return;
       count.classList.toggle("bad", Boolean(wrong));
       count.textContent = (wrong ?? page.getElementById("count"))?.textContent ?? "";
       if (wrong) return;
@@ -57,7 +56,8 @@ function searchAsYouType(form, box) {
   };
   box.addEventListener("input", () => {
     clearTimeout(timer);
-    if (!UNFINISHED.test(box.value)) timer = setTimeout(show, DEBOUNCE_MILLISECONDS);
+    const isOffered = document.querySelector("#offers:not([hidden])") && OF_KNOWN_VALUES.test(box.value);
+    if (!isOffered && !UNFINISHED.test(box.value)) timer = setTimeout(show, DEBOUNCE_MILLISECONDS);
   });
   document.addEventListener("change", (event) => {
     if (event.target.form === form && event.target !== box) show();
