@@ -393,7 +393,7 @@ class SourceRun:
             scans = run_stage(
                 f"scan {self.entity}",
                 lambda: list(self._executor.map(scan_partition, specs)),
-                lambda found: f"{sum(scan.listed for scan in found):,} documents listed in {len(found)} parts",
+                lambda found: f"{sum(scan.listed for scan in found):,} documents listed",
                 repeatable=True,
             )
         for scan in scans:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.errors import UsageError
-from driftline.storage.lance.lance_table import data_file, is_one_of
+from driftline.storage.lance.lance_table import data_file, is_one_of, quote
 from driftline.storage.lance.retries import with_indexes
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.block_codes import BlockCodes, codes_of
@@ -107,6 +107,8 @@ BLOCK_COLUMNS = ("entity", "path", "line_number", "column_number", "hash", TEXT_
 
 MAX_FOLDERS = 32
 """The last components of a path in a query that an indexed path may have."""
+MAX_FILES = 20
+"""Files of one name to look up."""
 
 _SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
 """The sources of each table version that this process has searched; versions are immutable."""
@@ -442,19 +444,29 @@ class LineQuery:
     def holding(self, places: Sequence[tuple[str, int | None]]) -> NDArray[np.uint64]:
         """Return the rows of the blocks that hold ``places``, paths and 1-based lines; without a line, the first block.
 
-        A path may have more leading folders than an indexed one, as in a stack trace.
+        A path may have more leading folders than an indexed one, as in a stack trace. One that is alone may have fewer:
+        it then stands for the MAX_FILES of that name nearest to the root, ignoring case.
         """
         if not places:
             return np.empty(0, np.uint64)
         blocks = []
         for path, line in places:
             parts = path.lstrip("/").split("/")[-MAX_FOLDERS:]
-            ends = is_one_of("path", ["/".join(parts[at:]) for at in range(len(parts))])
+            known = ["/".join(parts[at:]) for at in range(len(parts))]
             first = max(0, (line or 1) - 1) // LINES_PER_BLOCK * LINES_PER_BLOCK
-            blocks.append(f"({ends} AND line_number BETWEEN {first} AND {first + LINES_PER_BLOCK - 1})")
+            within = f"line_number BETWEEN {first} AND {first + LINES_PER_BLOCK - 1}"
+            known += self._files_named(path, within) if len(places) == 1 else []
+            blocks.append(f"({is_one_of('path', known)} AND {within})")
         where = f"({' OR '.join(blocks)}) AND {TEXT_COLUMN} IS NOT NULL"
         rows = np.sort(self._scanned([], filter=where, with_row_id=True)["_rowid"].to_numpy())
         return rows[self._held(rows)] if self.sql else rows
+
+    def _files_named(self, name: str, within: str) -> list[str]:
+        """Return the paths that end in ``name``, of documents with lines ``within`` a condition."""
+        where = f"ends_with(lower(path), {quote('/' + name.lower().lstrip('/'))}) AND {within}"
+        where += f" AND ({self.sql})" if self.sql else ""
+        found = pc.unique(self._scanned(["path"], filter=where)["path"]).to_pylist()
+        return sorted(found, key=lambda path: (path.count("/"), path))[:MAX_FILES]
 
     def _held(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return ``(n,)``: whether each of ``rows`` exists and the filter allows it."""
