@@ -22,10 +22,10 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, CorruptFile, StorageError, UsageError
 from driftline.storage.globs import is_unicode
 from driftline.storage.lance.errors import (
-    first_line,
     is_conflict,
     is_lance_failure,
     is_network_failure,
+    read_failed,
     retried,
     unreadable_fragments,
     with_indexes,
@@ -103,10 +103,7 @@ class LanceTable:
                 raise
             if not self.exists():
                 raise StorageError(f"The table of {self.TITLE} does not exist", self.uri, self.REPAIR) from error
-            reason = first_line(error)
-            if is_network_failure(error):
-                raise StorageError(f"The table of {self.TITLE} cannot be read ({reason})", self.uri, AGAIN) from error
-            raise CorruptFile(f"The table of {self.TITLE} cannot be read ({reason})", self.uri, self.REPAIR) from error
+            raise read_failed(f"The table of {self.TITLE} cannot be read", self.uri, error, self.REPAIR) from error
         missing = set(self.COLUMNS).difference(dataset.schema.names)
         if missing:
             raise UsageError(
@@ -193,10 +190,7 @@ class LanceTable:
         except BaseException as error:
             if not is_lance_failure(error):
                 raise
-            reason = first_line(error)
-            if is_network_failure(error):
-                raise StorageError(f"A version of the table cannot be read ({reason})", self.uri, AGAIN) from error
-            raise CorruptFile(f"A version of the table cannot be read ({reason})", self.uri, "Restore it.") from error
+            raise read_failed("A version of the table cannot be read", self.uri, error, "Restore it.") from error
         return frozenset(files)
 
     def index_files(self) -> frozenset[str]:
