@@ -770,7 +770,7 @@ def _time_of(headers: Mapping[str, str]) -> float | None:
 
 
 def moment(text: str) -> float | None:
-    """Return a time as hosts write it, in seconds; None if it is not one.
+    """Parse a host's time, in seconds; None if it is invalid.
 
     >>> moment("1970-01-01T00:01:00Z")
     60.0

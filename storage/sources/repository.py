@@ -267,7 +267,7 @@ def _start(tree: CommitTree, *command: str) -> subprocess.Popen[bytes]:
 
 @cache
 def _takes_commands() -> bool:
-    """Return whether one process of git tells both sizes and contents, as those of version 2.36 and later."""
+    """Return whether one git process returns both sizes and contents (git 2.36 and later)."""
     version = re.match(rb"git version (\d+)\.(\d+)", ask("/", "version") or b"")
     return version is not None and (int(version[1]), int(version[2])) >= (2, 36)
 

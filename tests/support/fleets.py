@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from driftline.flows.config.toml_file import load_config
+from driftline.flows.config.driftline_toml import load_config
 from driftline.flows.runs.fleet import FleetRequest, sync_fleets
-from driftline.storage.workspace.branches import branch_at, branch_records
+from driftline.storage.workspace.branch_cuts import branch_at, branch_records
 from driftline.storage.workspace.workspace import Workspace
 
 
