@@ -35,11 +35,11 @@ from driftline.storage.deltas.manifest import SCHEMA as MANIFEST
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError
 from driftline.storage.layout import BASE, is_delta
+from driftline.storage.lines.line_table import MARKER_LINE, LineTable
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode
-from driftline.storage.lines.table import MARKER_LINE, LineTable
-from driftline.storage.memory.index import FIELDS as MEMORY_FIELDS
-from driftline.storage.memory.index import MemoryIndex
-from driftline.storage.workspace.branches import branch_records
+from driftline.storage.memory.memory_indexes import FIELDS as MEMORY_FIELDS
+from driftline.storage.memory.memory_indexes import MemoryIndex
+from driftline.storage.workspace.branch_cuts import branch_records
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 

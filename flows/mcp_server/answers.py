@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from driftline.flows.answers import ExactMatches
-from driftline.flows.memory import entry_to_dict
+from driftline.flows.http_answers import ExactMatches
+from driftline.flows.memory_backend import entry_to_dict
 from driftline.storage.defaults import CUT, MAX_SHOWN_CHARACTERS, is_clipped
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHit
 from driftline.storage.model import WorkspaceStats
 from driftline.tasks.search.hits import Excerpt, Hit, clipped
-from driftline.tasks.search.query import SearchReport
+from driftline.tasks.search.search import SearchReport
 
 MAX_SOURCES = 100
 MAX_LINE_CHARACTERS = MAX_SHOWN_CHARACTERS

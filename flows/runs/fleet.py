@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from driftline.flows.config.toml_file import Configuration, ConfiguredFleet
+from driftline.flows.config.driftline_toml import Configuration, ConfiguredFleet
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.runs.branches import delete_branch
 from driftline.flows.runs.index import IndexRequest, index_sources, remove_source
@@ -44,8 +44,8 @@ from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.discovery import Listing, discover, entity_of, spelling
 from driftline.storage.sources.mirror import REDIRECTS, current_branches, current_commit, parse_remote, with_ref
 from driftline.storage.sources.safe_folder import only_owner_reads
-from driftline.storage.workspace.branches import check_name
-from driftline.storage.workspace.fleet import (
+from driftline.storage.workspace.branch_cuts import check_name
+from driftline.storage.workspace.fleet_state import (
     FleetRecord,
     KnownBranch,
     KnownRepository,

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.flows.output.progress import Progress, run_stage
-from driftline.flows.output.reports import SourceReport
+from driftline.flows.output.run_reports import SourceReport
 from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.credentials import RULES_VERSION
@@ -31,26 +31,26 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DeletionRefused, DriftlineError, LeaseLost, StorageError
 from driftline.storage.leases.lease import Lease, look
 from driftline.storage.lines.indexes import IndexScope, Segment, SegmentSpec, plan_new_segments
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
 from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import acquire_source
-from driftline.tasks.embedding.context import Stopwatch
+from driftline.tasks.embedding.task_context import Stopwatch
 from driftline.tasks.extraction.archives import without_opened
 from driftline.tasks.extraction.extractor import ENDS_MARK, MISSING_MARK, current_marks
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.commit import ChangeSet, Committer, SegmentTask, build, remove_strays, settle
 from driftline.tasks.indexing.rows import Donations, find_donations, only
-from driftline.tasks.scanning.ignore import Matcher
+from driftline.tasks.scanning.overlap import claimed
+from driftline.tasks.scanning.path_patterns import Matcher
 from driftline.tasks.scanning.scan import (
     PartitionSpec,
     RepositoryAtCommit,
     ScanResult,
     ScanSpec,
     WorkTreeAtCommit,
-    claimed,
     is_container,
     plan_partitions,
     scan_partition,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from watchfiles import Change, watch
 from watchfiles._rust_notify import WatchfilesRustInternalError
 
-from driftline.flows.output.reports import IndexReport, SourceReport
+from driftline.flows.output.run_reports import IndexReport, SourceReport
 from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest
 from driftline.storage.entities import Entity
@@ -23,7 +23,7 @@ from driftline.storage.model import DocumentState
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.git.commits import MAX_CHANGED_PATHS
-from driftline.tasks.scanning.ignore import IGNORE_FILES
+from driftline.tasks.scanning.path_patterns import IGNORE_FILES
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, find_lexer_class_for_filename, get_all_lexers
 from pygments.token import Name, Punctuation, Text, Whitespace
 
-from driftline.storage.lines.words import keywords, terms_of
+from driftline.storage.lines.tokenizer import keywords, terms_of
 
 MAX_LINE_CHARACTERS = 1_000
 MAX_COLOURED_CHARACTERS = 200_000

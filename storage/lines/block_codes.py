@@ -18,8 +18,8 @@ import pyarrow as pa
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from driftline.storage.lance.table import ADDRESS_BITS, data_file
-from driftline.storage.lines.table import CODE_COLUMN
+from driftline.storage.lance.lance_table import ADDRESS_BITS, data_file
+from driftline.storage.lines.line_table import CODE_COLUMN
 
 if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment

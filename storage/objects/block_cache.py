@@ -31,7 +31,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from cachetools import LRUCache
 
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, UsageError
-from driftline.storage.objects.backend import Range
+from driftline.storage.model import Range
 
 log = logging.getLogger(__name__)
 

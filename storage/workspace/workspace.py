@@ -43,8 +43,8 @@ from driftline.storage.layout import (
     tables_directory,
 )
 from driftline.storage.leases.lease import Lease, acquire
-from driftline.storage.lines.deep_table import DeepTable
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.definition_table import DeepTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import DeepModel, WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import LOCAL, SourceAccess

@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from driftline.storage.lines.line_table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
-from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
-from driftline.storage.lines.words import distinct_terms, is_constant, is_paired, keywords, names_in, places_in, terms
+from driftline.storage.lines.tokenizer import distinct_terms, is_paired, keywords, terms
 from driftline.storage.model import Embedder
 from driftline.tasks.definitions.outlines import begins_definition
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
+from driftline.tasks.search.query_form import is_constant, names_in, places_in
 from driftline.tasks.search.ranking import (
     BM25_K1,
     WEIGHTS,

@@ -14,11 +14,11 @@ from unicodedata import normalize
 
 from driftline.storage.entities import Entity
 from driftline.storage.globs import check_glob, literal_glob, rests
-from driftline.storage.lines.filters import LineFilter, normalise
+from driftline.storage.lines.line_filter import LineFilter, normalise
 from driftline.storage.lines.outline import Definition
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.scanning.scan import below
+from driftline.tasks.scanning.overlap import below
 from driftline.tasks.search.request import FILTERS, WILDCARD, SearchFilter, extensions_of
 
 Kind = Literal["file", "folder", "either"]

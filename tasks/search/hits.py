@@ -32,13 +32,13 @@ from driftline.storage.defaults import (
 )
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
-from driftline.storage.lance.errors import without_panic
-from driftline.storage.lines.exact import lines_of_document
+from driftline.storage.lance.retries import without_panic
+from driftline.storage.lines.line_queries import LineQuery, Passage
+from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import Definition, anchor_at, anchors_in, fragment_of, innermost, location_of
 from driftline.storage.lines.outline import decode as decode_outline
-from driftline.storage.lines.queries import LineQuery, Passage
-from driftline.storage.lines.table import LINES_PER_BLOCK
-from driftline.storage.lines.words import QueryForm, keywords
+from driftline.storage.lines.packs import lines_of_document
+from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.model import content_hash, html_table
 from driftline.storage.sources.source import Source, known_source
 from driftline.storage.workspace.records import SourceRecord
@@ -46,6 +46,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.scanning.scan import holds_records
 from driftline.tasks.search.links import Links, SourceRecords, find_links, is_archive_unchanged
+from driftline.tasks.search.query_form import QueryForm
 from driftline.tasks.search.ranking import WEIGHTS, Document, FoundLine, Weights, stem_shares
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines

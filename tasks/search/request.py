@@ -30,11 +30,11 @@ from driftline.storage.defaults import (
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import alternatives, check_glob, is_unicode
 from driftline.storage.lines.outline import KINDS
-from driftline.storage.options import INTERFACES, Option, option, options_of
+from driftline.storage.request_options import INTERFACES, Option, option, options_of
 
 if TYPE_CHECKING:
     from driftline.storage.entities import Boundary, Entity
-    from driftline.storage.lines.filters import LineFilter
+    from driftline.storage.lines.line_filter import LineFilter
 
 
 Mode = Literal["hybrid", "vector", "text"]

@@ -12,7 +12,7 @@ import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
 from driftline.storage.errors import AccessDenied, PreconditionFailed, StorageError
-from driftline.storage.objects import backend, bucket
+from driftline.storage.objects import bucket, retries
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import open_source
 from tests.servers.flaky import Fault, FlakyProxy
@@ -26,7 +26,7 @@ ROUNDS = 3
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
 
 
 @pytest.mark.parametrize("fault", list(Fault))
@@ -116,8 +116,8 @@ def test_a_broken_unsorted_listing_is_incomplete(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("error", "attempts"),
     [
-        (GenericError("HttpError { kind: Interrupted"), backend.ATTEMPTS),
-        (GenericError("status code: 503 Service Unavailable"), backend.ATTEMPTS),
+        (GenericError("HttpError { kind: Interrupted"), retries.ATTEMPTS),
+        (GenericError("status code: 503 Service Unavailable"), retries.ATTEMPTS),
         (GenericError("in 8s, after 5 retries, max_retries: 5 - status code: 503"), 1),
         (GenericError("HttpError { kind: Connect"), 1),
         (PermissionDeniedError("status code: 403 Forbidden"), 1),
@@ -141,11 +141,11 @@ def test_only_transient_failures_are_retried_and_only_a_few_times(
 
 def test_attempts_end_in_time_and_their_delays_grow() -> None:
     now = itertools.count(0, 6)
-    assert len(list(backend.delays(clock=lambda: next(now), chance=lambda: 1.0))) == 3
-    waits = list(backend.delays(clock=lambda: 0.0, chance=lambda: 1.0))
+    assert len(list(retries.delays(clock=lambda: next(now), chance=lambda: 1.0))) == 3
+    waits = list(retries.delays(clock=lambda: 0.0, chance=lambda: 1.0))
     assert waits == sorted(waits)
-    assert len(waits) == backend.ATTEMPTS - 1
-    assert max(waits) <= backend.MAX_DELAY_SECONDS
+    assert len(waits) == retries.ATTEMPTS - 1
+    assert max(waits) <= retries.MAX_DELAY_SECONDS
 
 
 # --- etags ------------------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
 
+from driftline.flows.web.api import Reader
 from driftline.flows.web.pages import static, version_of
-from driftline.flows.web.requests import Reader
-from driftline.flows.web.serving import WebServer, web_server
+from driftline.flows.web.server import WebServer, web_server
 from driftline.storage.errors import UsageError
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import PATIENCE_SECONDS

@@ -34,13 +34,13 @@ import driftline as dl
 from driftline.flows import http_server
 from driftline.flows.http_server import TimeoutProtocol, listen
 from driftline.flows.web import guard
+from driftline.flows.web.api import MAX_QUERY_CHARACTERS, Reader
 from driftline.flows.web.authentication import cookie
 from driftline.flows.web.guard import MAX_BODY_BYTES
-from driftline.flows.web.requests import MAX_QUERY_CHARACTERS, Reader
-from driftline.flows.web.serving import MAX_HEAD_BYTES, Exposure, WebServer, web_server
-from driftline.flows.web.tools import Tools
+from driftline.flows.web.mcp_endpoint import Tools
+from driftline.flows.web.server import MAX_HEAD_BYTES, Exposure, WebServer, web_server
 from driftline.storage.errors import UsageError
-from driftline.storage.options import MAX_SERVED_NAMES
+from driftline.storage.request_options import MAX_SERVED_NAMES
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask, serving

@@ -18,8 +18,8 @@ from driftline.flows.runs.fleet import has_failed, summary
 from driftline.storage.entities import Entity
 from driftline.storage.errors import StorageError
 from driftline.storage.sources.discovery import spelling
-from driftline.storage.workspace.branches import branch_at, branch_records
-from driftline.storage.workspace.fleet import read_fleets
+from driftline.storage.workspace.branch_cuts import branch_at, branch_records
+from driftline.storage.workspace.fleet_state import read_fleets
 from tests.servers.git_server import Checkout, GitServer, git
 from tests.support.fleets import Fleet, rows, states
 

@@ -18,10 +18,10 @@ import yaml
 import driftline as dl
 from driftline.flows.config.memory_settings import boundary_in
 from driftline.flows.runs.pull import PullRequest, pull_workspace
+from driftline.flows.web.api import Reader
 from driftline.flows.web.authentication import Authentication, KnownTokens
 from driftline.flows.web.observability import tracer
-from driftline.flows.web.requests import Reader
-from driftline.flows.web.serving import Exposure, WebServer, web_server
+from driftline.flows.web.server import Exposure, WebServer, web_server
 from driftline.storage.workspace.tokens import create_token, read_tokens
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import until

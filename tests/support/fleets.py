@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from driftline.flows.config.toml_file import load_config
+from driftline.flows.config.driftline_toml import load_config
 from driftline.flows.runs.fleet import FleetRequest, sync_fleets
 from driftline.storage.workspace.workspace import Workspace
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from driftline.flows.web.serving import WebServer
+from driftline.flows.web.server import WebServer
 from tests.support.waiting import PATIENCE_SECONDS
 
 
