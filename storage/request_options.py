@@ -84,7 +84,7 @@ def option(default: _T, help: str, **row: Any) -> _T:
 
 
 def options_of(model: type) -> dict[str, Option]:
-    """Return the table of a dataclass: its options by name, its own fields before those that it inherits."""
+    """Return the table of a dataclass: its options by name, own fields before inherited ones."""
     inherited = {each.name for base in model.__mro__[1:] if is_dataclass(base) for each in fields(base)}
     ordered = sorted(fields(model), key=lambda each: each.name in inherited)
     return {each.name: _named(each) for each in ordered if _OPTION in each.metadata}

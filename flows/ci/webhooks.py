@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 DEBOUNCE_SECONDS = 1.0
 """A push and the pull requests that it updates arrive together, and a burst of pushes needs one run."""
 KNOWN_DELIVERIES = 10_000
-"""Deliveries that are remembered; a forgotten one, replayed, costs a look at the refs of its repository."""
+"""Number of remembered deliveries; replaying a forgotten one costs one listing of the refs of its repository."""
 MAX_WAITING = 1_000
 """Indexes that may wait for a run."""
 ATTEMPTS = 3

@@ -248,7 +248,7 @@ def _newest(
 
 
 def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:
-    """Return a function that locates the memory; a search of memory reports a wrong setting."""
+    """Return a function that locates the memory, so that wrong settings fail a search of memory, not the start."""
 
     @once
     def find() -> Memory:

@@ -597,7 +597,7 @@ def _json_without(text: str, key: str) -> str:
 
 
 def _json_cut(text: str, member: _Member) -> str:
-    """Return ``text`` without a member, one comma next to it, and the whitespace before it. Keep all comments."""
+    """Remove a member from ``text``, with one adjacent comma and the whitespace before it. Keep all comments."""
     tokens = _json_tokens(text)
     after = next(token for token in tokens if token.start >= member.end and not token.is_comment)
     before = next(token for token in reversed(tokens) if token.start < member.start and not token.is_comment)

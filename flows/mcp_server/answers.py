@@ -329,7 +329,7 @@ class MemoryAnswer(BaseModel):
     more: str | None = None
 
     def text(self) -> str:
-        """Return an entry a line: its owner, its key and its value."""
+        """Return one line for an entry: its owner, its key and its value."""
         shown = (f"{each.record.entity} {each.record.key}: {_as_json(each.record.value)}" for each in self.results)
         return "\n".join([*shown, *filter(None, [self.more])]) or "No results."
 

@@ -229,7 +229,7 @@ def _opened(hit: Mapping[str, Any], folder: str | None) -> str | None:
 
 
 def _linked(text: str, url: str | None, styled: bool) -> str:
-    """Return ``text`` as a link of terminals that support them (OSC 8); others print it without."""
+    """Return ``text`` as a terminal hyperlink (OSC 8); terminals without support print the text only."""
     return f"\x1b]8;;{printable(url)}\x1b\\{text}\x1b]8;;\x1b\\" if styled and url is not None else text
 
 

@@ -55,9 +55,9 @@ DEFAULT_PRUNED_AFTER_DAYS = 14.0
 class BranchReport:
     """A branch of a source.
 
-    ``base`` is the commit of the main index that it was cut from and ``commit`` the one at which it was indexed, if git
-    names them. ``documents`` is the number of documents that differ from the current main index, ``lines`` the number
-    of their lines, and ``deleted`` the number of documents that the branch lacks. ``size_bytes`` is the size that the
+    ``base`` is the commit of the main index from which it was cut, and ``commit`` its own indexed commit, if git names
+    them. ``documents`` is the number of documents that differ from the current main index, ``lines`` the number of
+    their lines, and ``deleted`` the number of documents that the branch lacks. ``size_bytes`` is the size that the
     branch does not share with the main index; ``age_seconds`` count from its last run.
     """
 

@@ -31,7 +31,7 @@ from driftline.flows.runs.branches import delete_branch, enter_branch, leave_bra
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
 from driftline.flows.runs.source_group import SOURCES_PER_SLOT, Outcome, SourceGroup, grouped, run_alone
-from driftline.flows.runs.source_run import GUARDED_DELETIONS, SegmentBuilds, SourceRun, build_on
+from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS, SegmentBuilds, SourceRun, build_on
 from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (
@@ -59,9 +59,6 @@ from driftline.tasks.indexing.commit import ChangeSet, Committer, complete_reemb
 from driftline.tasks.indexing.embed_definitions import batches, deepen_batch, plan_deep
 from driftline.tasks.scanning.overlap import Claim, Neighbours, claim_of, claimed
 from driftline.tasks.scanning.path_patterns import Matcher
-
-COMMIT_SECONDS = 15.0
-"""A killed run loses about this much work."""
 
 
 def chosen_model(plan: IndexPlan, progress: Progress) -> DeepModel | None:

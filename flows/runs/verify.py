@@ -56,7 +56,7 @@ class VerifyRequest:
 class VerifyReport:
     """The report of a verification.
 
-    After a repair, ``findings`` are those that remain, and ``mended`` counts the others.
+    After a repair, ``findings`` are the remaining ones, and ``mended`` counts the repaired ones.
     """
 
     run_id: str

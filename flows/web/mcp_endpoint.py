@@ -65,7 +65,7 @@ class Tools:
 
 
 def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
-    """Return the application that answers, and the one whose lifespan it needs."""
+    """Return the application that answers, and the one that provides its lifespan."""
     from mcp.server.transport_security import TransportSecuritySettings
 
     from driftline.flows.mcp_server.server import WholePosts, WorkspaceTools, server_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import uvicorn
 
-from driftline.flows.http_server import is_loopback, listen, own_addresses, timeout_protocol
+from driftline.flows.http_server import HttpServer, is_loopback, listen, own_addresses, timeout_protocol
 from driftline.flows.web.api import Reader
 from driftline.flows.web.authentication import Authentication
 from driftline.flows.web.guard import RateLimit
@@ -42,19 +42,6 @@ class Exposure:
     cors_origins: Collection[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class WebServer:
-    """A server that listens at ``url``; ``run`` serves until a signal or ``server.should_exit``."""
-
-    url: str
-    server: uvicorn.Server
-    listener: socket.socket
-
-    def run(self) -> None:
-        with self.listener:
-            self.server.run(sockets=[self.listener])
-
-
 def web_server(
     reader: Reader,
     host: str,
@@ -62,7 +49,7 @@ def web_server(
     exposure: Exposure | None = None,
     mcp: Tools | None = None,
     hooks: Hooks | None = None,
-) -> WebServer:
+) -> HttpServer:
     """Listen; port 0 chooses a free port.
 
     Raises UsageError for an address that is in use, and for one that other machines can reach if no authentication is
@@ -95,7 +82,7 @@ def web_server(
         listener.close()
         raise
     shown = addresses[0] if host not in _WILDCARDS else (named[-1] if named else addresses[0])
-    return WebServer(f"{scheme}://{shown}/", server, listener)
+    return HttpServer(f"{scheme}://{shown}/", server, listener)
 
 
 def _config(app: object, exposed: Exposure) -> uvicorn.Config:

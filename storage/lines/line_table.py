@@ -25,6 +25,7 @@ from driftline.storage.lance.lance_table import (
     COMMIT_ATTEMPTS,
     VECTOR_TYPE,
     LanceTable,
+    TableFile,
     data_file,
     is_one_of,
     quote,
@@ -32,6 +33,7 @@ from driftline.storage.lance.lance_table import (
 )
 from driftline.storage.lance.retries import with_indexes, write_failed
 from driftline.storage.lines.outline import OUTLINE_COLUMN
+from driftline.storage.objects.retries import Range
 
 if TYPE_CHECKING:
     from lance import FragmentMetadata, LanceDataset, LanceFragment
@@ -53,7 +55,7 @@ UNKNOWN_OUTCOMES = 3
 TEXT_COLUMN = "block"
 LINES_PER_BLOCK = 16
 """Lines per block of the full-text index. Blocks need fewer postings than lines, and words of neighbouring lines add
-up. A block has at most as many rows."""
+up. Maximum number of rows of a block."""
 CODE_COLUMN = "block_code"
 END_BYTES_PER_ROW, METADATA_BYTES = 11, 2**16
 """What the columns from ``entity`` on take in a data file, which every search reads, and what follows them."""
@@ -103,19 +105,19 @@ def schema(dim: int) -> pa.Schema:
     )
 
 
-def searched_parts(fragments: Iterable[LanceFragment]) -> dict[str, tuple[int, int | None]]:
+def searched_parts(fragments: Iterable[LanceFragment]) -> dict[TableFile, Range]:
     """Return the byte ranges that every search reads in the files of ``fragments``: the ends of data files, and all of
     the deletion files.
     """
-    parts: dict[str, tuple[int, int | None]] = {}
+    parts: dict[TableFile, Range] = {}
     for fragment in fragments:
         metadata: Any = fragment.metadata
         for file in metadata.files:
             if size := file.file_size_bytes:
                 start = size - METADATA_BYTES - END_BYTES_PER_ROW * metadata.physical_rows
-                parts[f"data/{file.path}"] = max(0, start), size
-        if metadata.deletion_file is not None:
-            parts[metadata.deletion_file.path(fragment.fragment_id)] = 0, None
+                parts[TableFile(f"data/{file.path}", file.base_id)] = max(0, start), size
+        if (deletions := metadata.deletion_file) is not None:
+            parts[TableFile(deletions.path(fragment.fragment_id), deletions.base_id)] = 0, None
     return parts
 
 
@@ -326,11 +328,11 @@ class LineTable(LanceTable):
 
 
 class _MarkerPlaces:
-    """Which small fragments of the tables of this process have commit markers, and of whom.
+    """The commit markers in small fragments of the tables of this process, by source.
 
     A first run over many sources adds two fragments for each. Without an index, looking for a marker in all of them
-    would take longer with every source. A fragment is remembered under the names of its files, those of its data and
-    of its deletions, which are never used again.
+    would take longer with every source. A fragment is remembered by the names of its data and deletion files, which are
+    never reused.
     """
 
     def __init__(self) -> None:
@@ -371,7 +373,7 @@ def _state(fragment: LanceFragment) -> _State:
 def _held_by(
     dataset: LanceDataset, fragments: Sequence[LanceFragment], states: Mapping[int, _State]
 ) -> dict[_State, frozenset[str] | None]:
-    """Return, by their states, of whom ``fragments`` have markers; None for a large one, in which an index looks."""
+    """Return the sources with markers in each of ``fragments``, by its state; None for a large, indexed one."""
     small = [each for each in fragments if each.physical_rows <= SMALL_FRAGMENT_ROWS]
     found: dict[int, set[str]] = {each.fragment_id: set() for each in small}
     if small:

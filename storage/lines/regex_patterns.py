@@ -41,7 +41,7 @@ _RE2_ERROR = re.compile(r"Invalid regular expression: (?P<why>.*?)(?:: (?P<part>
 _QUOTE = re.compile(r"\\Q(?P<inside>.*?)(?:\\E|\Z)|\\.", re.DOTALL)
 
 Clause = frozenset[bytes]
-"""Literals, folded, of which a text that matches holds at least one."""
+"""Folded literals; a matching text contains at least one of them."""
 
 
 @dataclass(frozen=True)

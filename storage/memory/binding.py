@@ -231,7 +231,7 @@ class Generations:
         self._is_done = False
 
     def check(self, tenant: Entity) -> None:
-        """Raise CatalogMismatch if the index has changes that the catalog lacks: they would hide the new ones."""
+        """Raise CatalogMismatch if the index has changes that the catalog lacks: they would hide newer ones."""
         if tenant in self._checked:
             return
         recent = 0

@@ -201,7 +201,9 @@ class EntryWriter:
         return {tenant: some.latest() for tenant, some in drafts.items()}
 
     def _redacted(self, item: MemoryItem) -> tuple[Any, Mapping[str, Any] | None]:
-        """Return the value and the metadata without credentials. A key with one is refused: it must stay as it is."""
+        """Return the value and the metadata without credentials. A key with a credential is refused, because keys
+        cannot be changed.
+        """
         if self._redaction == "off":
             return item.value, item.metadata
         if redact_value(item.key, self._redaction)[1]:

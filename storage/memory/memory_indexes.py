@@ -150,7 +150,7 @@ def rewrite(
 ) -> int:
     """Rebuild the index of ``entity`` from all its entries, compact it, and return the number of entries.
 
-    The tenant has reached ``rev`` before the first page was read. The caller holds a lease. Keys without an entry are
+    The tenant had reached ``rev`` before the first page was read. The caller holds a lease. Keys without an entry are
     removed; unreadable files are deleted.
     """
     index = MemoryIndex(objects, entity.directory, encoding)
@@ -189,7 +189,7 @@ class DeltaWatch:
     """Call ``on_excess`` with a tenant and its number of deltas when its index has more than ``threshold``.
 
     Every flush adds a delta to the index of its tenant, so no index below it has more. Counting lists a directory. It
-    happens after as many flushes of this process as ``threshold``, and in ``look``.
+    happens after ``threshold`` flushes of this process, and in ``look``.
     """
 
     objects: ObjectStore

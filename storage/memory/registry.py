@@ -16,7 +16,7 @@ from driftline.storage.memory.catalog import entity_tree, entry_writes
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entity_tree import EntityRecord
 from driftline.storage.memory.catalog.entry_queries import Everywhere, Scope
-from driftline.storage.memory.listings import check_count
+from driftline.storage.memory.listings import DEFAULT_LIMIT, check_count
 
 _SHOWN = 5
 
@@ -198,9 +198,6 @@ def _is_pair(value: object, hierarchy: Hierarchy) -> bool:
 
 def _is_path(value: object, hierarchy: Hierarchy) -> bool:
     return isinstance(value, str) and value.partition(":")[0] in hierarchy.levels and ":" in value
-
-
-DEFAULT_LIMIT = 1_000
 
 
 def utc_now() -> datetime:

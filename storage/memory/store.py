@@ -30,9 +30,9 @@ from driftline.storage.memory.catalog.entry_queries import EntryRow, Everywhere,
 from driftline.storage.memory.catalog.values import DEFAULT_CACHE_SECONDS, Blobs, check_fields, check_key
 from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, as_shown
 from driftline.storage.memory.flush import Flusher
-from driftline.storage.memory.listings import Cursor, KeyRange, MemoryListing, Page, check_count
+from driftline.storage.memory.listings import DEFAULT_LIMIT, Cursor, KeyRange, MemoryListing, Page, check_count
 from driftline.storage.memory.memory_indexes import DeltaWatch
-from driftline.storage.memory.registry import DEFAULT_LIMIT, EntityRegistry, bound_names, split_filter, utc_now
+from driftline.storage.memory.registry import EntityRegistry, bound_names, split_filter, utc_now
 from driftline.storage.memory.search import MODES, MemoryHit, MemoryHits, MemorySearch, Mode, Question, relevance
 from driftline.storage.memory.vectors import VectorFilter, added_up
 from driftline.storage.model import Embedder

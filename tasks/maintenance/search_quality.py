@@ -27,7 +27,7 @@ ROWS_AT_ONCE = 8192
 """Vectors compared at once with all queries; few enough for the cache of a processor."""
 IO_BUFFER_BYTES = 64 * 2**20
 ALWAYS_MEASURED_ROWS = 1 << 18
-"""Tables with at most as many rows are measured by every compaction, which takes about a second."""
+"""Tables of up to this many rows are measured by every compaction, in about a second."""
 REBUILT_SHARE = 0.05
 """A compaction that has rebuilt the vector index of a larger share of a table measures it."""
 MEASURED_EVERY = timedelta(days=7)

@@ -348,7 +348,7 @@ def _of_documents(candidates: Candidates, holds: Callable[[str], bool]) -> NDArr
 def _named(candidates: Candidates) -> NDArray[np.float32]:
     """Return ``(n,)``: 1 if a line begins a definition that the query names, half in prose, else less.
 
-    Also 1 for the lines that its places name, and for one that sets a constant.
+    Also 1 for the lines that the query locates, and for a line that sets a constant.
     """
     found = _placed(candidates)
     if not candidates.names:
@@ -366,7 +366,7 @@ def _named(candidates: Candidates) -> NDArray[np.float32]:
 
 
 def _placed(candidates: Candidates) -> NDArray[np.float32]:
-    """Return ``(n,)``: 1 for a line that the query names by its place and for the first of a file that it names.
+    """Return ``(n,)``: 1 for a line that the query locates, and for the first line of a file that it names.
 
     The lines around that first one get less, so that a result shows how the file begins.
     """
@@ -374,7 +374,8 @@ def _placed(candidates: Candidates) -> NDArray[np.float32]:
     lines = candidates.lines
     for path, line in candidates.places:
         for document, (_, own, _) in enumerate(candidates.documents):
-            if not (f"/{own}".endswith(f"/{path.lstrip('/')}") or ("/" in own and path.endswith(f"/{own}"))):
+            is_named = f"/{own}".lower().endswith(f"/{path.lstrip('/')}".lower())
+            if not (is_named or ("/" in own and path.endswith(f"/{own}"))):
                 continue
             of_file = np.flatnonzero(lines.document == document)
             away = np.abs(lines.number[of_file] - (line - 1 if line else 0))

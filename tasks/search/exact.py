@@ -56,7 +56,7 @@ MAX_SECONDS = 30.0
 MAX_RANKED = 10_000
 """Matching lines among which words choose."""
 RANKED_WINDOWS = 200
-"""The number of windows found by words in which matching lines are ranked."""
+"""Number of windows, found by words, in which to rank matching lines."""
 MAX_PATHS_IN_FILTER = 1_000
 """Up to this many matching documents become the filter of a ranked search; its results are filtered otherwise."""
 MAX_FACET_PACKS = 300

@@ -207,7 +207,7 @@ ALL_LINES = LineKinds()
 
 _ESCAPED = re.compile(r"\\([][*?{}!])")
 MAX_REPORTED = 20
-"""Maximum number of values of one filter that are reported one by one."""
+"""Maximum number of values of one filter to report individually."""
 _LABELS = {
     "paths": "path",
     "dirs": "directory",

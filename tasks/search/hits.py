@@ -54,7 +54,7 @@ from driftline.tasks.text import decode, lines_between, rows_of_line, split_line
 MAX_WINDOW_LINES = 32
 """Maximum number of lines of a window without its context."""
 GROWTH = 0.7
-"""The share of a window's relevance that a hit needs to extend it: others cost a reader more than they tell."""
+"""The share of a window's relevance that a hit needs to extend it; weaker hits cost a reader more than they tell."""
 GROWTH_ACROSS = 0.9
 """The same for a hit in another definition, unless the query is a sentence, whose answer may be in either."""
 MAX_HEAD_LINES = 8
@@ -70,13 +70,13 @@ MAX_WINDOWS_OF_DEFINITION = 3
 class Window:
     """Neighbouring hits of one document; lines are 0-based, both ends included.
 
-    ``best`` is the hit that answers best by itself, and ``fit`` its quality. ``distance``, ``text``, ``column``, at
-    which the text begins in its line, and ``definition``, the innermost around it, belong to this hit; the definition
-    is unknown unless the window is ``outlined``. ``score`` is that of the hit that ranks the window: its relevance, of
-    which ``attainable`` is the maximum, or its cosine if hits are ordered by that; nothing is attainable then.
-    ``set_back`` is what better windows of its file have taken from the score, which makes it no less likely. ``copies``
-    are other documents of its source with the same content. If the query has ``named`` the definition, the window stays
-    inside it.
+    ``best`` is the hit that answers best by itself, and ``fit`` its quality. ``distance``, ``text``, ``column`` (where
+    the text begins in its line) and ``definition`` (the innermost one) belong to this hit; the definition is unknown
+    unless the window is ``outlined``. ``score`` is that of the hit that ranks the window: its relevance, of which
+    ``attainable`` is the maximum, or its cosine if hits are ordered by that; nothing is attainable then. ``set_back``
+    is what better windows of its file have taken from the score, which makes it no less likely. ``copies`` are other
+    documents of its source with the same content. If the query has ``named`` the definition, the window stays inside
+    it.
     """
 
     entity: str

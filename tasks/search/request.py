@@ -52,7 +52,7 @@ _DOTTED = rf"\.|\.[^/\x00.]{_NAME}|\.\.[^/\x00]{_NAME}"
 """A name that begins with a dot, but is not '..'."""
 _SEGMENT = rf"(?:{_DOTTED}|[^/\x00.]{_NAME})?"
 _PATH = rf"^(?:{_SEGMENT}(?:/{_SEGMENT})+|{_DOTTED}|[^/\x00.{_BLANK}]{_NAME}|[{_BLANK}]+[^/\x00{_BLANK}]{_NAME})$"
-"""Paths and directories as ``_check_name`` reads them, other than those of this machine."""
+"""Matches the paths and directories that ``_check_name`` accepts, except those of this machine."""
 _GLOB = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
 """Some of the globs that ``check_glob`` accepts."""
 _HERE = INTERFACES - {"http"}
