@@ -662,8 +662,7 @@ class LineQuery:
         # The index covers paths; comparing entities and lines in Lance, too, takes three times as long.
         paths = sorted({path for _, path, _ in requested})
         columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
-        rows = self._read(columns, where=is_one_of("path", paths))
-        rows = rows.filter(pc.is_valid(rows[OUTLINE_COLUMN]))
+        rows = self._read(columns, where=f"{is_one_of('path', paths)} AND {OUTLINE_COLUMN} IS NOT NULL")
         known: dict[tuple[str, str, int], str] = {}
         for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True):
             block = entity, path, number // LINES_PER_BLOCK
