@@ -163,9 +163,8 @@ class Packs:
 
 
 def _hold(filters: NDArray[np.uint8], size: int, literal: bytes) -> NDArray[np.bool_]:
-    hashes = np.unique(_hashes(literal)) & np.uint32(size - 1)
     left = np.ones(len(filters), np.bool_)
-    for each in hashes.tolist():
+    for each in {*(_hashes(literal) & np.uint32(size - 1)).tolist()}:
         left &= (filters[:, each >> 3] >> (each & 7) & 1).astype(np.bool_)
     return left
 
@@ -186,7 +185,7 @@ def packs_of(query: LineQuery) -> Packs:
         columns = ["entity", "path", "hash", PACK_LINE_COLUMN, GRAMS_COLUMN]
         rows = _scan(query, columns, f"{PACK_LINE_COLUMN} IS NOT NULL").combine_chunks()
         sizes = pc.binary_length(rows[GRAMS_COLUMN]).to_numpy()
-        filters = tuple(_together(rows, sizes, size) for size in np.unique(sizes).tolist())
+        filters = tuple(_together(rows, sizes, size) for size in sorted({*sizes.tolist()}))
         renamed = rows.drop_columns([GRAMS_COLUMN]).rename_columns({PACK_LINE_COLUMN: "line"})
         paths, entities = (rows[name].combine_chunks().dictionary_encode() for name in ("path", "entity"))
         documents = paths.indices.to_numpy().astype(np.int64) * len(entities.dictionary) + entities.indices.to_numpy()
@@ -199,7 +198,8 @@ def packs_of(query: LineQuery) -> Packs:
 
 def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     positions = np.flatnonzero(sizes == size)
-    joined = b"".join(rows[GRAMS_COLUMN].take(pa.array(positions)).to_pylist())
+    # Of a list: for an array, Arrow imports numpy.ma, as np.unique does, which takes longer than a search.
+    joined = b"".join(rows[GRAMS_COLUMN].take(pa.array(positions.tolist(), pa.int64())).to_pylist())
     return positions, np.frombuffer(joined, np.uint8).reshape(len(positions), size)
 
 

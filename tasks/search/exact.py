@@ -204,7 +204,7 @@ class ExactFinder:
         found: dict[IndexedDocument, list[tuple[int, int]]] = {}
         for table, query in enumerate(self.tables):
             packs = packs_of(query)
-            rows = packs.rows.take(pa.array(np.flatnonzero(self._may_match(query, packs))))
+            rows = packs.rows.take(pa.array(np.flatnonzero(self._may_match(query, packs)).tolist(), pa.int64()))
             of_table: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
             columns = (rows[name].to_pylist() for name in ("path", "entity", "hash", "line", "_rowid"))
             for path, entity, digest, line, row in zip(*columns, strict=True):
@@ -236,7 +236,7 @@ class ExactFinder:
         for pattern in self.patterns:
             may |= pattern.in_lines_only or pattern.matches(read).to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(may)
-        read = read.take(pa.array(rows))
+        read = read.take(pa.array(rows.tolist(), pa.int64()))
         split = pc.split_pattern(read, "\n")
         lines, bounds = split.flatten(), split.offsets.to_numpy()
         matched = np.stack([pattern.matches(lines).to_numpy(zero_copy_only=False) for pattern in self.patterns])
