@@ -1,4 +1,4 @@
-"""Parse, complete and encode entities: hierarchy levels, default ids, paths and directories (DESIGN, "Words")."""
+"""Parse, complete and encode entities: hierarchy levels, default ids, paths and directories."""
 
 from __future__ import annotations
 

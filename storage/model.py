@@ -22,7 +22,7 @@ change."""
 
 
 class DocumentState(enum.StrEnum):
-    """The result of a scan for a document (DESIGN, "Words")."""
+    """The result of a scan for a document."""
 
     NEW = "new"
     CHANGED = "changed"

@@ -38,6 +38,8 @@ CI_MARKERS = (
     "BITBUCKET_BUILD_NUMBER",
 )
 """Variables by which ``driftline ci`` detects a CI system; the one that runs the tests builds none of their trees."""
+for _name in CI_MARKERS:
+    os.environ.pop(_name, None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -70,13 +72,6 @@ def git_server(tmp_path: Path) -> Iterator[GitServer]:
     (tmp_path / "served").mkdir()
     with running_git_server(tmp_path / "served") as server:
         yield server
-
-
-@pytest.fixture(autouse=True)
-def _outside_ci(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the variables of the CI system that runs the tests."""
-    for name in CI_MARKERS:
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

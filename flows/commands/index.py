@@ -81,7 +81,10 @@ NotebookOutputsOption = Annotated[
 ]
 RebindOption = Annotated[bool, typer.Option("--rebind", help="Allow the entity to change its URI.")]
 ReembedOption = Annotated[bool, typer.Option("--reembed", help="Allow the workspace to change its model.")]
-IndexesOption = Annotated[Literal["all", "text", "none"], typer.Option(help="Which search indexes to update.")]
+IndexesOption = Annotated[
+    Literal["all", "text", "none"],
+    typer.Option(help="Search indexes to update; text is for exact and full-text search."),
+]
 DeepOption = Annotated[
     bool | None,
     typer.Option(

@@ -17,7 +17,14 @@ import pyarrow.compute as pc
 from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.deltas.manifest import SCHEMA, Manifest
 from driftline.storage.entities import Entity
-from driftline.storage.errors import AlreadyExists, CorruptFile, ObjectNotFound, PreconditionFailed, StorageError
+from driftline.storage.errors import (
+    AlreadyExists,
+    CorruptFile,
+    ModelNotFound,
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageError,
+)
 from driftline.storage.lance.table import quote
 from driftline.storage.lance.worker import ProcessDied, survived
 from driftline.storage.layout import CONFIG, SOURCE, branch_lease_path, lease_path, leased_entity
@@ -29,6 +36,7 @@ from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.branches import branch_at, branch_records
 from driftline.storage.workspace.records import BranchRecord, WorkspaceConfig, read_record
 from driftline.storage.workspace.workspace import Workspace, acquire_source
+from driftline.tasks.embedding.models import model_of
 from driftline.tasks.indexing.commit import ChangeSet, Committer, settle
 
 _COLUMNS = ["path", "hash", "lines", "reason"]
@@ -155,12 +163,13 @@ def config_is_lost(objects: ObjectStore) -> bool:
 def restore_config(objects: ObjectStore, run_id: str, workspace_id: str | None = None) -> None:
     """Write a lost configuration again, with the ``workspace_id`` of the memory catalog, if there is one.
 
-    The embedding is that of most documents. The name of its model is unknown until the next run chooses the model.
-    Raises StorageError.
+    The embedding is that of most documents. If its model is not the default one of this host, its name is unknown until
+    the next run names it. Raises StorageError.
     """
     config = WorkspaceConfig() if workspace_id is None else WorkspaceConfig(workspace_id=workspace_id)
     fingerprint, dim = _embedding(Workspace(objects, config))
-    data = config.model_copy(update={"fingerprint": fingerprint, "dim": dim}).model_dump_json(indent=1).encode()
+    embedding = {"fingerprint": fingerprint, "dim": dim, "model": _default_model(fingerprint)}
+    data = config.model_copy(update=embedding).model_dump_json(indent=1).encode()
     with contextlib.suppress(AlreadyExists, PreconditionFailed):  # another process has written it meanwhile
         try:
             damaged, version = objects.get_versioned(CONFIG)
@@ -169,6 +178,14 @@ def restore_config(objects: ObjectStore, run_id: str, workspace_id: str | None =
         else:
             objects.create(f"_damaged_{run_id}{CONFIG}", damaged)
             objects.replace(CONFIG, data, version)
+
+
+def _default_model(fingerprint: str | None) -> str | None:
+    """Return the name of the default model if it has this fingerprint."""
+    with contextlib.suppress(ModelNotFound):
+        model = model_of()
+        return model.name if model.fingerprint == fingerprint else None
+    return None
 
 
 def _embedding(workspace: Workspace) -> tuple[str | None, int | None]:

@@ -274,6 +274,8 @@ def notes_on(found: Sequence[Hit]) -> tuple[str, ...]:
 
 def nothing_indexed(workspace: Workspace) -> str:
     """Explain a workspace without lines: whether it has sources, and why their files are skipped."""
+    if workspace.config.fingerprint and not workspace.config.model:  # restored by a repair
+        return f"{workspace.objects.uri} does not name its embedding model. Run: driftline index SOURCE --model NAME"
     reasons: Counter[str] = Counter()
     records = []
     for entity, record in workspace.readable_sources():

@@ -207,6 +207,19 @@ def test_a_damaged_lease_is_found(local: Corner) -> None:
     assert found(check(local)) == {(FindingKind.UNREADABLE, lease_path(ENTITY))}
 
 
+def test_a_restored_configuration_names_the_model_of_this_host(
+    local: Corner, tiny_model: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, at = Path(local.uri, "_workspace.json"), ("--workspace", local.uri)
+    config.unlink()
+    assert driftline("verify", "--repair", *at).code == 0
+    assert "does not name its embedding model" in driftline("search", "word7", *at).err
+    config.unlink()
+    monkeypatch.setenv("DRIFTLINE_MODEL", str(tiny_model))
+    assert driftline("verify", "--repair", *at).code == 0
+    assert driftline("search", "word7", *at).code == 0
+
+
 def test_a_newer_format_is_not_damage(local: Corner) -> None:
     path = Path(local.uri, ENTITY.directory, "_source.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
