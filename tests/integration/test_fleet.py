@@ -166,7 +166,7 @@ def test_suspiciously_many_retirements_need_a_confirmation(
 def test_a_kill_between_run_and_state_loses_nothing(
     projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saves = iter((fleet_runs._save,))  # the one before the run
+    saves = iter((fleet_runs._Sync._save,))  # the one before the run
 
     def killed(*arguments: Any) -> None:
         save = next(saves, None)
@@ -175,7 +175,7 @@ def test_a_kill_between_run_and_state_loses_nothing(
         save(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fleet_runs, "_save", killed)
+        patch.setattr(fleet_runs._Sync, "_save", killed)
         with pytest.raises(KeyboardInterrupt):
             fleet.sync()
     assert len(fleet.documents()) == 3
