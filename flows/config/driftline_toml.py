@@ -41,9 +41,9 @@ from driftline.flows.config.toml_schema import (
     parse,
 )
 from driftline.storage.defaults import Redaction
-from driftline.storage.entities import INDEX_LEVELS, Entity
+from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
 from driftline.storage.errors import BadEntity, UsageError
-from driftline.storage.sources.discovery import OWNERS, TEMPLATE, Host, OwnerKind, Selection, check_template
+from driftline.storage.sources.discovery import OWNERS, Host, OwnerKind, Selection
 from driftline.storage.sources.mirror import parse_remote
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ class ConfiguredSource:
 class ConfiguredFleet:
     """A ``[[fleet]]`` table: the repositories of ``host`` that ``selection`` chooses, with entities by ``template``.
 
-    ``include`` and ``exclude`` are globs of their files, ``branches`` of their branches. ``table`` is the table itself,
-    for a machine without the file.
+    ``include`` and ``exclude`` are globs of their files, ``branches`` of their branches. Their open ``pull_requests``
+    are followed, too. ``table`` is the table itself, for a machine without the file.
     """
 
     name: str
@@ -123,6 +123,7 @@ class ConfiguredFleet:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     branches: tuple[str, ...] = ()
+    pull_requests: bool = False
     grace_days: float = 7.0
     schedule: Schedule | None = None
     table: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -531,6 +532,9 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
         (table.token or "").strip("${}"),
         tuple(table.repositories),
     )
+    if table.pull_requests and not host.has_pulls:
+        fix = "Remove pull_requests, or follow branches."
+        raise UsageError(f"A fleet of {provider} does not list pull requests", "", fix)
     selection = Selection(
         tuple(table.include),
         tuple(table.exclude),
@@ -541,7 +545,7 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
         table.max_size,
     )
     selection.reasons()  # checks the globs
-    files = tuple(table.include_files), tuple(table.exclude_files), tuple(table.branches)
+    files = tuple(table.include_files), tuple(table.exclude_files), tuple(table.branches), table.pull_requests
     named = table.model_copy(update={"name": table.name or host.name, "url": url or None, "schedule": None})
     elsewhere = named.model_dump(mode="json", exclude_defaults=True)
     schedule = _schedule(table.schedule)

@@ -153,6 +153,12 @@ class FleetTable(Table):
             "[branches](../guides/branches.md) of the index, and delete them when they are gone."
         ),
     )
+    pull_requests: bool = Field(
+        default=False,
+        description=(
+            "Index the open pull requests of GitHub, GitLab or Gitea as branches `pr/NUMBER`, until they are closed."
+        ),
+    )
     grace_days: Annotated[NonNegativeFloat, Field(le=3650)] = Field(
         default=7.0, description="Days after which a missing repository leaves the index."
     )

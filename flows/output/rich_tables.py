@@ -23,7 +23,6 @@ Result = Mapping[str, Any]
 
 _STATES = ("new", "changed", "touched", "unchanged", "deleted")
 _SOURCE_COLUMNS = ("entity", "uri", "documents", "lines")
-_RUN_COLUMNS = frozenset({"run_id", "kind", "started", "seconds", "outcome"})
 _MAX_FINDINGS = 100
 _MAX_SHORTENED = 3
 _UNFOLDED = 1000  # columns, if no terminal limits the width
@@ -191,18 +190,15 @@ def print_tokens(result: Result) -> None:
 
 def print_runs(result: Result) -> None:
     """Print the runs of a workspace, newest first, each with its figures that are not zero."""
+    from driftline.flows.output.run_history import in_words  # loads storage
+
     lines: list[Text | Table] = []
     for run in result["runs"]:
-        figures = {name: value for name, value in run.items() if name not in _RUN_COLUMNS and value}
-        sources = figures.pop("sources", ())
-        if "commits" in figures:
-            figures["commits"] = [commit[:12] for commit in run["commits"]]
-        what = [" ".join(sources) if len(sources) == 1 else f"{len(sources):,} sources"] if sources else []
-        what += [f"{name.replace('_', ' ')} {_cell(value)}" for name, value in figures.items()]
         started, outcome = str(run["started"])[:19].replace("T", " "), run["outcome"]
         facts = f"{started}  {run['kind']:<8}{outcome}  {run['seconds']:.1f} s  {run['run_id']}"
         lines.append(Text(printable(facts), style="" if outcome == "done" else "red"))
-        lines += [Text(f"  {printable(', '.join(what))}", style="dim")] if what else []
+        what = in_words(run)
+        lines += [Text(f"  {printable(what)}", style="dim")] if what else []
     _print(lines or [Text(f"No runs in {printable(str(result['workspace']))}")])
 
 
@@ -343,7 +339,8 @@ def print_fleets(result: Result, everything: bool = False) -> None:
         lines += [Text(f"  {printable(problem)}", "yellow") for problem in fleet["problems"]]
         table = Table(box=None, padding=(0, 2), show_header=False)
         for row in rows:
-            if everything or row["entity"] in to_index or row["state"] in _SHOWN_STATES:
+            is_shown = row["entity"] in to_index or row["state"] in _SHOWN_STATES or row["pull_requests_problem"]
+            if everything or is_shown:
                 cells = [row["state"], row["path"], row["entity"], (row["indexed"] or row["commit"])[:10], _about(row)]
                 table.add_row(*(Text(printable(cell)) for cell in cells))
         if table.row_count:
@@ -362,6 +359,8 @@ def _about(row: Result) -> str:
         parts.append(f"{len(row['branches']):,} branches")
     if row["skipped_branches"]:
         parts.append(f"branches that are skipped: {', '.join(row['skipped_branches'])}")
+    if row["pull_requests_problem"]:
+        parts.append(f"pull requests are not listed: {row['pull_requests_problem']}")
     if row["archived"] and row["reason"] != "archived":
         parts.append("archived")
     if row["missed_since"]:

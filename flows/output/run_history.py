@@ -79,6 +79,33 @@ def to_row(run: RunRecord) -> dict[str, Any]:
     }
 
 
+OF_EVERY_RUN = ("run_id", "kind", "started", "seconds", "outcome")
+_SHOWN_COMMIT = 12
+"""Characters of a commit."""
+
+
+def in_words(row: Mapping[str, Any]) -> str:
+    """Return the figures of a row of ``to_row`` that are not zero.
+
+    Examples:
+        >>> in_words({"kind": "index", "sources": ["source:a"], "new": 1_200, "changed": 0, "commits": ["5e50c5f"]})
+        'source:a, 1,200 new, commits 5e50c5f'
+    """
+    shown = []
+    for name, value in row.items():
+        if name in OF_EVERY_RUN or not value:
+            continue
+        words = name.replace("_", " ")
+        if name == "sources":
+            shown.append(value[0] if len(value) == 1 else f"{len(value):,} sources")
+        elif isinstance(value, list):
+            each = [str(one)[:_SHOWN_COMMIT] if name == "commits" else str(one) for one in value]
+            shown.append(f"{words} {' '.join(each)}")
+        else:
+            shown.append(f"{value:,} {words}" if isinstance(value, int) else f"{words} {value}")
+    return ", ".join(shown)
+
+
 def _figures(run: RunRecord) -> dict[str, Any]:
     report = run.report
     match run.kind:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from driftline.flows.config.driftline_toml import Configuration, ConfiguredFleet
@@ -24,7 +24,7 @@ from driftline.flows.runs.branches import delete_branch
 from driftline.flows.runs.index import IndexRequest, index_sources, remove_source
 from driftline.flows.runs.plan import SourceRequest
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Entity, entity_of, spelling
 from driftline.storage.errors import (
     AccessDenied,
     BadEntity,
@@ -41,7 +41,7 @@ from driftline.storage.layout import SOURCE
 from driftline.storage.leases.lease import Lease
 from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Listing, discover, entity_of, spelling
+from driftline.storage.sources.discovery import Listing, discover, open_pulls
 from driftline.storage.sources.mirror import REDIRECTS, current_branches, current_commit, parse_remote, with_ref
 from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.workspace.branch_cuts import check_name
@@ -148,8 +148,8 @@ class FleetPart:
 
     def to_dict(self, now: datetime) -> dict[str, Any]:
         """Return the fleet and its repositories, as ``fleet sync --json`` prints them."""
-        rows = [_row(each, now) for each in sorted(self.repositories.values(), key=lambda each: each.listed.path)]
-        rows += [_row(each, now) | {"state": "retired"} for each in self.retired.values()]
+        rows = [each.to_dict(now) for each in sorted(self.repositories.values(), key=lambda each: each.listed.path)]
+        rows += [each.to_dict(now) | {"state": "retired"} for each in self.retired.values()]
         for row in rows:
             before = self.before.repositories.get(row["id"])
             row["is_new"] = before is None
@@ -209,7 +209,7 @@ def fleet_status(request: FleetRequest) -> dict[str, Any]:
     fleets = []
     for name in sorted(configured.keys() | known.keys()):
         record, fleet = known.get(name, FleetRecord()), configured.get(name)
-        rows = [_row(each, now) for each in sorted(record.repositories.values(), key=lambda each: each.listed.path)]
+        rows = [each.to_dict(now) for each in sorted(record.repositories.values(), key=lambda each: each.listed.path)]
         fleets.append(
             {
                 "name": name,
@@ -235,7 +235,7 @@ def sync_fleets(
     """
     progress = progress or NullProgress()
     for fleet in request.fleets:
-        fleet.host.token(os.environ)
+        fleet.host.token(_environ())
     with ExitStack() as stack:
         lease = None
         if not request.dry_run:
@@ -247,13 +247,13 @@ def sync_fleets(
             _adopt(parts, known)
         others = {name: each for name, each in known.items() if name not in {part.fleet.name for part in parts}}
         _name(parts, known, now())
-        sync = _Sync(request, parts, others, progress, now)
-        sync.ask()
+        _ask(parts, request, progress, now())
+        _ask_pulls(parts, request, progress, now())
         changed = [(part, each) for part in parts for each in _due(part, entities)]
         branches = _due_branches(parts, {each.entity for _, each in changed})
         run_id, of_branches = None, list[str]()
         if lease is not None:
-            run_id, of_branches = sync.run(changed, lease)
+            run_id, of_branches = _run_changed(changed, parts, others, request, lease, progress, now)
     report = {"workspace": request.workspace, "dry_run": request.dry_run, "run_id": run_id}
     report["branch_run_ids"] = of_branches
     report["to_index"] = [each.entity for _, each in changed]
@@ -264,199 +264,40 @@ def sync_fleets(
     return report | {"fleets": [part.to_dict(now()) for part in parts]}
 
 
-@dataclass(frozen=True, slots=True)
-class _Sync:
-    """One sync of the fleets ``parts``; ``others`` are the other fleets that the workspace knows."""
+def _run_changed(
+    changed: list[tuple[FleetPart, KnownRepository]],
+    parts: list[FleetPart],
+    others: Mapping[str, FleetRecord],
+    request: FleetRequest,
+    lease: Lease,
+    progress: Progress,
+    now: Callable[[], datetime],
+) -> tuple[str | None, list[str]]:
+    """Index changed repositories, retire missing ones, and save the state before and after.
 
-    request: FleetRequest
-    parts: Sequence[FleetPart]
-    others: Mapping[str, FleetRecord]
-    progress: Progress
-    now: Callable[[], datetime]
-
-    def ask(self) -> None:
-        """Ask each repository for its commit, unless the listing shows that nothing was pushed."""
-        now = self.now()
-        due = [
-            (part, identifier, each)
-            for part in self.parts
-            for identifier, each in part.repositories.items()
-            if each.entity
-            and each.needs_lookup(
-                now, is_current=part.is_present(identifier), retry=self.request.retry, followed=part.fleet.branches
+    Return the id of the run, and those of the runs of branches.
+    """
+    run_id, of_branches, failure = None, list[str](), None
+    save = partial(_save, request, parts, others, lease, now())
+    try:
+        if changed:
+            run_id = _index(
+                changed,
+                _owners(parts, () if request.has_all_fleets else others.values()),
+                parts,
+                request,
+                progress,
+                now,
+                save,
             )
-        ]
-        self.progress.phase(f"asking {len(due):,} repositories for their commits")
-        with ThreadPoolExecutor(CONCURRENT_LOOKUPS, thread_name_prefix="fleet") as pool:
-            answers = pool.map(lambda item: _looked_up(item[0], item[2], now), due)
-            for (part, identifier, _), answer in zip(due, answers, strict=True):
-                part.repositories[identifier] = answer
-                part.asked += 1
-
-    def run(self, changed: Sequence[tuple[FleetPart, KnownRepository]], lease: Lease) -> tuple[str | None, list[str]]:
-        """Index changed repositories, retire missing ones, and save the state before and after.
-
-        Return the id of the run, and those of the runs of branches.
-        """
-        run_id, of_branches, failure = None, list[str](), None
-        started = self.now()
-        try:
-            if changed:
-                run_id = self._index(changed, lambda: self._save(lease, started))
-            of_branches = self._update_branches(lambda: self._save(lease, started))
-            self._retire()
-        except DriftlineError as error:
-            failure = error
-        self._save(lease, self.now())
-        if failure is not None:
-            raise failure
-        return run_id, of_branches
-
-    def _save(self, lease: Lease, now: datetime) -> None:
-        records = {part.fleet.name: part.record(now) for part in self.parts}
-        write_fleets(self._workspace().objects, {**self.others, **records}, lease)
-
-    def _workspace(self) -> Workspace:
-        return Workspace.open(self.request.workspace, self.request.options)
-
-    def _index(self, changed: Sequence[tuple[FleetPart, KnownRepository]], save: Callable[[], None]) -> str | None:
-        """Index the changed repositories in one run, and record the results. Raises the errors of ``index_sources``.
-
-        ``save`` keeps the state before anything is written, so that a killed run leaves no source that no fleet knows.
-        """
-        workspace = self._workspace()
-        owners = _owners(self.parts, () if self.request.has_all_fleets else self.others.values())
-        planned: dict[str, tuple[FleetPart, KnownRepository]] = {}
-        for part, each in changed:
-            uri = part.source_uri(each)
-            error = _conflict(workspace, each, uri, owners)
-            if error is not None:
-                part.repositories[each.listed.id] = each.failed(error, self.now())
-            else:
-                is_new = bool(each.branches) and not workspace.has_branches(Entity.parse(each.entity))
-                part.repositories[each.listed.id] = each.indexed_next(uri, is_new=is_new)
-                planned[uri] = part, each
-        displaced = _displace(self.parts, planned)
-        save()
-        for uri, entity in displaced:
-            if not _detach(workspace, entity, uri, self.request.wait_seconds):
-                planned.pop(uri, None)
-        if not planned:
-            return None
-        sources = tuple(part.source(part.repositories[each.listed.id]) for part, each in planned.values())
-        run_id, failed = self._index_sources(sources)
-        for uri, (part, each) in planned.items():
-            known, error = part.repositories[each.listed.id], failed.get(uri)
-            if error is None:
-                part.repositories[each.listed.id] = known.indexed_at_commit(uri, self.now(), part.settings)
-            elif not isinstance(error, LeaseHeld):
-                part.repositories[each.listed.id] = known.failed(error, self.now())
-        return run_id
-
-    def _index_sources(
-        self, sources: tuple[SourceRequest, ...], branch: str | None = None
-    ) -> tuple[str, dict[str, DriftlineError]]:
-        """Return the id of the run, and the failures by URI without credentials."""
-        request, configuration = self.request, self.request.configuration
-        run = IndexRequest(
-            sources=sources,
-            branch=branch,
-            workspace=request.workspace,
-            model=configuration.model,
-            storage_options=request.options,
-            redact=configuration.redact,
-            archives=configuration.archives,
-            notebook_outputs=configuration.notebook_outputs,
-            keep_going=True,
-            max_delete_fraction=request.max_delete_fraction,
-            wait_seconds=request.wait_seconds,
-        )
-        chosen = {name: value for name, value in request.how.items() if value is not None}
-        report = index_sources(replace(run, **chosen), self.progress)
-        return report.run_id, {_without_credentials(uri): error for uri, error in report.failed}
-
-    def _update_branches(self, save: Callable[[], None]) -> list[str]:
-        """Delete vanished branches, and index changed ones, each name in one run; return the ids of these runs.
-
-        ``save`` keeps the state before, so that a killed run leaves no branch that no fleet knows.
-        """
-        by_name: dict[str, dict[str, tuple[FleetPart, str]]] = defaultdict(dict)
-        for part, each, name in _due_branches(self.parts):
-            if each.branches[name].commit:
-                uri = _without_credentials(_at_branch(part, each, name).uri)
-                by_name[name][uri] = part, each.listed.id
-        for part in self.parts:
-            for each in [*part.repositories.values()]:
-                try:
-                    self._delete_branches(part, each)
-                except DriftlineError as error:
-                    part.repositories[each.listed.id] = each.failed(error, self.now())
-        run_ids = list[str]()
-        if by_name:
-            save()
-        for name, members in sorted(by_name.items()):
-            sources = tuple(_at_branch(part, part.repositories[each], name) for part, each in members.values())
-            try:
-                run_id, failed = self._index_sources(sources, name)
-                run_ids.append(run_id)
-            except DriftlineError as error:  # of each source
-                failed = dict.fromkeys(members, error)
-            for uri, (part, identifier) in members.items():
-                each, why = part.repositories[identifier], failed.get(uri)
-                if why is None:
-                    part.repositories[identifier] = each.with_indexed(name, part.source_uri(each), part.settings)
-                elif not isinstance(why, LeaseHeld):
-                    part.repositories[identifier] = each.failed(why, self.now())
-        return run_ids
-
-    def _delete_branches(self, part: FleetPart, repository: KnownRepository) -> None:
-        """Delete the branches of a repository that are gone, unless they are suspiciously many or in use."""
-        gone = [name for name, each in repository.branches.items() if not each.commit]
-        if not gone or repository.failures:
-            return
-        if is_suspicious(len(gone), len(repository.branches), self.request.max_delete_fraction):
-            part.refuse(f"{len(gone):,} of {len(repository.branches):,} branches", repository.listed.path, self.request)
-            return
-        workspace, kept = self._workspace(), dict(repository.branches)
-        for name in gone:
-            try:
-                delete_branch(workspace, Entity.parse(repository.entity), name, new_ulid())
-            except LeaseHeld:
-                continue
-            del kept[name]
-        part.repositories[repository.listed.id] = repository.model_copy(update={"branches": kept})
-
-    def _retire(self) -> None:
-        """Remove repositories that are missing for the grace period, unless they still answer or are suspiciously
-        many.
-        """
-        now = self.now()
-        for part in self.parts:
-            if not part.listing.is_complete:
-                continue
-            doomed = to_retire(part.repositories, now, timedelta(days=part.fleet.grace_days))
-            doomed = [identifier for identifier in doomed if _is_gone(part, identifier)]
-            known = sum(bool(each.indexed) for each in part.repositories.values())
-            if is_suspicious(len(doomed), known, self.request.max_delete_fraction):
-                part.refuse(f"{len(doomed):,} of {known:,} repositories", part.fleet.name, self.request)
-                continue
-            for identifier in doomed:
-                each = part.repositories[identifier]
-                try:
-                    self._remove(each)
-                except DriftlineError as error:
-                    part.repositories[identifier] = each.failed(error, now)
-                    continue
-                self.progress.message(f"{each.entity} is removed: the fleet no longer has {each.listed.path}")
-                part.retired[identifier] = part.repositories.pop(identifier)
-
-    def _remove(self, repository: KnownRepository) -> None:
-        request = self.request
-        known = self._workspace().readable_source(Entity.parse(repository.entity))
-        if known is None or known.uri not in repository.uris:
-            return  # it was removed by hand, or its name belongs to another source now
-        how: dict[str, Any] = {"wait_seconds": request.wait_seconds, "storage_options": request.options}
-        remove_source(request.workspace, repository.entity, **how)
+        of_branches = _update_branches(parts, request, progress, now, save)
+        _retire(parts, request, progress, now())
+    except DriftlineError as error:
+        failure = error
+    _save(request, parts, others, lease, now())
+    if failure is not None:
+        raise failure
+    return run_id, of_branches
 
 
 def has_failed(report: Mapping[str, Any]) -> bool:
@@ -475,27 +316,10 @@ def summary(report: Mapping[str, Any]) -> str:
     return f"{len(rows):,} repositories, {len(report['to_index']):,} changed{branches}, {retired:,} retired"
 
 
-def _row(repository: KnownRepository, now: datetime) -> dict[str, Any]:
-    listed = repository.listed
-    times = {name: getattr(repository, name) for name in ("looked_at", "indexed_at", "missed_since", "retry_at")}
-    return {
-        "id": listed.id,
-        "path": listed.path,
-        "entity": repository.entity,
-        "state": repository.state,
-        "former_path": repository.former_path,
-        "archived": listed.archived,
-        "fork": listed.fork,
-        "visibility": listed.visibility,
-        "size_bytes": listed.size_bytes,
-        "commit": repository.commit,
-        "indexed": repository.indexed,
-        "lag_seconds": round(repository.lag_seconds(now), 3),
-        "failures": repository.failures,
-        "reason": repository.excluded or repository.reason,
-        "branches": {name: each.indexed or None for name, each in repository.branches.items()},
-        "skipped_branches": repository.skipped_branches,
-    } | {name: moment.isoformat() if moment else None for name, moment in times.items()}
+def _environ() -> Mapping[str, str]:
+    import os
+
+    return os.environ
 
 
 # -- the state ----------------------------------------------------------------------------------
@@ -520,6 +344,17 @@ def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
     return fleets, {str(entity) for entity in entities}
 
 
+def _save(
+    request: FleetRequest,
+    parts: Iterable[FleetPart],
+    others: Mapping[str, FleetRecord],
+    lease: Lease,
+    now: datetime,
+) -> None:
+    workspace = Workspace.open(request.workspace, request.options)
+    write_fleets(workspace.objects, {**others, **{part.fleet.name: part.record(now) for part in parts}}, lease)
+
+
 # -- discover -----------------------------------------------------------------------------------
 
 
@@ -529,7 +364,7 @@ def _discover(
     before = known.get(fleet.name, FleetRecord())
     progress.phase(f"listing {fleet.name}")
     lines = {identifier: each.listed for identifier, each in before.repositories.items()}
-    listing = discover(fleet.host, lines, before.pages, environ=os.environ, notify=progress.message)
+    listing = discover(fleet.host, lines, before.pages, environ=_environ(), notify=progress.message)
     may_be_empty = request.max_delete_fraction >= 1
     if not listing.repositories and before.repositories and listing.is_complete and not may_be_empty:
         listing.problems.append("the host lists no repository any more; --max-delete-fraction 1 confirms that")
@@ -558,7 +393,7 @@ def _name(parts: Iterable[FleetPart], known: Mapping[str, FleetRecord], now: dat
             if each.entity or each.excluded:
                 continue
             try:
-                entity = entity_of(part.fleet.template, each.listed, taken)
+                entity = entity_of(part.fleet.template, *each.listed.naming, taken)
             except BadEntity as error:
                 part.repositories[identifier] = each.failed(error, now)
                 continue
@@ -566,20 +401,70 @@ def _name(parts: Iterable[FleetPart], known: Mapping[str, FleetRecord], now: dat
             part.repositories[identifier] = each.model_copy(update={"entity": entity})
 
 
-def _looked_up(part: FleetPart, repository: KnownRepository, now: datetime) -> KnownRepository:
-    """Return a repository with the commits that it has now."""
-    remote, branches = part.fleet.host.remote(repository.listed), dict[str, str]()
-    try:
-        if part.fleet.branches:
-            commit, branches = current_branches(remote)
-        else:
-            commit = current_commit(remote)
-    except DriftlineError as error:
-        return repository.failed(error, now)
-    stamp = settled_stamp(part.fleet.host, part.listing, repository.listed)
-    found = repository.at_commit(commit, now, part.settings, stamp=stamp)
-    selected = _selected(part, repository, branches) if commit else None
-    return found if selected is None else found.with_branches(*selected, part.fleet.branches)
+def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
+    """Ask each repository for its commit, unless the listing shows that nothing was pushed."""
+    due = [
+        (part, identifier)
+        for part in parts
+        for identifier, each in part.repositories.items()
+        if each.entity
+        and each.needs_lookup(
+            now, is_current=part.is_present(identifier), retry=request.retry, followed=part.fleet.branches
+        )
+    ]
+    progress.phase(f"asking {len(due):,} repositories for their commits")
+
+    def ask(part: FleetPart, each: KnownRepository) -> KnownRepository:
+        remote, branches = part.fleet.host.remote(each.listed), dict[str, str]()
+        try:
+            if part.fleet.branches:
+                commit, branches = current_branches(remote)
+            else:
+                commit = current_commit(remote)
+        except DriftlineError as error:
+            return each.failed(error, now)
+        stamp = settled_stamp(part.fleet.host, part.listing, each.listed)
+        found = each.at_commit(commit, now, part.settings, stamp=stamp)
+        return found.with_branches(*_selected(part, each, branches), part.fleet.branches) if commit else found
+
+    _replace_each(due, ask)
+    for part, _ in due:
+        part.asked += 1
+
+
+def _replace_each(
+    due: Sequence[tuple[FleetPart, str]], ask: Callable[[FleetPart, KnownRepository], KnownRepository]
+) -> None:
+    """Replace the repositories that are ``due``, by their ids, with what ``ask`` returns; it runs concurrently."""
+    with ThreadPoolExecutor(CONCURRENT_LOOKUPS, thread_name_prefix="fleet") as pool:
+        asked = pool.map(lambda item: ask(item[0], item[0].repositories[item[1]]), due)
+        for (part, identifier), answer in zip(due, asked, strict=True):
+            part.repositories[identifier] = answer
+
+
+def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
+    """Ask for the open pull requests of each repository. Without an answer, the known ones stay as they are."""
+    due = [
+        (part, identifier)
+        for part in parts
+        for identifier, each in part.repositories.items()
+        if part.is_present(identifier) and each.entity and not each.excluded
+        if part.fleet.pull_requests or each.pulls
+    ]
+
+    def ask(part: FleetPart, each: KnownRepository) -> KnownRepository:
+        if not part.fleet.pull_requests:
+            return each.with_pulls(dict.fromkeys(each.pulls, ""), "")
+        if each.is_waiting(now) and not request.retry:
+            return each
+        host, notify = part.fleet.host, progress.message
+        try:
+            found = open_pulls(host, each.listed, each.pulls, each.pulls_etag, environ=_environ(), notify=notify)
+        except DriftlineError as error:
+            return each.model_copy(update={"pulls_problem": str(error)})
+        return each.with_pulls(*found) if found is not None else each
+
+    _replace_each(due, ask)
 
 
 def _selected(
@@ -630,9 +515,77 @@ def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[s
     return {uri: each.entity for uri, each in found.items()}
 
 
-def _without_credentials(uri: str) -> str:
-    remote = parse_remote(uri)
-    return remote.uri if remote is not None else uri
+def _index(
+    changed: list[tuple[FleetPart, KnownRepository]],
+    owners: Mapping[str, str],
+    parts: list[FleetPart],
+    request: FleetRequest,
+    progress: Progress,
+    now: Callable[[], datetime],
+    save: Callable[[], None],
+) -> str | None:
+    """Index the changed repositories in one run, and record the results. Raises the errors of ``index_sources``.
+
+    ``save`` keeps the state before anything is written, so that a killed run leaves no source that no fleet knows.
+    """
+    workspace = Workspace.open(request.workspace, request.options)
+    planned: dict[str, tuple[FleetPart, KnownRepository]] = {}
+    for part, each in changed:
+        uri = part.source_uri(each)
+        error = _conflict(workspace, each, uri, owners)
+        if error is not None:
+            part.repositories[each.listed.id] = each.failed(error, now())
+        else:
+            is_new = bool(each.branches) and not workspace.has_branches(Entity.parse(each.entity))
+            part.repositories[each.listed.id] = each.indexed_next(uri, is_new=is_new)
+            planned[uri] = part, each
+    displaced = _displace(parts, planned)
+    save()
+    for uri, entity in displaced:
+        if not _detach(workspace, entity, uri, request):
+            planned.pop(uri, None)
+    if not planned:
+        return None
+    sources = tuple(part.source(part.repositories[each.listed.id]) for part, each in planned.values())
+    run_id, failed = _run(request, sources, progress)
+    for uri, (part, each) in planned.items():
+        known = part.repositories[each.listed.id]
+        part.repositories[each.listed.id] = _after_run(part, known, uri, failed.get(uri), now())
+    return run_id
+
+
+def _run(
+    request: FleetRequest, sources: tuple[SourceRequest, ...], progress: Progress, branch: str | None = None
+) -> tuple[str, dict[str, DriftlineError]]:
+    """Index ``sources``, and return the id of the run, and the failures by URI without credentials."""
+    run = IndexRequest(
+        sources=sources,
+        branch=branch,
+        workspace=request.workspace,
+        model=request.configuration.model,
+        storage_options=request.options,
+        redact=request.configuration.redact,
+        archives=request.configuration.archives,
+        notebook_outputs=request.configuration.notebook_outputs,
+        keep_going=True,
+        max_delete_fraction=request.max_delete_fraction,
+        wait_seconds=request.wait_seconds,
+    )
+    chosen = {name: value for name, value in request.how.items() if value is not None}
+    report = index_sources(replace(run, **chosen), progress)
+    failed: dict[str, DriftlineError] = {}
+    for uri, error in report.failed:
+        remote = parse_remote(uri)
+        failed[remote.uri if remote is not None else uri] = error
+    return report.run_id, failed
+
+
+def _after_run(
+    part: FleetPart, each: KnownRepository, uri: str, error: DriftlineError | None, now: datetime
+) -> KnownRepository:
+    if error is None:
+        return each.indexed_at_commit(uri, now, part.settings)
+    return each if isinstance(error, LeaseHeld) else each.failed(error, now)
 
 
 def _conflict(
@@ -669,11 +622,11 @@ def _displace(parts: Iterable[FleetPart], planned: Mapping[str, Any]) -> list[tu
     return found
 
 
-def _detach(workspace: Workspace, entity: str, uri: str, wait_seconds: float) -> bool:
+def _detach(workspace: Workspace, entity: str, uri: str, request: FleetRequest) -> bool:
     """Give the source at ``uri`` a placeholder URI. Return False if another run works on it."""
     source = Entity.parse(entity)
     try:
-        with acquire_source(workspace, source, new_ulid(), wait_seconds=wait_seconds):
+        with acquire_source(workspace, source, new_ulid(), wait_seconds=request.wait_seconds):
             record = workspace.readable_source(source)
             if record is not None and record.uri == uri:
                 workspace.bind_source(source, record.model_copy(update={"uri": _nowhere(uri, entity)}))
@@ -687,9 +640,9 @@ def _detach(workspace: Workspace, entity: str, uri: str, wait_seconds: float) ->
 
 def _at_branch(part: FleetPart, repository: KnownRepository, name: str) -> SourceRequest:
     """Return the source at a branch, by its name in the index. Raises UsageError for one that a URI cannot name."""
-    source = part.source(repository)
-    uri = with_ref(source.uri, f"refs/heads/{branch_named(name)}")
-    known = repository.branches.get(name, KnownBranch())
+    source, known = part.source(repository), repository.branches.get(name, KnownBranch())
+    ref = part.fleet.host.pull_ref(known.pull) if known.pull else f"refs/heads/{branch_named(name)}"
+    uri = with_ref(source.uri, ref)
     return replace(source, uri=uri, commit=known.commit)
 
 
@@ -711,7 +664,94 @@ def _due_branches(
     ]
 
 
+def _update_branches(
+    parts: Sequence[FleetPart],
+    request: FleetRequest,
+    progress: Progress,
+    now: Callable[[], datetime],
+    save: Callable[[], None],
+) -> list[str]:
+    """Delete vanished branches, and index changed ones, each name in one run; return the ids of these runs.
+
+    ``save`` keeps the state before, so that a killed run leaves no branch that no fleet knows.
+    """
+    by_name: dict[str, dict[str, tuple[FleetPart, str]]] = defaultdict(dict)
+    for part, each, name in _due_branches(parts):
+        if each.branches[name].commit:
+            source = _at_branch(part, each, name)
+            remote = parse_remote(source.uri)
+            by_name[name][remote.uri if remote is not None else source.uri] = part, each.listed.id
+    for part in parts:
+        for each in [*part.repositories.values()]:
+            try:
+                _delete_branches(part, each, request)
+            except DriftlineError as error:
+                part.repositories[each.listed.id] = each.failed(error, now())
+    run_ids = list[str]()
+    if by_name:
+        save()
+    for name, members in sorted(by_name.items()):
+        sources = tuple(_at_branch(part, part.repositories[each], name) for part, each in members.values())
+        try:
+            run_id, failed = _run(request, sources, progress, name)
+            run_ids.append(run_id)
+        except DriftlineError as error:  # of each source
+            failed = dict.fromkeys(members, error)
+        for uri, (part, identifier) in members.items():
+            each, why = part.repositories[identifier], failed.get(uri)
+            if why is None:
+                part.repositories[identifier] = each.with_indexed(name, part.source_uri(each), part.settings)
+            elif not isinstance(why, LeaseHeld):
+                part.repositories[identifier] = each.failed(why, now())
+    return run_ids
+
+
+def _delete_branches(part: FleetPart, repository: KnownRepository, request: FleetRequest) -> None:
+    """Delete the branches of a repository that are gone, unless they are suspiciously many or in use.
+
+    Of closed pull requests, none is suspicious: the host has said so of each.
+    """
+    gone = [name for name, each in repository.branches.items() if not each.commit]
+    if not gone or repository.failures:
+        return
+    branches = [each for each in repository.branches.values() if not each.pull]
+    lost = sum(not each.commit for each in branches)
+    if is_suspicious(lost, len(branches), request.max_delete_fraction):
+        part.refuse(f"{lost:,} of {len(branches):,} branches", repository.listed.path, request)
+        gone = [name for name in gone if repository.branches[name].pull]
+    workspace, kept = Workspace.open(request.workspace, request.options), dict(repository.branches)
+    for name in gone:
+        try:
+            delete_branch(workspace, Entity.parse(repository.entity), name, new_ulid())
+        except LeaseHeld:
+            continue
+        del kept[name]
+    part.repositories[repository.listed.id] = repository.model_copy(update={"branches": kept})
+
+
 # -- retire -------------------------------------------------------------------------------------
+
+
+def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
+    """Remove repositories that are missing for the grace period, unless they still answer or are suspiciously many."""
+    for part in parts:
+        if not part.listing.is_complete:
+            continue
+        doomed = to_retire(part.repositories, now, timedelta(days=part.fleet.grace_days))
+        doomed = [identifier for identifier in doomed if _is_gone(part, identifier)]
+        known = sum(bool(each.indexed) for each in part.repositories.values())
+        if is_suspicious(len(doomed), known, request.max_delete_fraction):
+            part.refuse(f"{len(doomed):,} of {known:,} repositories", part.fleet.name, request)
+            continue
+        for identifier in doomed:
+            each = part.repositories[identifier]
+            try:
+                _remove(request, each)
+            except DriftlineError as error:
+                part.repositories[identifier] = each.failed(error, now)
+                continue
+            progress.message(f"{each.entity} is removed: the fleet no longer has {each.listed.path}")
+            part.retired[identifier] = part.repositories.pop(identifier)
 
 
 def _is_gone(part: FleetPart, identifier: str) -> bool:
@@ -735,3 +775,12 @@ def _is_gone(part: FleetPart, identifier: str) -> bool:
         return not commit
     part.repositories[identifier] = each.model_copy(update={"reason": "not listed, but it still answers"})
     return False
+
+
+def _remove(request: FleetRequest, repository: KnownRepository) -> None:
+    options = request.options
+    workspace = Workspace.open(request.workspace, options)
+    known = workspace.readable_source(Entity.parse(repository.entity))
+    if known is None or known.uri not in repository.uris:
+        return  # it was removed by hand, or its name belongs to another source now
+    remove_source(request.workspace, repository.entity, wait_seconds=request.wait_seconds, storage_options=options)

@@ -89,7 +89,8 @@ class Pages:
         try:
             search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND, facets=True)
             if not search.query:
-                return HTMLResponse(pages.home_page(search, self.reader.home(), datetime.now(UTC)))
+                home, branches = self.reader.home(), self.reader.branch_names()
+                return HTMLResponse(pages.home_page(search, home, datetime.now(UTC), branches))
             report = self.reader.search(search)
             branches = self.reader.branch_names()
             folders = {source: self.reader.folder_of(source) for source in {hit.source for hit in report.results}}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,10 +23,10 @@ from driftline.storage.errors import CommitConflict, CorruptFile, StorageError, 
 from driftline.storage.globs import is_unicode
 from driftline.storage.lance.reader_process import ProcessDied, survived
 from driftline.storage.lance.retries import (
-    first_line,
     is_conflict,
     is_lance_failure,
     is_network_failure,
+    read_failed,
     retried,
     unreadable_fragments,
     with_indexes,
@@ -53,7 +53,13 @@ READS_AT_ONCE = 256
 rounds."""
 ADDRESS_BITS = 32
 """The address of a row is the id of its fragment, and then its offset in these bits."""
-AGAIN = "Run it again."
+
+
+class TableFile(NamedTuple):
+    """A file of a table, relative to it; or with a ``base_id``, to the main table that a branch shares it with."""
+
+    path: str
+    base_id: int | None = None
 
 
 class LanceTable:
@@ -72,8 +78,8 @@ class LanceTable:
 
     def __init__(self, objects: ObjectStore, tenant: Entity, fingerprint: str, cut: str | None = None) -> None:
         self.fingerprint, self.cut = fingerprint, cut
-        main = table_path(tenant, self.KIND, fingerprint)
-        self.path = branch_table_path(main, cut) if cut else main
+        self._main = table_path(tenant, self.KIND, fingerprint)
+        self.path = branch_table_path(self._main, cut) if cut else self._main
         self.uri = objects.lance_uri(self.path)
         self.options = objects.lance_options
         self.is_local = objects.is_local
@@ -103,10 +109,7 @@ class LanceTable:
                 raise
             if not self.exists():
                 raise StorageError(f"The table of {self.TITLE} does not exist", self.uri, self.REPAIR) from error
-            reason = first_line(error)
-            if is_network_failure(error):
-                raise StorageError(f"The table of {self.TITLE} cannot be read ({reason})", self.uri, AGAIN) from error
-            raise CorruptFile(f"The table of {self.TITLE} cannot be read ({reason})", self.uri, self.REPAIR) from error
+            raise read_failed(f"The table of {self.TITLE} cannot be read", self.uri, error, self.REPAIR) from error
         missing = set(self.COLUMNS).difference(dataset.schema.names)
         if missing:
             raise UsageError(
@@ -116,9 +119,10 @@ class LanceTable:
             )
         return dataset
 
-    def read_ahead(self, ranges: Mapping[str, Range]) -> None:
+    def read_ahead(self, ranges: Mapping[TableFile, Range]) -> None:
         """Begin to read ``ranges`` of files of a table in a bucket, which Lance would request in sequence."""
-        self._objects.read_ahead({f"{self.path}/{file}": wanted for file, wanted in ranges.items()})
+        folders = {file: self.path if file.base_id is None else self._main for file in ranges}
+        self._objects.read_ahead({f"{folders[file]}/{file.path}": wanted for file, wanted in ranges.items()})
 
     def _create(self, first: pa.Table) -> None:
         """Create the table with the rows of ``first``, unless it exists or another process creates it first."""
@@ -193,10 +197,7 @@ class LanceTable:
         except BaseException as error:
             if not is_lance_failure(error):
                 raise
-            reason = first_line(error)
-            if is_network_failure(error):
-                raise StorageError(f"A version of the table cannot be read ({reason})", self.uri, AGAIN) from error
-            raise CorruptFile(f"A version of the table cannot be read ({reason})", self.uri, "Restore it.") from error
+            raise read_failed("A version of the table cannot be read", self.uri, error, "Restore it.") from error
         return frozenset(files)
 
     def index_files(self) -> frozenset[str]:

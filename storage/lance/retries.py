@@ -16,7 +16,7 @@ from functools import partial, wraps
 from html import unescape
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from driftline.storage.errors import CorruptFile, StorageError, gave_up, is_panic
+from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, StorageError, gave_up, is_panic
 from driftline.storage.objects import retries
 
 if TYPE_CHECKING:
@@ -25,16 +25,40 @@ if TYPE_CHECKING:
 REASON_CHARACTERS = 300
 _FULL = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT})\b")
 _OF_CACHE = re.compile(r"<Code>DriftlineRead</Code><Message>(.*?)</Message>", re.DOTALL)
+_CODE = re.compile(r"<Code>(\w+)</Code>|status code: (\d+)")
 _SOURCE_LINE = re.compile(r",? \S+\.rs:\d+:\d+")
 """The position in Lance's own source code, which does not help the user."""
 
 
-def write_failed(what: str, where: str, error: BaseException) -> StorageError:
-    """Return ``error`` as a StorageError about ``where``; the fix depends on whether the disk is full."""
+AGAIN = "Run it again."
+REPAIR = "Run 'driftline verify --repair'."
+
+
+def write_failed(what: str, where: str, error: BaseException) -> DriftlineError:
+    """Return ``error`` of a write as AccessDenied or StorageError; the fix depends on whether the disk is full."""
+    if is_refusal(error):
+        return _refused(what, where, error)
     text = str(error).partition("\n")[0]
     reason = _SOURCE_LINE.sub("", text)[:REASON_CHARACTERS]
-    fix = "Free some space and run again." if _FULL.search(text) else "Run it again."
+    fix = "Free some space and run again." if _FULL.search(text) else AGAIN
     return StorageError(f"{what} ({reason})", where, fix)
+
+
+def read_failed(what: str, where: str, error: BaseException, fix: str = REPAIR) -> DriftlineError:
+    """Return ``error`` of a read as AccessDenied or StorageError if the store is to blame, else as CorruptFile, which
+    suggests ``fix``.
+    """
+    if is_refusal(error):
+        return _refused(what, where, error)
+    what = f"{what} ({first_line(error)})"
+    return StorageError(what, where, AGAIN) if is_network_failure(error) else CorruptFile(what, where, fix)
+
+
+def _refused(what: str, where: str, error: BaseException) -> AccessDenied:
+    text = str(error)
+    codes = [] if _OF_CACHE.search(text) else [code or status for code, status in _CODE.findall(text)]
+    reason = codes[-1] if codes else first_line(error)
+    return AccessDenied(f"{what}: the store refused ({reason})", where, "Check the credentials and their permissions.")
 
 
 def first_line(error: BaseException) -> str:
@@ -78,8 +102,22 @@ _Result = TypeVar("_Result")
 
 
 def is_network_failure(error: BaseException) -> bool:
-    """Return whether Lance failed because the store or the network did; the files may be sound."""
+    """Return whether Lance failed because the store or the network did; the same request may succeed soon."""
     return is_lance_failure(error) and bool(_NETWORK.search(str(error)))
+
+
+_REFUSED = re.compile(rf"status code: (?:400|401|403)\b|os error {errno.EACCES}\b")
+"""Amazon S3 answers requests with an expired token with the status 400."""
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether the store refused Lance's request, as with credentials that have expired."""
+    return is_lance_failure(error) and bool(_REFUSED.search(str(error)))
+
+
+def is_damage(error: BaseException) -> bool:
+    """Return whether Lance failed because of the files, not of the store or the network."""
+    return is_lance_failure(error) and not is_network_failure(error) and not is_refusal(error)
 
 
 def with_retries(operation: Callable[[], _Result]) -> _Result:
@@ -105,7 +143,6 @@ def _may_pass(error: BaseException) -> bool:
 
 log = logging.getLogger(__name__)
 
-REPAIR = "Run 'driftline verify --repair'."
 _MAX_REMEMBERED = 1_000
 
 _UNUSABLE: dict[tuple[str, int], None] = {}
@@ -127,19 +164,13 @@ def without_panic(where: str = "") -> Iterator[None]:
 
 @contextmanager
 def reading(title: str, where: str) -> Iterator[None]:
-    """Translate Lance's errors for unreadable data into CorruptFile, or into StorageError if the store is
-    unreachable.
-    """
+    """Translate Lance's errors for unreadable data, as ``read_failed`` does."""
     try:
         yield
     except BaseException as error:
         if not is_lance_failure(error):
             raise
-        if is_network_failure(error):
-            raise StorageError(
-                f"The table of {title} cannot be read ({first_line(error)})", where, "Run it again."
-            ) from error
-        raise CorruptFile(f"The table of {title} cannot be read ({first_line(error)})", where, REPAIR) from error
+        raise read_failed(f"The table of {title} cannot be read", where, error) from error
 
 
 def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
@@ -154,7 +185,7 @@ def _index_stats(dataset: LanceDataset, name: str) -> dict[str, Any] | None:
     try:
         return with_retries(partial(dataset.stats.index_stats, name))
     except BaseException as error:
-        if not is_lance_failure(error) or is_network_failure(error):
+        if not is_damage(error):
             raise
         return None
 
@@ -174,6 +205,8 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
     except BaseException as error:
         if not is_lance_failure(error):
             raise
+        if not is_damage(error):
+            raise read_failed(f"The table of {title} cannot be read", dataset.uri, error) from error
         reason = first_line(error)
     with reading(title, dataset.uri):
         result = with_retries(lambda: read(False))
@@ -204,7 +237,7 @@ def unreadable_fragments(dataset: LanceDataset, among: Collection[int] | None = 
         try:
             with_retries(partial(_read_all, fragment))
         except BaseException as error:
-            if not is_lance_failure(error) or is_network_failure(error):
+            if not is_damage(error):
                 raise
             unreadable.append(fragment.fragment_id)
     return unreadable

@@ -12,9 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.storage.errors import CorruptFile, StorageError
-from driftline.storage.lance.lance_table import AGAIN, quote
-from driftline.storage.lance.retries import is_lance_failure, is_network_failure, retried, with_retries
+from driftline.storage.lance.lance_table import quote
+from driftline.storage.lance.retries import is_damage, is_lance_failure, read_failed, retried, with_retries
 from driftline.storage.lance.vector_index import VECTOR, VECTOR_METRIC
 from driftline.storage.lines.indexes import PARENT_DIRS, PATH, TEXT, coverage
 from driftline.storage.lines.line_table import MARKER_LINE, LineTable
@@ -72,9 +71,7 @@ def take_inventory(table: LineTable) -> Inventory:
     except BaseException as error:
         if not is_lance_failure(error):
             raise
-        if is_network_failure(error):
-            raise StorageError(f"The table of lines cannot be read ({str(error)[:300]})", table.uri, AGAIN) from error
-        raise CorruptFile(f"The table of lines cannot be read ({str(error)[:300]})", table.uri, table.REPAIR) from error
+        raise read_failed("The table of lines cannot be read", table.uri, error, table.REPAIR) from error
 
 
 def _counted(dataset: LanceDataset) -> tuple[pa.Table, dict[str, int]]:
@@ -155,7 +152,7 @@ def check_indexes(table: LineTable, seed: int = 0) -> Iterator[tuple[str, str]]:
         try:
             missed = sum(not with_retries(partial(_finds, dataset, counts, name, line)) for line in sample)
         except BaseException as error:
-            if not is_lance_failure(error) or is_network_failure(error):
+            if not is_damage(error):
                 raise
             yield name, UNREADABLE_INDEX
             continue

@@ -13,9 +13,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
+from threading import Lock, RLock
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.errors import UsageError
-from driftline.storage.lance.lance_table import data_file, is_one_of
+from driftline.storage.lance.lance_table import TableFile, data_file, is_one_of, quote
 from driftline.storage.lance.retries import with_indexes
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.block_codes import BlockCodes, codes_of
@@ -51,8 +50,8 @@ MAX_TEXT_BYTES = 64 * 2**20
 PARTS = {TEXT: ("metadata.lance", "part_0_tokens.lance", "part_0_docs.lance", "part_0_invert.lance")}
 """The files of a segment of the text index, which Lance opens one after another."""
 
-_done: set[tuple[str, str]] = set()
-"""Index segments that this process has loaded, by the URI of their table; they are immutable."""
+_done: set[tuple[str, str, int | None]] = set()
+"""Index segments that this process has loaded, by the URI of their table, with their base; they are immutable."""
 _lock = threading.Lock()
 _MAX_DONE = 10_000
 
@@ -64,7 +63,7 @@ def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) ->
     """
     requested = set(names)
     found = [
-        (index.name, {(dataset.uri, str(segment.uuid)) for segment in index.segments})
+        (index.name, {(dataset.uri, str(segment.uuid), segment.base_id) for segment in index.segments})
         for index in dataset.describe_indices()
         if index.name in requested and (index.name != TEXT or (index.total_size_bytes or 0) <= MAX_TEXT_BYTES)
     ]
@@ -75,9 +74,9 @@ def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) ->
 
     table.read_ahead(
         {
-            f"_indices/{uuid}/{part}": (0, None)
+            TableFile(f"_indices/{uuid}/{part}", base_id): (0, None)
             for name, segments in missing
-            for _, uuid in segments
+            for _, uuid, base_id in segments
             for part in PARTS.get(name, ())
         }
     )
@@ -107,6 +106,8 @@ BLOCK_COLUMNS = ("entity", "path", "line_number", "column_number", "hash", TEXT_
 
 MAX_FOLDERS = 32
 """The last components of a path in a query that an indexed path may have."""
+MAX_FILES = 20
+"""Files of one name to look up."""
 
 _SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
 """The sources of each table version that this process has searched; versions are immutable."""
@@ -117,33 +118,47 @@ _MAX_VERSIONS = 1_000
 class _Outlines:
     """The outlines of all blocks of a version, in ``rows``: ``outline``, ``line_number`` and ``_rowid``.
 
-    ``lower`` has them in lower case, each with a line feed after it; row ``i`` ends before ``ends[i]``.
+    ``lower`` has them in lower case, each with a line feed after it; row ``i`` ends before ``ends[i]``. Entry ``e``,
+    which is one definition, ends before the line feed at ``entries[e]``, with the bytes ``tails[e]``.
     """
 
     rows: pa.Table
     lower: bytes
     ends: NDArray[np.int64]
+    entries: NDArray[np.int64]
+    tails: NDArray[np.uint64]
 
     @classmethod
     def of(cls, rows: pa.Table) -> Self:
-        """Return what ``rows`` need to be searched: bytes are found ten times as fast as by Arrow."""
-        lower = [f"{outline}\n".encode() for outline in pc.utf8_lower(rows[OUTLINE_COLUMN]).to_pylist()]
-        return cls(rows, b"".join(lower), np.cumsum(np.fromiter(map(len, lower), np.int64, len(lower))))
+        """Return what ``rows`` need to be searched."""
+        outlines = pc.binary_join_element_wise(pc.utf8_lower(rows[OUTLINE_COLUMN]), "", "\n").combine_chunks()
+        ends = pc.binary_length(outlines).to_numpy().cumsum(dtype=np.int64)
+        lower = outlines.buffers()[2].to_pybytes()[: ends[-1]] if len(ends) else b""
+        entries = np.flatnonzero(np.frombuffer(lower, np.uint8) == ord("\n"))
+        padded = np.frombuffer(bytes(_TAIL_BYTES) + lower, np.uint8)
+        tails = np.lib.stride_tricks.sliding_window_view(padded, _TAIL_BYTES)[entries].view(">u8")[:, 0]
+        return cls(rows, lower, ends, entries, tails.astype(np.uint64))
 
     @property
     def nbytes(self) -> int:
-        return int(self.rows.nbytes) + len(self.lower) + self.ends.nbytes
+        return sum(each.nbytes for each in (self.rows, self.ends, self.entries, self.tails)) + len(self.lower)
 
     def with_name_ending_in(self, part: str) -> pa.Table:
-        """Return the rows with a definition whose name ends in ``part``, ignoring case."""
-        entry, found = f"{part.lower()}\n".encode(), list[int]()
-        at = self.lower.find(entry)
-        while at >= 0:
-            found.append(at)
-            at = self.lower.find(entry, at + len(entry))
+        """Return the rows with a definition whose name ends in the whole word ``part``, ignoring case."""
+        ending = part.lower().encode()
+        tail = ending[-_TAIL_BYTES:]
+        alike = self.entries[self.tails & np.uint64(256 ** len(tail) - 1) == int.from_bytes(tail, "big")].tolist()
+        found = [
+            at
+            for at in alike
+            if self.lower.endswith(ending, 0, at) and self.lower[at - len(ending) - 1] not in _OF_WORDS
+        ]
         return self.rows.take(pa.array(sorted({*np.searchsorted(self.ends, found, side="right").tolist()}), pa.int64()))
 
 
+_TAIL_BYTES = 8
+"""Bytes at the end of a name that are compared for all definitions at once."""
+_OF_WORDS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_")
 _OUTLINES: LRUCache[tuple[str | int, ...], _Outlines] = LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
 """The outlines of each version in which this process has looked up a name, about 6 bytes per line."""
 _OUTLINES_AT_ONCE = Lock()
@@ -193,6 +208,27 @@ class Passage:
     last: int
 
 
+_Value = TypeVar("_Value")
+
+
+class once(Generic[_Value]):
+    """Like ``functools.cached_property``, whose lock all instances share in Python 3.11: tables open in parallel."""
+
+    def __init__(self, compute: Callable[[Any], _Value]) -> None:
+        self._compute = compute
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> _Value:
+        known: dict[str, Any] = instance.__dict__
+        with known.setdefault(f"lock of {self._name}", RLock()):
+            if self._name not in known:
+                known[self._name] = self._compute(instance)
+        value: _Value = known[self._name]
+        return value
+
+
 @dataclass(frozen=True)
 class LineQuery:
     """A filter over one version of a table, by default the newest, and the strategy of its searches.
@@ -213,7 +249,7 @@ class LineQuery:
         if not 0 <= self.fallback_threshold <= 1:
             raise UsageError("fallback_threshold must be between 0 and 1", str(self.fallback_threshold))
 
-    @cached_property
+    @once
     def dataset(self) -> LanceDataset:
         return self.table.open(self.version, cached=True)
 
@@ -241,30 +277,30 @@ class LineQuery:
         if self.index is not None:
             read_ahead(self.table, self.dataset, (VECTOR,))
 
-    @cached_property
+    @once
     def sql(self) -> str | None:
         return self.where.to_sql() if self.where else None
 
     # Commit markers are counted separately: an index finds them, but not the lines.
 
-    @cached_property
+    @once
     def lines(self) -> int:
         """The number of lines in the table."""
         return int(self.dataset.count_rows()) - len(self.sources)
 
-    @cached_property
+    @once
     def matches(self) -> int:
         """The number of lines that match the filter."""
         if self.sql is None:
             return self.lines
         return self._matching_rows - self._count(no_lines(self.sql))
 
-    @cached_property
+    @once
     def _matching_rows(self) -> int:
         """Like ``matches``, but including commit markers, which are few and slow to exclude."""
         return self._count(self.sql)
 
-    @cached_property
+    @once
     def sources(self) -> tuple[str, ...]:
         """The entities that have written to the table, by their commit markers."""
         version = self.exact_version
@@ -278,24 +314,24 @@ class LineQuery:
             _SOURCES[version] = sources
         return sources
 
-    @cached_property
+    @once
     def exact_version(self) -> tuple[str | int, ...]:
         """Identify this version by its files: a deleted and recreated table may have the same URI and version."""
         files = map(data_file, self.dataset.get_fragments()[:1])
         return (self.dataset.uri, self.dataset.version, *files)
 
-    @cached_property
+    @once
     def filters_afterwards(self) -> bool:
         if self.sql is None or self.strategy in ("auto", "prefilter"):
             return False
         return self.strategy == "postfilter" or self.matches >= self.fallback_threshold * self.lines
 
-    @cached_property
+    @once
     def examined_blocks(self) -> list[int]:
         """The number of blocks that each search found before the post-filter."""
         return []
 
-    @cached_property
+    @once
     def index(self) -> str | None:
         """The type of the vector index that a search uses, or None for an exact search."""
         few = max(EXACT_SEARCH_ROWS, EXACT_SEARCH_SHARE * self.dataset.count_rows())
@@ -442,19 +478,29 @@ class LineQuery:
     def holding(self, places: Sequence[tuple[str, int | None]]) -> NDArray[np.uint64]:
         """Return the rows of the blocks that hold ``places``, paths and 1-based lines; without a line, the first block.
 
-        A path may have more leading folders than an indexed one, as in a stack trace.
+        A path may have more leading folders than an indexed one, as in a stack trace. One that is alone may have fewer:
+        it then stands for the MAX_FILES of that name nearest to the root, ignoring case.
         """
         if not places:
             return np.empty(0, np.uint64)
         blocks = []
         for path, line in places:
             parts = path.lstrip("/").split("/")[-MAX_FOLDERS:]
-            ends = is_one_of("path", ["/".join(parts[at:]) for at in range(len(parts))])
+            known = ["/".join(parts[at:]) for at in range(len(parts))]
             first = max(0, (line or 1) - 1) // LINES_PER_BLOCK * LINES_PER_BLOCK
-            blocks.append(f"({ends} AND line_number BETWEEN {first} AND {first + LINES_PER_BLOCK - 1})")
+            within = f"line_number BETWEEN {first} AND {first + LINES_PER_BLOCK - 1}"
+            known += self._files_named(path, within) if len(places) == 1 else []
+            blocks.append(f"({is_one_of('path', known)} AND {within})")
         where = f"({' OR '.join(blocks)}) AND {TEXT_COLUMN} IS NOT NULL"
         rows = np.sort(self._scanned([], filter=where, with_row_id=True)["_rowid"].to_numpy())
         return rows[self._held(rows)] if self.sql else rows
+
+    def _files_named(self, name: str, within: str) -> list[str]:
+        """Return the paths that end in ``name``, of documents with lines ``within`` a condition."""
+        where = f"ends_with(lower(path), {quote('/' + name.lower().lstrip('/'))}) AND {within}"
+        where += f" AND ({self.sql})" if self.sql else ""
+        found = pc.unique(self._scanned(["path"], filter=where)["path"]).to_pylist()
+        return sorted(found, key=lambda path: (path.count("/"), path))[:MAX_FILES]
 
     def _held(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return ``(n,)``: whether each of ``rows`` exists and the filter allows it."""
@@ -464,11 +510,11 @@ class LineQuery:
             return np.zeros(0, np.bool_)
         return np.isin(rows, self._scanned([], filter=_is_among(rows), with_row_id=True)["_rowid"].to_numpy())
 
-    @cached_property
+    @once
     def _filtered(self) -> _Filtered:
         return (*self.exact_version, self.sql)
 
-    @cached_property
+    @once
     def _allowed(self) -> NDArray[np.uint64]:
         """The rows that the filter allows, sorted."""
         return _known(_ALLOWED, self._filtered, self._read_allowed)
@@ -491,7 +537,7 @@ class LineQuery:
             pa.array(at.tolist(), pa.int64())
         )  # of an array, Arrow asks numpy.ma, which is slow to import
 
-    @cached_property
+    @once
     def _kept_blocks(self) -> pa.Table | None:
         """All allowed blocks by row, if they are few; None until reading them individually has cost as much."""
         if not self.table.is_local:
@@ -536,16 +582,18 @@ class LineQuery:
                 return Scored(rows[held][:limit], cosines[held][:limit])
             fetch *= 4
 
-    @cached_property
+    @once
     def _codes(self) -> BlockCodes:
         def read(fragments: Sequence[LanceFragment] | None) -> pa.Table:
             where = f"{CODE_COLUMN} IS NOT NULL"
             some: dict[str, Any] = {"fragments": fragments, "with_row_id": True, "with_row_address": True}
-            if not self.table.is_local:
-                self.table.read_ahead(searched_parts(fragments or self.dataset.get_fragments()))
             return self._scanned([CODE_COLUMN], filter=where, use_scalar_index=False, **some)
 
-        return codes_of(self.dataset, read)
+        def announce(fragments: Sequence[LanceFragment]) -> None:
+            if not self.table.is_local:
+                self.table.read_ahead(searched_parts(fragments))
+
+        return codes_of(self.dataset, read, announce)
 
     def _definition_rows(self, name: str, limit: int) -> list[int]:
         """Return the row ids of the blocks of the best definitions of one name."""
@@ -648,8 +696,7 @@ class LineQuery:
         # The index covers paths; comparing entities and lines in Lance, too, takes three times as long.
         paths = sorted({path for _, path, _ in requested})
         columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
-        rows = self._read(columns, where=is_one_of("path", paths))
-        rows = rows.filter(pc.is_valid(rows[OUTLINE_COLUMN]))
+        rows = self._read(columns, where=f"{is_one_of('path', paths)} AND {OUTLINE_COLUMN} IS NOT NULL")
         known: dict[tuple[str, str, int], str] = {}
         for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True):
             block = entity, path, number // LINES_PER_BLOCK
@@ -669,9 +716,6 @@ class LineQuery:
             if np.count_nonzero(held) >= limit or len(found) < fetch:
                 return Scored(found.rows[held][:limit], found.scores[held][:limit])
             fetch *= 4
-
-
-_Value = TypeVar("_Value")
 
 
 def _known(cache: LRUCache[_Filtered, _Value], key: _Filtered, read: Callable[[], _Value]) -> _Value:

@@ -25,6 +25,7 @@ from driftline.storage.lance.lance_table import (
     COMMIT_ATTEMPTS,
     VECTOR_TYPE,
     LanceTable,
+    TableFile,
     data_file,
     is_one_of,
     quote,
@@ -32,6 +33,7 @@ from driftline.storage.lance.lance_table import (
 )
 from driftline.storage.lance.retries import with_indexes, write_failed
 from driftline.storage.lines.outline import OUTLINE_COLUMN
+from driftline.storage.model import Range
 
 if TYPE_CHECKING:
     from lance import FragmentMetadata, LanceDataset, LanceFragment
@@ -103,19 +105,19 @@ def schema(dim: int) -> pa.Schema:
     )
 
 
-def searched_parts(fragments: Iterable[LanceFragment]) -> dict[str, tuple[int, int | None]]:
+def searched_parts(fragments: Iterable[LanceFragment]) -> dict[TableFile, Range]:
     """Return the byte ranges that every search reads in the files of ``fragments``: the ends of data files, and all of
     the deletion files.
     """
-    parts: dict[str, tuple[int, int | None]] = {}
+    parts: dict[TableFile, Range] = {}
     for fragment in fragments:
         metadata: Any = fragment.metadata
         for file in metadata.files:
             if size := file.file_size_bytes:
                 start = size - METADATA_BYTES - END_BYTES_PER_ROW * metadata.physical_rows
-                parts[f"data/{file.path}"] = max(0, start), size
-        if metadata.deletion_file is not None:
-            parts[metadata.deletion_file.path(fragment.fragment_id)] = 0, None
+                parts[TableFile(f"data/{file.path}", file.base_id)] = max(0, start), size
+        if (deletions := metadata.deletion_file) is not None:
+            parts[TableFile(deletions.path(fragment.fragment_id), deletions.base_id)] = 0, None
     return parts
 
 

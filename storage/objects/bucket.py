@@ -223,7 +223,8 @@ class BucketErrors:
             return AccessDenied(describe(text, self.options.endpoint), where, FIX)
         if code in _WRONG_REGION or status == "301":
             return AccessDenied("The bucket is in another region", self.uri, "Set AWS_REGION to its region.")
-        if code in _REFUSED or status in ("401", "403"):
+        # Amazon S3 answers with 400 if a token has expired, and a HEAD has no code.
+        if code in _REFUSED or status in ("401", "403") or (status == "400" and not code):
             return AccessDenied(f"The store refused to {action} ({code or status})", where, credentials)
         return None
 

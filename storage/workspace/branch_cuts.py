@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,7 +34,6 @@ CUT_ATTEMPTS = 20
 """Attempts to read a version of the table and the manifest at the same revision, while runs commit."""
 _ANSWER_LOST = re.compile(r"Ref conflict|Clone operation should not enter build_manifest")
 """Lance's error for a new branch when it repeats a request that succeeded but whose answer was lost."""
-READ_THREADS = 8
 
 
 def check_name(name: str) -> None:
@@ -61,9 +59,8 @@ def branch_records(workspace: Workspace, entity: Entity) -> list[BranchRecord]:
     """Return the branches of a source, by name. Raises CorruptFile, WorkspaceTooNew, StorageError."""
     objects, directory = workspace.objects, branches_directory(entity)
     paths = [f"{directory}/{name}/{BRANCH}" for name in objects.list_dirs(directory)]
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        records = pool.map(lambda path: read_record(objects, path, BranchRecord), paths)
-        return sorted((record for record in records if record is not None), key=lambda record: record.name)
+    records = workspace.side_by_side(lambda path: read_record(objects, path, BranchRecord), paths)
+    return sorted((record for record in records if record is not None), key=lambda record: record.name)
 
 
 def branch_at(entity: Entity, record: BranchRecord) -> Branch:
@@ -78,8 +75,7 @@ def on_branch(workspace: Workspace, name: str, within: Boundary | None = None) -
     """
     check_name(name)
     sources = [entity for entity, _ in workspace.readable_sources(within)]
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        records = [*pool.map(lambda entity: read_branch(workspace, entity, name), sources)]
+    records = [*workspace.side_by_side(lambda entity: read_branch(workspace, entity, name), sources)]
     found = [(entity, record) for entity, record in zip(sources, records, strict=True) if record is not None]
     if not found:
         known = sorted({record.name for entity in sources for record in branch_records(workspace, entity)})

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from driftline.storage.entities import spelling
 from driftline.storage.errors import DriftlineError, ObjectNotFound
 from driftline.storage.layout import FLEET, FLEET_LEASE
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Host, Listing, Page, Repository, moment, spelling
+from driftline.storage.sources.discovery import Host, Listing, Page, Repository, moment
 from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_record
 
 State = Literal["new", "indexed", "behind", "empty", "failing", "missing", "excluded"]
@@ -35,11 +36,12 @@ GUARDED_REPOSITORIES = 3
 class KnownBranch(BaseModel):
     """A branch of a repository: its ``commit``, "" once it is deleted, and the ``indexed`` commit.
 
-    That commit was indexed from ``uri`` with ``settings``.
+    That commit was indexed from ``uri`` with ``settings``. ``pull`` is the number of a pull request.
     """
 
     model_config = ConfigDict(frozen=True)
 
+    pull: int = 0
     commit: str = ""
     indexed: str = ""
     uri: str = ""
@@ -55,7 +57,8 @@ class KnownRepository(BaseModel):
     listings that lack it, and ``empty_since`` is when the indexed branch was first seen without a commit. ``excluded``
     says why it does not belong to the fleet. ``uri`` is that of the source; after a run that did not end, the source
     may have one of ``other_uris`` instead. ``branches`` has the other branches, by their names in the index, that match
-    the globs ``followed``; ``skipped_branches`` says why matching ones cannot be indexed.
+    the globs ``followed``; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are among
+    the branches: ``pulls_etag`` is that of their last listing, and ``pulls_problem`` says why there is no newer one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -82,6 +85,8 @@ class KnownRepository(BaseModel):
     branches: dict[str, KnownBranch] = {}
     followed: tuple[str, ...] = ()
     skipped_branches: dict[str, str] = {}
+    pulls_etag: str = ""
+    pulls_problem: str = ""
 
     @property
     def state(self) -> State:
@@ -103,9 +108,38 @@ class KnownRepository(BaseModel):
         """The URIs that its source may have; none if it was never indexed."""
         return {self.uri, *self.other_uris} - {""}
 
+    @property
+    def pulls(self) -> frozenset[int]:
+        """The numbers of its known pull requests."""
+        return frozenset(each.pull for each in self.branches.values() if each.pull)
+
     def lag_seconds(self, now: datetime) -> float:
         """Return for how long the index has been known to be behind."""
         return (now - self.behind_since).total_seconds() if self.behind_since is not None else 0.0
+
+    def to_dict(self, now: datetime) -> dict[str, Any]:
+        """Return the repository as ``fleet status --json`` prints it."""
+        listed = self.listed
+        times = {name: getattr(self, name) for name in ("looked_at", "indexed_at", "missed_since", "retry_at")}
+        return {
+            "id": listed.id,
+            "path": listed.path,
+            "entity": self.entity,
+            "state": self.state,
+            "former_path": self.former_path,
+            "archived": listed.archived,
+            "fork": listed.fork,
+            "visibility": listed.visibility,
+            "size_bytes": listed.size_bytes,
+            "commit": self.commit,
+            "indexed": self.indexed,
+            "lag_seconds": round(self.lag_seconds(now), 3),
+            "failures": self.failures,
+            "reason": self.excluded or self.reason,
+            "branches": {name: each.indexed or None for name, each in self.branches.items()},
+            "skipped_branches": self.skipped_branches,
+            "pull_requests_problem": self.pulls_problem,
+        } | {name: moment.isoformat() if moment else None for name, moment in times.items()}
 
     def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool, followed: tuple[str, ...]) -> bool:
         """Return whether its host must be asked for its commit: not if the listing shows that nothing was pushed.
@@ -147,7 +181,8 @@ class KnownRepository(BaseModel):
 
         ``skipped`` says why others are not indexed.
         """
-        gone = {name: each.model_copy(update={"commit": ""}) for name, each in self.branches.items()}
+        others = {name: each for name, each in self.branches.items() if each.pull}
+        gone = {name: each.model_copy(update={"commit": ""}) for name, each in self.branches.items()} | others
         known = {
             name: self.branches.get(name, KnownBranch()).model_copy(update={"commit": commit})
             for name, commit in commits.items()
@@ -155,15 +190,30 @@ class KnownRepository(BaseModel):
         changes = {"branches": gone | known, "skipped_branches": dict(skipped), "followed": followed}
         return self.model_copy(update=changes)
 
+    def with_pulls(self, commits: Mapping[int, str], etag: str) -> KnownRepository:
+        """Return the repository after its host has named the ``commits`` of pull requests, "" for closed ones."""
+        named = {
+            number: f"pr/{number}" for number, commit in commits.items() if commit or f"pr/{number}" in self.branches
+        }
+        known = {
+            name: self.branches.get(name, KnownBranch(pull=number)).model_copy(update={"commit": commits[number]})
+            for number, name in named.items()
+        }
+        changes = {"branches": self.branches | known, "pulls_etag": etag, "pulls_problem": ""}
+        return self.model_copy(update=changes)
+
     def with_indexed(self, name: str, uri: str, settings: str) -> KnownRepository:
         """Return the repository after a run has indexed the commit of its branch ``name``."""
-        commit = self.branches[name].commit
-        done = KnownBranch(commit=commit, indexed=commit, uri=uri, settings=settings)
+        known = self.branches[name]
+        done = known.model_copy(update={"indexed": known.commit, "uri": uri, "settings": settings})
         return self.model_copy(update={"branches": self.branches | {name: done}})
 
     def indexed_next(self, *uris: str, is_new: bool = False) -> KnownRepository:
         """Return the repository before a run that may give its source one of ``uris``; a new index has no branches."""
-        branches = {name: KnownBranch(commit=each.commit) if is_new else each for name, each in self.branches.items()}
+        branches = {
+            name: KnownBranch(pull=each.pull, commit=each.commit) if is_new else each
+            for name, each in self.branches.items()
+        }
         others = tuple(sorted({*self.uris, *uris} - {self.uri}))
         return self.model_copy(update={"other_uris": others, "branches": branches})
 

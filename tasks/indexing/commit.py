@@ -108,13 +108,11 @@ class Committer:
 
     def _delta(self, changes: ChangeSet) -> pa.Table:
         rev, now = revision(self.lease.token, self.batch), datetime.now(UTC)
+        added = self._documents.changes(ADD, rev, changes.rows.select(SCHEMA.names), now=now)
+        if not changes.removed:
+            return added
         paths = pa.table({"path": pa.array(changes.removed, pa.string())})
-        return pa.concat_tables(
-            [
-                self._documents.changes(ADD, rev, changes.rows.select(SCHEMA.names), now=now),
-                self._documents.changes(REMOVE, rev, paths, now=now),
-            ]
-        )
+        return pa.concat_tables([added, self._documents.changes(REMOVE, rev, paths, now=now)])
 
 
 @dataclass(frozen=True, slots=True)

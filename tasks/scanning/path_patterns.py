@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import re
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -51,12 +51,13 @@ class Pattern:
     """One pattern: ``regex`` matches the path of an entry, without a trailing slash, from the first byte to the last.
 
     ``negated`` patterns (``!``) include paths that an earlier one excluded. ``only_folders`` is set for a trailing
-    slash.
+    slash. Every path that matches has ``needle`` in it.
     """
 
     regex: str
     negated: bool
     only_folders: bool
+    needle: bytes
 
 
 @lru_cache(maxsize=8_192)
@@ -82,7 +83,14 @@ def translate(line: bytes, base: str = "") -> Pattern | None:
     if rest is None or not text:
         return None
     head = f"^{_escaped(base.encode())}(?:.*/)?" if anywhere else f"^{_escaped(base.encode())}"
-    return Pattern(head + _escaped(text[:literal]) + rest, negated, only_folders)
+    needle = _needle(text[:literal], text[text.rfind(b"]") + 1 :])
+    return Pattern(head + _escaped(text[:literal]) + rest, negated, only_folders, needle)
+
+
+def _needle(beginning: bytes, after_brackets: bytes) -> bytes:
+    """Return the longest literal part of a pattern, "" if it has none."""
+    parts = (part.strip(b"/") for part in (beginning, *re.split(rb"[*?\[\\]", after_brackets)))
+    return max(parts, key=len)
 
 
 def _without_trailing_spaces(line: bytes) -> bytes:
@@ -199,6 +207,8 @@ NEVER_ENTERED = frozenset({GIT, ".hg", ".svn", ".driftline"})
 _DESCENDING = re.compile(r"\[(.)-(.)\]")
 _PATTERNS_PER_REGEX = 100
 """RE2 limits the memory of an expression; matching is slow beyond."""
+_FEW_PATHS = 1_000
+"""For fewer paths, compiling all names of credentials takes longer than selecting the ones that can match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +273,10 @@ def _spelled(patterns: Iterable[str]) -> list[str]:
     return [form for pattern in patterns for each in alternatives(pattern, escapes=True) for form in spellings(each)]
 
 
+_Run = tuple[bool, list[tuple[bytes, str]]]
+"""The sign of some patterns, and their needles and expressions."""
+
+
 class PatternList:
     """Ordered gitignore patterns: the last match decides.
 
@@ -283,6 +297,7 @@ class PatternList:
         self.base = base
         self.mark = mark
         self._flags = flags
+        self._ignores_case = "i" in flags
         encoded = (line.encode(errors="surrogateescape") if isinstance(line, str) else line for line in lines)
         patterns = [pattern for line in encoded if (pattern := translate(line, base)) is not None]
         self._of_files = self._runs(patterns, _file_end(descendants=descendants))
@@ -297,9 +312,10 @@ class PatternList:
         ``paths`` name files, or folders without a trailing slash.
         """
         as_bytes = paths.cast(pa.binary())
-        for positive, regex in self._of_folders if folders else self._of_files:
-            hit = pc.match_substring_regex(as_bytes, regex)
-            verdict[hit.to_numpy(zero_copy_only=False)] = self.mark if positive else 0
+        for positive, regexes in self._selected(as_bytes, self._of_folders if folders else self._of_files):
+            if positive or verdict.any():
+                hit = pc.match_substring_regex(as_bytes, f"(?{self._flags})" + "|".join(regexes))
+                verdict[hit.to_numpy(zero_copy_only=False)] = self.mark if positive else 0
 
     def matches(self, paths: pa.Array, *, folders: bool = False) -> NDArray[np.bool_]:
         """Return ``(n,) bool``: the paths that the patterns select."""
@@ -307,17 +323,30 @@ class PatternList:
         self.apply(paths, verdict, folders=folders)
         return verdict
 
-    def _runs(self, patterns: Sequence[Pattern], end: Callable[[Pattern], str | None]) -> list[tuple[bool, str]]:
-        """Combine consecutive patterns of the same sign into one expression each."""
-        runs: list[tuple[bool, list[str]]] = []
+    def _runs(self, patterns: Sequence[Pattern], end: Callable[[Pattern], str | None]) -> list[_Run]:
+        """Group consecutive patterns of the same sign, as expressions with their needles."""
+        runs: list[_Run] = []
         for pattern in patterns:
             ending = end(pattern)
             if ending is None:
                 continue
             if not runs or runs[-1][0] == pattern.negated or len(runs[-1][1]) >= _PATTERNS_PER_REGEX:
                 runs.append((not pattern.negated, []))
-            runs[-1][1].append(f"(?:{pattern.regex}{ending})")
-        return [(positive, f"(?{self._flags})" + "|".join(regexes)) for positive, regexes in runs]
+            needle = pattern.needle
+            if self._ignores_case:
+                needle = needle.lower() if needle.isascii() else b""
+            runs[-1][1].append((needle, f"(?:{pattern.regex}{ending})"))
+        return runs
+
+    def _selected(self, paths: pa.Array, runs: Sequence[_Run]) -> Iterator[tuple[bool, list[str]]]:
+        """Yield the sign and the expressions of each run; if ``paths`` are few, only of patterns that may match."""
+        text = b"\n".join(paths.to_pylist()) if len(paths) <= _FEW_PATHS else None
+        if text is not None and self._ignores_case:
+            text = text.lower()
+        for positive, patterns in runs:
+            selected = [regex for needle, regex in patterns if text is None or needle in text]
+            if selected:
+                yield positive, selected
 
 
 class Matcher:

@@ -374,7 +374,8 @@ def _placed(candidates: Candidates) -> NDArray[np.float32]:
     lines = candidates.lines
     for path, line in candidates.places:
         for document, (_, own, _) in enumerate(candidates.documents):
-            if not (f"/{own}".endswith(f"/{path.lstrip('/')}") or ("/" in own and path.endswith(f"/{own}"))):
+            is_named = f"/{own}".lower().endswith(f"/{path.lstrip('/')}".lower())
+            if not (is_named or ("/" in own and path.endswith(f"/{own}"))):
                 continue
             of_file = np.flatnonzero(lines.document == document)
             away = np.abs(lines.number[of_file] - (line - 1 if line else 0))

@@ -37,7 +37,7 @@ FIELDS = {
 }
 """The fields of the language."""
 _NEGATED = frozenset(("lang", "file", "repo"))
-_CASES = {"yes": False, "no": True, "auto": None}
+CASES = {"yes": False, "no": True, "auto": None}
 _FIELD = re.compile(r"(?P<not>-?)(?P<name>[a-z]+):(?P<value>(?!:|//)\"(?:[^\"\\]|\\.)*\"|(?!:|//)\S*)(?=\s|\Z)")
 _PHRASE = re.compile(r'"(?P<text>(?:[^"\\]|\\.)*)"(?=\s|\Z)')
 _REGEX = re.compile(r"/(?P<text>(?:[^/\\]|\\.|/(?!\s|\Z))+)/(?=\s|\Z)")
@@ -175,7 +175,7 @@ class _Parser:
         self.options = {"words": whole_words, "multiline": multiline}
         self.at = 0
         self.words: list[str] = []
-        self.patterns: list[tuple[int, str, bool]] = []
+        self.patterns: list[tuple[str, bool]] = []
         self.values: dict[str, list[str]] = {}
 
     def parse(self) -> Question:
@@ -185,9 +185,10 @@ class _Parser:
                 self.at += 1
             else:
                 self._term()
-        cases = [_CASES[value] for value in self.values.get("case", [])]
+        cases = [CASES[value] for value in self.values.get("case", [])]
         self.ignore_case = cases[-1] if cases else self.ignore_case
-        patterns = tuple(self._pattern(*each) for each in self.patterns)
+        options: dict[str, Any] = {**self.options, "ignore_case": self.ignore_case}
+        patterns = tuple(Pattern.of(text, literal=literal, **options) for text, literal in self.patterns)
 
         def of(name: str) -> tuple[str, ...]:
             return tuple(self.values.get(name, ()))
@@ -209,9 +210,9 @@ class _Parser:
     def _term(self) -> None:
         start = self.at
         if phrase := self._take(_PHRASE):
-            self.patterns.append((start + 1, _ESCAPED.sub(r"\1", phrase["text"]), True))
+            self.patterns.append((_ESCAPED.sub(r"\1", phrase["text"]), True))
         elif expression := self._take(_REGEX):
-            self.patterns.append((start + 1, expression["text"].replace("\\/", "/"), False))
+            self.patterns.append((expression["text"].replace("\\/", "/"), False))
         elif self.text[start] == '"' and '"' not in self.text[start + 1 :]:
             self._fail(start, "The quotation mark is not closed", 'Close it with ", or leave it out.')
         elif self.text[start] == "-" and any(each.match(self.text, start + 1) for each in (_PHRASE, _REGEX)):
@@ -248,8 +249,8 @@ class _Parser:
             self._fail(start, f"The field {name}: is empty", fix)
         if found["not"] and name not in _NEGATED:
             self._fail(start, f"The field {name}: cannot be excluded", "Only -file:, -lang: and -repo: exclude.")
-        if name == "case" and value not in _CASES:
-            self._fail(start, f"case: is not {value!r}", f"Use one of {', '.join(_CASES)}.")
+        if name == "case" and value not in CASES:
+            self._fail(start, f"case: is not {value!r}", f"Use one of {', '.join(CASES)}.")
         try:
             if name == "lang":
                 extensions_of((value,))
@@ -258,12 +259,6 @@ class _Parser:
         except UsageError as error:
             self._fail(start, error.what, error.fix)
         self.values.setdefault(found["not"] + name, []).append(value)
-
-    def _pattern(self, start: int, text: str, literal: bool) -> Pattern:
-        try:
-            return Pattern.of(text, literal=literal, ignore_case=self.ignore_case, **self.options)
-        except UsageError as error:
-            self._fail(start, error.what, error.fix)
 
     def _fail(self, at: int, what: str, fix: str) -> NoReturn:
         raise UsageError(f"{what} (character {at + 1} of the query)", self.text[:200], fix)

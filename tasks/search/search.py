@@ -563,11 +563,14 @@ class _Finder:
         finally:
             wait([finding])  # a search that fails leaves nothing running
 
-    def _of_tables(self, find: Callable[[LineQuery], Scored]) -> list[Scored]:
-        """Search all tables, such as those of many branches, in parallel."""
+    def _of_tables(self, find: Callable[..., _Found], *known: Iterable[Any]) -> list[_Found]:
+        """Return what ``find`` returns for all tables, such as those of many branches, and what is ``known`` of each.
+
+        Tables are searched in parallel.
+        """
         if len(self.tables) == 1:
-            return [find(self.tables[0])]
-        finding = [_threads().submit(find, table) for table in self.tables]
+            return [*map(find, self.tables, *known)]
+        finding = [_threads().submit(find, *each) for each in zip(self.tables, *known, strict=True)]
         wait(finding)  # a search that fails leaves nothing running
         return [each.result() for each in finding]
 
@@ -578,18 +581,17 @@ class _Finder:
         self, matching: Sequence[Scored], named: Sequence[NDArray[np.uint64]], near: Sequence[Scored]
     ) -> pa.Table:
         """Return the distinct blocks that were found in each table, with their ``bm25``, best first, and ``near``."""
-        read: list[pa.Table] = []
+
+        def read(table: LineQuery, by_words: Scored, by_name: NDArray[np.uint64], by_meaning: Scored) -> pa.Table:
+            near_rows = {*by_meaning.rows.tolist()}
+            bm25 = dict(zip(by_words.rows.tolist(), by_words.scores.tolist(), strict=True))
+            rows = [*dict.fromkeys(chain(bm25, by_name.tolist(), by_meaning.rows.tolist()))]
+            blocks = table.blocks_at(rows)
+            blocks = blocks.append_column("bm25", pa.array([bm25.get(row, 0.0) for row in rows], pa.float32()))
+            return blocks.append_column("near", pa.array([row in near_rows for row in rows], pa.bool_()))
+
         with self.explanation.timed("text"):
-            for table, by_words, by_name, by_meaning in zip(self.tables, matching, named, near, strict=True):
-                near_rows = {*by_meaning.rows.tolist()}
-                bm25 = dict(zip(by_words.rows.tolist(), by_words.scores.tolist(), strict=True))
-                rows = [*dict.fromkeys(chain(bm25, by_name.tolist(), by_meaning.rows.tolist()))]
-                if not rows and read:
-                    continue
-                blocks = table.blocks_at(rows)
-                blocks = blocks.append_column("bm25", pa.array([bm25.get(row, 0.0) for row in rows], pa.float32()))
-                read.append(blocks.append_column("near", pa.array([row in near_rows for row in rows], pa.bool_())))
-        blocks = pa.concat_tables(read)
+            blocks = pa.concat_tables(self._of_tables(read, matching, named, near))
         order = np.argsort(-blocks["bm25"].to_numpy(), kind="stable")
         return blocks.take(pa.array(order.tolist(), pa.int64()))
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-from driftline.flows.commands.main import main
+from driftline.flows.commands.main import command_line
 from driftline.flows.runs import source_run
 from driftline.storage.leases import lease as leases
 from driftline.storage.lines import indexes
@@ -50,4 +50,4 @@ def disturbed(*arguments: object) -> None:
 LineTable._transact = disturbed  # type: ignore[method-assign, assignment]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line())

@@ -29,7 +29,7 @@ PAGE_TAGS = frozenset(
     {"html", "head", "meta", "title", "link", "body", "header", "main", "nav", "article", "div", "span", "code"}
     | {"details", "section", "summary", "script"}
     | {"form", "label", "input", "select", "option", "button", "h1", "h2", "h3", "p", "ul", "li", "a"}
-    | {"fieldset", "legend", "noscript"}
+    | {"datalist", "fieldset", "legend", "noscript", "kbd", "table", "tr", "th", "td"}
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -171,6 +172,28 @@ def test_the_command_line_starts_without_heavy_libraries() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_an_interrupt_before_a_command_begins_shows_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "typer.py").write_text("import time; print('importing', flush=True); time.sleep(900)")
+    environment = dict(os.environ) | {"PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "driftline"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate() == (b"", b"")
+    assert process.returncode == -signal.SIGINT
+
+    def interrupted(_: str | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "load", interrupted)
+    assert cli.main(["status"]) == 3
+    assert "run the same command again" in capsys.readouterr().err
 
 
 def test_each_command_is_in_the_module_that_is_loaded_for_it() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from driftline.storage.credentials import holds_key
 from driftline.storage.errors import UsageError
+from driftline.tasks.scanning import path_patterns
 from driftline.tasks.scanning.path_patterns import Matcher, PatternList, Rules, read_ignore_file
 from driftline.tasks.scanning.walk import Subtree, Walk
 
@@ -226,6 +227,24 @@ def test_many_patterns_are_split_without_losing_their_order() -> None:
     lines = [f"*.x{i}" for i in range(250)] + ["!keep.x7", *(f"*.y{i}" for i in range(150)), "gone.x7"]
     paths = pa.array(["a.x0", "a.x249", "keep.x7", "gone.x7", "a.y149", "a.z"])
     assert PatternList(lines).matches(paths).tolist() == [True, True, False, True, True, False]
+
+
+ODD = st.sampled_from(["*[ab]c", "[]x]*.Py", "a\\[b", "\\*.md", "*[-_]é*", "É*", "**/a?b/**", "x]y*", "A*-[0-9]*.json"])
+ODDLY_NAMED = ("ac", "x/bc", "]1.py", "a[b", "*.md", "a_é", "É1", "x/axb/y", "x]yz", "a1-2.json", "A-1.JSON")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lines=st.lists(PATTERN | ODD, min_size=1, max_size=6),
+    flags=st.sampled_from(["s", "si"]),
+    descendants=st.booleans(),
+)
+def test_few_paths_match_as_many_do(lines: list[str], flags: str, descendants: bool) -> None:
+    patterns, paths = PatternList(lines, flags=flags, descendants=descendants), pa.array([*NAMES, *ODDLY_NAMED])
+    few = [patterns.matches(paths[at : at + 1]).item() for at in range(len(paths))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(path_patterns, "_FEW_PATHS", 0)
+        assert few == patterns.matches(paths).tolist()
 
 
 REFUSED = {
