@@ -19,8 +19,8 @@ import pyarrow as pa
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from driftline.storage.lance.table import ADDRESS_BITS, data_file
-from driftline.storage.lines.table import CODE_COLUMN
+from driftline.storage.lance.lance_table import ADDRESS_BITS, data_file
+from driftline.storage.lines.line_table import CODE_COLUMN
 
 if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment
@@ -31,7 +31,7 @@ SMALL_VALUE = 0.35
 QUERY_BITS = 4
 """Bits for each dimension of a query while signs select blocks."""
 SELECTED = 8
-"""Blocks that signs select for each one that is returned."""
+"""Blocks to preselect by signs for each block to return."""
 MIN_SELECTED = 512
 _BLOCKS_AT_ONCE = 1_024
 """Blocks whose vectors are summed at once, in the cache of a core."""
@@ -158,13 +158,16 @@ def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> ND
     low = vector.min()
     steps = (2**QUERY_BITS - 1) / max(vector.max() - low, 1e-9)
     levels = np.rint((vector - low) * steps).astype(np.uint8)
-    counts = sum(map(np.bitwise_count, signs), np.zeros(signs.shape[1], np.uint32))
-    products = np.float32(low * steps) * counts
+    products = np.float32(low * steps) * _counts(signs)
     for bit in range(QUERY_BITS):
-        plane = _packed((levels >> bit & 1).astype(np.bool_)[None]).view(np.uint64)[0]
-        common = (np.bitwise_count(word & mask) for word, mask in zip(signs, plane, strict=True))
-        products += np.float32(1 << bit) * sum(common, np.zeros(signs.shape[1], np.uint16))
+        plane = _packed((levels >> bit & 1).astype(np.bool_)[None]).view(np.uint64).T
+        products += np.float32(1 << bit) * _counts(signs & plane)
     return np.asarray(products, np.float32)
+
+
+def _counts(sets: NDArray[np.uint64]) -> NDArray[np.uint16]:
+    """Return ``(n,)``: the number of bits in each of ``sets``, ``(w, n)``."""
+    return np.asarray(np.bitwise_count(sets).sum(axis=0, dtype=np.uint16), np.uint16)
 
 
 _CODES: LRUCache[str, BlockCodes] = LRUCache(512 * 2**20, lambda codes: codes.nbytes)

@@ -44,8 +44,8 @@ from driftline.storage.layout import (
     tables_directory,
 )
 from driftline.storage.leases.lease import Lease, acquire
-from driftline.storage.lines.deep_table import DeepTable
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.definition_table import DeepTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import DeepModel, WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import LOCAL, SourceAccess
@@ -131,7 +131,7 @@ class Branch:
 
 @dataclass(slots=True)
 class _EarlyListing:
-    """The listing of tenants that began with the opening of a workspace, which serves one call. Pickled without it."""
+    """A listing of tenants that starts when a workspace is opened, and serves one call; pickling drops it."""
 
     names: Future[list[str]] | None = None
     began: float = 0.0

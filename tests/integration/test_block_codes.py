@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.lines import block_codes
-from driftline.storage.lines.filters import LineFilter
-from driftline.storage.lines.queries import LineQuery
-from driftline.storage.lines.table import LINES_PER_BLOCK, LineTable
+from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.line_queries import LineQuery
+from driftline.storage.lines.line_table import LINES_PER_BLOCK, LineTable
 from driftline.storage.model import ManifestRow, new_ulid
 from driftline.storage.objects.store import ObjectStore
 from driftline.tasks.indexing.rows import line_rows
@@ -120,7 +120,7 @@ def test_only_new_fragments_are_read_and_replaced_documents_are_gone(
 
         return original(dataset, count, announce)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("driftline.storage.lines.queries.codes_of", counting)
+    monkeypatch.setattr("driftline.storage.lines.line_queries.codes_of", counting)
     old, new = vectors_of(40, 20, seed=7), vectors_of(1, 20, seed=8)
     paths = [f"{at}.py" for at in range(40)]
     committed(table, old, paths)

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import driftline as dl
-from driftline.storage.workspace.branches import on_branch
+from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace, _EarlyListing
-from driftline.tasks.search.query import SearchReport, search
+from driftline.tasks.search.search import SearchReport, search
 from tests.servers.delaying import DelayingProxy, Exchange, delaying, rounds
 from tests.servers.s3_server import S3Server
 from tests.support.oracle import WORDS, save_tiny_model
