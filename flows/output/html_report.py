@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from driftline.flows.output.run_series import OF_EVERY_RUN, History, Series, in_words, to_row
+from driftline.flows.output.run_history import OF_EVERY_RUN, History, Series, in_words, to_row
 from driftline.storage.model import WorkspaceStats
 from driftline.storage.workspace.records import RunRecord
 

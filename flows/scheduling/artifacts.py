@@ -11,11 +11,11 @@ from urllib.parse import quote, urlsplit
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from driftline.flows.config.driftline_toml import prices_for
 from driftline.flows.config.environment import SERVER_VARIABLE
-from driftline.flows.config.toml_file import prices_for
 from driftline.flows.output.html_report import line_plot
-from driftline.flows.output.run_series import History, Series, in_words, newest_runs
-from driftline.flows.output.terminal import requests_text
+from driftline.flows.output.rich_tables import requests_text
+from driftline.flows.output.run_history import History, Series, in_words, newest_runs
 from driftline.flows.runs.index import IndexRequest
 from driftline.storage.errors import DriftlineError
 from driftline.storage.objects.request_counts import KINDS
@@ -25,7 +25,6 @@ from driftline.storage.workspace.workspace import Workspace
 MAX_ROWS = 1_000
 """Rows per table artifact; the run history in the workspace holds all of them."""
 HISTORY_RUNS = 20
-_STATES = ("new", "changed", "touched", "unchanged", "deleted")
 
 
 def show_index(result: dict[str, Any], request: IndexRequest) -> bool:
@@ -45,9 +44,7 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> bool:
         text.append(f"[This run in the index, which can be searched there]({link})")
     if request.dry_run:
         text.append("**A dry run: nothing was written.**")
-    columns = (*_STATES, "lines_embedded", "lines_total")
-    counts = {each["entity"]: [*(each[name] for name in columns), len(each["skipped"])] for each in sources}
-    text += ["## Documents and lines", _markdown([*columns, "skipped"], counts), *_plots(runs)]
+    text += ["## Documents and lines", _counts(sources), *_plots(runs)]
     text += ["## Seconds by phase", _seconds("phases", result)]
     if result["worker_phases"]:
         text += ["## Worker seconds by phase, summed over workers", _seconds("worker_phases", result)]
@@ -130,6 +127,16 @@ def _prices() -> Mapping[str, float]:
     except DriftlineError as error:
         get_run_logger().warning("The report has no prices of requests: %s", error)
         return {}
+
+
+def _counts(sources: Iterable[Mapping[str, Any]]) -> str:
+    """Return a table of the documents and lines of each source."""
+    names = ("new", "changed", "deleted", "unchanged", "skipped", "lines_embedded", "lines_total")
+    rows = {}
+    for each in sources:
+        counts = {**each, "unchanged": each["unchanged"] + each["touched"], "skipped": len(each["skipped"])}
+        rows[each["entity"]] = [counts[name] for name in names]
+    return _markdown(names, rows)
 
 
 def _seconds(kind: str, result: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, find_lexer_class_for_filename, get_all_lexers
 from pygments.token import Name, Punctuation, Text, Whitespace
 
-from driftline.storage.lines.words import keywords, terms_of
+from driftline.storage.lines.tokenizer import keywords, terms_of
 
 MAX_LINE_CHARACTERS = 1_000
 MAX_COLOURED_CHARACTERS = 200_000
@@ -214,7 +214,7 @@ def _marked_at(tokens: Sequence[_Token], text: str, spans: Iterable[tuple[int, i
 
 
 def _marked(tokens: Iterable[_Token], query: str) -> Iterator[_Token]:
-    """Give words of the query a type below that of their token: a class that ends with ``-Mark``.
+    """Give words of the query a subtype of their token's type: a class that ends with ``-Mark``.
 
     Words are compared as in a search: ``fails`` in a query marks the second half of ``ConnectionFailed``.
     """

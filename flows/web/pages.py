@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from driftline.flows.output.html_report import bar_plot, line_plot, plots_of, run_row
-from driftline.flows.output.run_series import Series
-from driftline.flows.web.requests import HomeView, IndexView, SqlView
+from driftline.flows.output.run_history import Series
+from driftline.flows.web.api import HomeView, IndexView, SqlView
 from driftline.storage.errors import NotIndexed
 from driftline.storage.globs import literal_glob
 from driftline.storage.lines.outline import OF_TEXT
-from driftline.storage.options import Option
+from driftline.storage.request_options import Option
 from driftline.storage.workspace.records import RunRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.documents import Folder
 from driftline.tasks.search.facets import Facets, chosen
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.language import CASES, FIELDS, Question, asked_by, field_term
-from driftline.tasks.search.query import SearchReport
+from driftline.tasks.search.query_language import CASES, FIELDS, Question, asked_by, field_term
 from driftline.tasks.search.request import LANGUAGES, OPTIONS, SearchRequest
+from driftline.tasks.search.search import SearchReport
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -404,7 +404,7 @@ def folder_link(source: str = "", path: str = "", branch: str | None = None) -> 
 
 
 def _uses(kind: str, name: str, branch: str | None) -> str | None:
-    """Return the link to the uses of a definition, if it is one of code."""
+    """Return the link to the uses of a definition in code; None for any other definition."""
     if kind in (*OF_TEXT, "anchor"):
         return None
     return search_link(SearchRequest(field_term("uses", name), branch=branch))

@@ -16,12 +16,12 @@ import pytest
 
 import driftline as dl
 from driftline.storage.entities import Entity
+from driftline.storage.lines.line_queries import LineFilter, nearest_lines
 from driftline.storage.lines.outline import Definition
-from driftline.storage.lines.queries import LineFilter, nearest_lines
-from driftline.tasks.search import query as searching
+from driftline.tasks.search import search as searching
 from driftline.tasks.search.hits import GROWTH_ACROSS, MAX_WINDOW_LINES, Hit, merge_windows
-from driftline.tasks.search.query import search, search_workspace
 from driftline.tasks.search.ranking import FoundLine
+from driftline.tasks.search.search import search, search_workspace
 
 Driftline = Callable[..., Any]
 
