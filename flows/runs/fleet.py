@@ -462,7 +462,7 @@ def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Prog
             found = open_pulls(host, each.listed, each.pulls, each.pulls_etag, environ=_environ(), notify=notify)
         except DriftlineError as error:
             return each.model_copy(update={"pulls_problem": str(error)})
-        return each.with_pulls(*found) if found is not None else each
+        return each.with_pulls(*found) if found is not None else each.model_copy(update={"pulls_problem": ""})
 
     _replace_each(due, ask)
 

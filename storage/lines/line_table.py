@@ -193,6 +193,11 @@ class LineTable(LanceTable):
         """Return the commit marker of ``entity``, with token 0 if it has none."""
         return self.marker_in(self.open(), entity)
 
+    def commit_markers(self, entities: Sequence[Entity]) -> dict[Entity, CommitMarker]:
+        """Return the commit marker of each of ``entities``, with token 0 for those without one."""
+        found = self._markers_of(entities, self.open())
+        return {entity: _newest(list(found[str(entity)].values())) for entity in entities}
+
     def marker_in(self, dataset: LanceDataset, entity: Entity) -> CommitMarker:
         """Like ``commit_marker``, in a version of the table."""
         return _newest(list(self._markers(entity, dataset).values()))
