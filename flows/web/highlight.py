@@ -108,7 +108,7 @@ _CODE = re.compile(
 
 
 def lost_quotes(path: str, lines: Sequence[str]) -> int | None:
-    """Return the blank line of Python that stands for the quotes that end a string, if that seems to be lost.
+    """Return the blank line of Python that replaces the closing quotes of a string, if these seem to be missing.
 
     A context from the index lacks lines without a letter or digit. The line is the last blank one before code.
 
