@@ -274,7 +274,7 @@ def nothing_indexed(workspace: Workspace) -> str:
     if not records:
         return f"Nothing is indexed in {workspace.objects.uri}. Run: driftline index SOURCE"
     listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
-    left_out = f"all files of its sources are left out ({listed})" if reasons else "its sources have no files"
+    left_out = f"all files of its sources are left out ({listed})" if reasons else "its sources have no indexed files"
     if any(record.include or record.exclude for record in records):
         left_out += " that match their filters (`include`, `exclude`)"
     return f"The index in {workspace.objects.uri} holds no lines: {left_out}."
