@@ -503,7 +503,9 @@ def _due(part: FleetPart, entities: set[str]) -> list[KnownRepository]:
 
 
 def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[str, str]:
-    """Return the entity of the repository at each URI; the one that is indexed from there, if two fleets list it."""
+    """Return the entity of the repository at each URI; if two fleets list it, the one that is already indexed from
+    there.
+    """
     elsewhere = (each for other in others for each in other.repositories.values())
     found = {each.uri: each for each in elsewhere if each.uri and each.missed_since is None and not each.excluded}
     for part in parts:

@@ -439,8 +439,8 @@ class SourceRun:
     def _mark_opened(self, scans: list[ScanResult], committer: Committer) -> None:
         """Record which archives are completely indexed: the next run opens the others again.
 
-        Call it last, after all members are committed and vanished ones deleted. An archive that has changed since the
-        scan, and one of which a member could not be read, is not complete.
+        Call it last, after all members are committed and vanished ones deleted. An archive is incomplete if it has
+        changed since the scan, or if a member could not be read.
         """
         passing = {path for path, reason in self.report.skipped if reason in _PASSING}
         incomplete = {container_of(path) for path in passing}

@@ -80,8 +80,8 @@ def schema(dim: int) -> pa.Schema:
     Some rows have a ``pack``: the text of their document from line ``pack_line`` to the next pack, exactly as it was
     decoded, with ``grams``, the filter of its trigrams (packs.py).
 
-    Files hold the columns in this order. What every search reads comes last, next to the metadata of the file, so that
-    one read of the end of a file has it (block_cache.py).
+    Files hold the columns in this order. The columns that every search reads come last, next to the metadata of the
+    file, so that one read of the end of the file gets both (block_cache.py).
     """
     return pa.schema(
         [

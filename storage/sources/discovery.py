@@ -419,7 +419,9 @@ def _bitbucket_server(item: Any) -> Repository:
 
 
 def _linked(url: str, body: Any, headers: Mapping[str, str]) -> _Answer:
-    """Read a page whose next one the header ``Link`` names; of a counted listing without it, the number is raised."""
+    """Read a page; the header ``Link`` names the next one, and without it, the page number of a counted listing is
+    increased.
+    """
     found = _NEXT.search(headers.get("Link") or "")
     total = headers.get("X-Total") or headers.get("X-Total-Count") or ""
     return _Answer(body, found[1] if found else "", int(total) if total.isdecimal() else None)

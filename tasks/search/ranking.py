@@ -199,7 +199,7 @@ def meaning_scores(
 ) -> NDArray[np.float32]:
     """Return ``(n,)``: weighted cosines of ``query`` and the mean ``vectors``, ``(n, dim)``, around each line.
 
-    The products of vectors that are near each other give the lengths of the means, which are faster than the means.
+    The products of adjacent vectors give the lengths of the means, faster than the means themselves would.
     """
     scores = np.zeros(len(vectors), np.float32)
     if not len(vectors):
