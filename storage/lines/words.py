@@ -19,7 +19,7 @@ from driftline.storage.lines.indexes import tokens
 NAME_PART = re.compile(r"[^\W_]+")
 """The tokenizer keeps the underscores of _cache and __init__."""
 _NAME = re.compile(r"[^\W\d][\w$]*(?:(?:::|->|[.\\#/])[\w$]+)*")
-_SPELT_AS_NAME = re.compile(
+_SPELLED_AS_NAME = re.compile(
     r"(?=\w*(?:[a-z0-9][A-Z]|[A-Z]{2}[a-z]{2}|[^\W_]_[^\W_])|[^\W\d]\w*(?:::|->|[.#])\w)" + _NAME.pattern
 )
 _FILE = r"[\w.@~+/\\-]*[\w-]\.[A-Za-z]\w{0,9}"
@@ -163,7 +163,12 @@ def names_in(query: str) -> list[str]:
     words = [word.strip("`'\"()[]{},;:?.!") for word in query.split()]
     if len(words) == 1:
         return words if _NAME.fullmatch(words[0]) else []
-    return [word for word in dict.fromkeys(words) if _SPELT_AS_NAME.fullmatch(word)]
+    return [word for word in dict.fromkeys(words) if is_spelled_as_name(word)]
+
+
+def is_spelled_as_name(word: str) -> bool:
+    """Return whether a word is spelled as only names are: getUser, get_user, Session.get, but not user."""
+    return _SPELLED_AS_NAME.fullmatch(word) is not None
 
 
 def is_constant(name: str) -> bool:
