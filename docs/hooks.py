@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 if TYPE_CHECKING:
@@ -250,15 +251,27 @@ def _default(parameter: Any) -> str:
     return "" if parameter.default in (None, "") else f"`{parameter.default}`"
 
 
-def options(argument: str, meanings: Mapping[str, str]) -> str:
-    """Return the options of the search action, in the order of their positions."""
-    rows = []
+def arguments(argument: str, meanings: Mapping[str, str]) -> str:
+    """Return the arguments of an action, in the order of their positions; those of a search have their own help."""
     offered = {row.argument: row for row in _load("driftline.tasks.search.request:options_in")("action").values()}
-    for name in [name for name in inspect.signature(_load(argument)).parameters if name in offered]:
-        row = offered[name]
-        default = "" if row.default is None else f"`{_written(row.default).replace('False', 'false')}`"
-        rows.append((f"`{name}`", default, row.help))
+    parameters = inspect.signature(_load(argument)).parameters
+    named = [name for name in parameters if name not in ("state", "handles")]
+    explained = {name: offered[name].help for name in named if name in offered} | dict(meanings)
+    _checked(named, explained, argument)
+    rows = []
+    for name in named:
+        is_option = name in offered and name not in meanings
+        default = offered[name].default if is_option else parameters[name].default
+        rows.append((f"`{name}`", _argument_default(default), explained[name]))
     return _table(("Argument", "Default", "Meaning"), rows)
+
+
+def _argument_default(value: Any) -> str:
+    if value is inspect.Parameter.empty:
+        return "required"
+    if value is None:
+        return ""
+    return f"`{value:g}`" if isinstance(value, float) else f"`{_written(value).replace('False', 'false')}`"
 
 
 def filters(argument: str, meanings: Mapping[str, str]) -> str:
@@ -301,6 +314,30 @@ def enumeration(argument: str, meanings: Mapping[str, str]) -> str:
     members: type[enum.StrEnum] = _load(argument)
     _checked(list(members.__members__), meanings, argument)
     return _table(("Value", "Meaning"), [(f"`{members[name].value}`", meaning) for name, meaning in meanings.items()])
+
+
+def decisions(argument: str, meanings: Mapping[str, str]) -> str:
+    """Return the titles of the decision records, each with a link."""
+    records = sorted((ROOT / "docs/how-it-works/decisions").glob("[0-9]*.md"))[1:]  # the first is the template
+    titles = (record.read_text().partition("\n")[0].removeprefix("# ").partition(". ") for record in records)
+    rows = [(number, f"[{title}]({record.name})") for record, (number, _, title) in zip(records, titles, strict=True)]
+    return _table(("", "Decision"), rows)
+
+
+def views(argument: str, meanings: Mapping[str, str]) -> str:
+    """Return the views of SQL with their columns."""
+    import duckdb
+
+    hierarchy = _load("driftline.storage.entities:INDEX_LEVELS")
+    found = _load("driftline.storage.sql:views")(SimpleNamespace(config=SimpleNamespace(hierarchy=hierarchy)))
+    _checked(found, meanings, "views")
+
+    def columns(name: str) -> str:
+        view = found[name]
+        return ", ".join(duckdb.from_arrow(view.schema.empty_table()).project(view.shown).columns)
+
+    rows = [(f"`{name}`", meaning, f"`{columns(name)}`") for name, meaning in meanings.items()]
+    return _table(("View", "One row is", "Columns"), rows)
 
 
 # -- configuration ---------------------------------------------------------------------------------
@@ -379,7 +416,8 @@ def python(argument: str, meanings: Mapping[str, str]) -> str:
         kind = "errors" if is_error else "classes" if isinstance(value, type) else "functions"
         if kind == argument and (callable(value) or argument != "functions"):
             chosen.append(name)
-    return "\n\n".join(f"::: driftline.{name}" for name in chosen)
+    options = "\n    options:\n      inherited_members: true" if argument == "classes" else ""
+    return "\n\n".join(f"::: driftline.{name}{options}" for name in chosen)
 
 
 # -- benchmarks ------------------------------------------------------------------------------------
@@ -472,13 +510,15 @@ def _recorded(name: str) -> Mapping[str, Any]:
 
 PARTS: Mapping[str, Callable[[str, Mapping[str, str]], str]] = {
     "cli": cli,
-    "options": options,
+    "arguments": arguments,
     "filters": filters,
     "figures": figures,
     "recorded": recorded,
     "overview": overview,
     "errors": errors,
     "enumeration": enumeration,
+    "decisions": decisions,
+    "views": views,
     "keys": keys,
     "variables": variables,
     "python": python,

@@ -1,7 +1,7 @@
 """Record the terminal sessions of README.md, of the home page and of guides: run the commands for real, and show what
 they print.
 
-    python docs/record_session.py       # writes into README.md, guides/{sql,exact-search}.md and images/session.svg
+    python docs/record_session.py   # into README.md, guides/{sql,exact-search,documents}.md, images/session.svg
 
 The sessions run in temporary copies of ``storage/``, shown as ``~/driftline/storage``.
 """
@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -28,6 +28,7 @@ SESSION = ROOT / "docs" / "images" / "session.svg"
 README = ROOT / "README.md"
 SQL = ROOT / "docs" / "guides" / "sql.md"
 EXACT = ROOT / "docs" / "guides" / "exact-search.md"
+DOCUMENTS = ROOT / "docs" / "guides" / "documents.md"
 SQL_SOURCES = {"tasks": ("search", "deep"), "docs": ("docs", "guides")}
 """What the questions of the guide on SQL are asked about: folders, and the teams to which they
 belong; each has a folder that only its second run indexes."""
@@ -62,6 +63,7 @@ def main() -> int:
     README.write_text(BLOCK.sub(lambda _: transcript(README_COMMANDS), README.read_text(), count=1))
     SQL.write_text(answered(SQL.read_text()))
     EXACT.write_text(searched(EXACT.read_text()))
+    DOCUMENTS.write_text(extracted(DOCUMENTS.read_text()))
     SESSION.write_text(drawn())
     print(f"{README.name}, {SESSION.relative_to(ROOT)}: {len(README_COMMANDS)} and {len(COMMANDS)} commands")
     return 0
@@ -110,12 +112,36 @@ def searched(page: str) -> str:
         top = Path(temporary).resolve()
         copy_package("storage", top)
         run("driftline index storage --workspace .driftline", top)
+        return with_results(page, lambda command: run(f"{command} 2>&1", top))
 
-        def results(block: re.Match[str]) -> str:
-            commands = re.findall(r"^\$ (driftline .*)$", block[0], re.MULTILINE)
-            return "\n".join(f"$ {command}\n{run(f'{command} 2>&1', top)}" for command in commands)
 
-        return _SEARCH.sub(results, page)
+def extracted(page: str) -> str:
+    """Return the text of the guide on documents with what its search prints, run anew over a file of each format."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary).resolve() / "birds"
+        write_herons(folder)
+        run("driftline index . --archives", folder)
+        return with_results(page, lambda command: run(command, folder))
+
+
+def with_results(page: str, print_of: Callable[[str], str]) -> str:
+    """Return the text of a guide with ``print_of`` each search that it shows."""
+
+    def results(block: re.Match[str]) -> str:
+        commands = re.findall(r"^\$ (driftline .*)$", block[0], re.MULTILINE)
+        return "\n".join(f"$ {command}\n{print_of(command)}" for command in commands)
+
+    return _SEARCH.sub(results, page)
+
+
+def write_herons(folder: Path) -> None:
+    """Write a document of each format into ``folder``."""
+    sys.path.insert(0, str(ROOT))
+    from tests.support.documents import HERONS
+
+    folder.mkdir()
+    for name, content in HERONS.items():
+        (folder / name).write_bytes(content)
 
 
 def transcript(commands: Sequence[str]) -> str:
@@ -135,8 +161,15 @@ def session(commands: Sequence[str]) -> list[tuple[str, str]]:
                 folder /= command.removeprefix("cd ")
                 done.append((command, ""))
             else:
-                done.append((command, run(command, folder).replace(str(top), SHOWN_FOLDER)))
+                done.append((command, shown(run(command, folder), top)))
         return done
+
+
+def shown(output: str, top: Path) -> str:
+    """Return ``output`` with ``SHOWN_FOLDER`` in place of ``top``. Columns to the right of it stay aligned."""
+    path = re.compile(re.escape(str(top)) + r"(?P<below>\S*)(?P<gap> {2,})?")
+    padding = " " * max(0, len(str(top)) - len(SHOWN_FOLDER))
+    return path.sub(lambda m: f"{SHOWN_FOLDER}{m['below']}{m['gap'] + padding if m['gap'] else ''}", output)
 
 
 def copy_package(name: str, folder: Path) -> None:

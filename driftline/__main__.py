@@ -1,8 +1,17 @@
-"""``python -m driftline`` is the command ``driftline``."""
+"""Start the command ``driftline``, also as ``python -m driftline``."""
 
+import signal
 import sys
 
-from driftline.flows.commands.main import command_line
+
+def run() -> int:
+    """Import the command line, and run it. Until it can answer Ctrl-C, that ends the process without a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as in the background
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from driftline.flows.commands.main import command_line
+
+    return command_line()
+
 
 if __name__ == "__main__":
-    sys.exit(command_line())
+    sys.exit(run())

@@ -38,6 +38,8 @@ CI_MARKERS = (
     "BITBUCKET_BUILD_NUMBER",
 )
 """Variables by which ``driftline ci`` detects a CI system; the one that runs the tests builds none of their trees."""
+for _name in CI_MARKERS:
+    os.environ.pop(_name, None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -72,13 +74,6 @@ def git_server(tmp_path: Path) -> Iterator[GitServer]:
         yield server
 
 
-@pytest.fixture(autouse=True)
-def _outside_ci(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the variables of the CI system that runs the tests."""
-    for name in CI_MARKERS:
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def forked_workers() -> Iterator[None]:
     """Let local clusters of this process fork their workers."""
@@ -92,7 +87,7 @@ FEW_QUERIES = 6
 @pytest.fixture(autouse=True)
 def _small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let compactions measure themselves by few searches, which would take half of their time."""
-    if compact := sys.modules.get("driftline.tasks.maintenance.compact"):
+    if compact := sys.modules.get("driftline.tasks.maintenance.search_quality"):
         monkeypatch.setattr(compact, "QUERIES", FEW_QUERIES)
 
 

@@ -23,13 +23,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import cache
 from itertools import takewhile
+from types import FrameType
 from typing import Annotated, Any, BinaryIO, TextIO
 
 import typer
 
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, Interrupted, app
 from driftline.flows.output.logs import json_lines, log_levels, quiet_libraries, wants_json, writes_json
-from driftline.flows.output.plain import appearance, own_appearance, print_json, print_traceback, warn
+from driftline.flows.output.plain_text import appearance, own_appearance, print_json, print_traceback, warn
 from driftline.storage.errors import DriftlineError, OutOfMemory, StorageError, UsageError, gave_up, is_panic
 from driftline.storage.globs import is_unicode
 
@@ -71,8 +72,8 @@ COMMANDS = {
     "remove": "index",
     "fleet": "index",
     "search": "search",
-    "status": "search",
-    "sources": "search",
+    "status": "status",
+    "sources": "status",
     "grep": "grep",
     "sql": "sql",
     "agents": "agents",
@@ -122,6 +123,7 @@ def command_line() -> int:
     gc.set_threshold(_GARBAGE_THRESHOLD)
     explain_aborts(_wants_json(sys.argv[1:]))
     guard()
+    _stop_on_signals()
     try:
         code = flushed(main())
         if _STOPPED.is_set():
@@ -129,6 +131,25 @@ def command_line() -> int:
         return code
     finally:
         gc.freeze()  # spares the interpreter a last collection
+
+
+def _stop_on_signals() -> None:
+    """Raise KeyboardInterrupt on Ctrl-C, and let SIGTERM do what Ctrl-C does, unless the parent ignores them.
+
+    A run that a scheduler ends thus commits what it has, gives back its leases and stops what it has started.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.SIG_DFL:  # there is nothing to finish
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
 
 def _decode_names_as_utf8() -> None:
@@ -198,8 +219,8 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
     kept = ""
     before = list(_before_command(arguments))
     command = next(iter(arguments[len(before) :]), None)
-    load(None if "--help" in before else command)
     try:
+        load(None if "--help" in before else command)
         _check_arguments(command, arguments)
         tree = _command_tree(len(app.registered_commands), len(app.registered_groups))
         code = int(tree(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
@@ -307,7 +328,7 @@ def root(
         typer.echo(f"driftline {version_of('driftline')}")
         raise typer.Exit(DONE)
     if context.invoked_subcommand is None:
-        from driftline.flows.commands.search import orient
+        from driftline.flows.commands.status import orient
 
         raise typer.Exit(orient())
 

@@ -26,7 +26,7 @@ from typing import Any
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.storage.errors import DriftlineError, LeaseHeld, ObjectNotFound, StorageError
 from driftline.storage.layout import CONFIG, SOURCE, Kind, parse_name
-from driftline.storage.objects.backend import ObjectInfo
+from driftline.storage.model import ObjectInfo
 from driftline.storage.objects.request_counts import for_threads, tally
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.copies import CopyRecord, WorkspaceCopy

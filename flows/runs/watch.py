@@ -14,16 +14,17 @@ from dataclasses import dataclass, replace
 from watchfiles import Change, watch
 from watchfiles._rust_notify import WatchfilesRustInternalError
 
-from driftline.flows.output.reports import IndexReport, SourceReport
+from driftline.flows.output.run_reports import IndexReport, SourceReport
 from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DeletionRefused, DriftlineError, SourceNotFound, UsageError
+from driftline.storage.globs import is_unicode
 from driftline.storage.model import DocumentState
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.git.commits import MAX_CHANGED_PATHS
-from driftline.tasks.scanning.ignore import IGNORE_FILES
+from driftline.tasks.scanning.path_patterns import IGNORE_FILES
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ COMPARE_SECONDS = 600.0
 """Interval of full comparisons, for the changes that a file system does not report."""
 RETRY_SECONDS = 5.0
 _PAUSE_FACTOR = 10
-"""If a name prevents change reports, the next comparison waits this many times as long as the last one took."""
+"""If changes cannot be reported, the next comparison waits this many times as long as the last one took."""
 _POLL_MILLISECONDS = 200
 _STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
 """Files that affect the selection of others."""
@@ -115,7 +116,7 @@ class Watcher:
     def _batches(self, root: str, stop: threading.Event) -> Iterator[set[tuple[Change, str]] | None]:
         """Yield the changes in ``root``; the first batch is empty, and so are those of quiet times.
 
-        None means that anything may have changed: the folder was replaced, or a name cannot be reported.
+        None means that anything may have changed: the folder was replaced, or changes cannot be reported.
         """
         is_lost = is_reported = False
         while not stop.is_set():
@@ -133,7 +134,8 @@ class Watcher:
                     is_lost = False
             except FileNotFoundError:
                 is_lost = True
-            except WatchfilesRustInternalError as error:  # a name that is not UTF-8; such a file is never indexed
+            except (OSError, WatchfilesRustInternalError) as error:
+                # The limit of inotify, or a name that is not UTF-8, whose file is never indexed.
                 if is_lost and not is_reported:
                     log.warning("the changes in %s are not reported, so everything is compared often: %s", root, error)
                     is_reported = True
@@ -186,29 +188,32 @@ class Watcher:
 
     def _paths(self, root: str, changes: Iterable[tuple[Change, str]]) -> tuple[str, ...] | None:
         """Return the files that ``changes`` may affect, relative to ``root``; None if these may be all files."""
-        found = set[str]()
+        found, gone = set[str](), set[str]()
         for change, path in changes:
             relative = os.path.relpath(path, root).replace(os.sep, "/")
             if relative.rpartition("/")[2] in _STEERING:
                 return None
+            # A folder that was moved here or away is one change, whatever it contains, and something else may have its
+            # name now. A folder that people may enter again is one as well.
+            found.add(relative)
+            if change is Change.deleted:
+                gone.add(f"{relative}/")
             if os.path.isdir(path):
-                # A folder that was moved here is one change, whatever it contains; the deletion of a folder is one as
-                # well.
-                if change is Change.added:
-                    found.update(_files_below(root, path))
-            else:
-                found.add(relative)
-                if change is Change.deleted:
-                    found.update(self._known_below(relative))
+                found.update(_files_below(root, path))
+            elif _has_other_names(path):
+                return None
             if len(found) > MAX_CHANGED_PATHS:
                 return None
-        return tuple(sorted(name for name in found if _is_unicode(name)))
+        if gone:
+            found.update(self._known_below(gone))
+        return tuple(sorted(name for name in found if is_unicode(name)))
 
-    def _known_below(self, folder: str) -> Iterator[str]:
-        """Yield the indexed documents below ``folder``; none if it was a file."""
+    def _known_below(self, folders: Iterable[str]) -> Iterator[str]:
+        """Yield the indexed documents below ``folders``; none below what was a file."""
+        prefixes = [folder for folder in folders if is_unicode(folder)]
         workspace = Workspace.open(self.request.workspace, self.request.storage_options)
         for entity in self._entities(workspace):
-            yield from workspace.manifest(entity).read([f"{folder}/"], columns=["path"])["path"].to_pylist()
+            yield from workspace.manifest(entity).read(prefixes, columns=["path"])["path"].to_pylist()
 
     def _entities(self, workspace: Workspace) -> list[Entity]:
         root = self._root()
@@ -219,15 +224,15 @@ def _has_changed(source: SourceReport) -> bool:
     return any(count for state, count in source.states.items() if state is not DocumentState.UNCHANGED)
 
 
+def _has_other_names(path: str) -> bool:
+    """Return whether a file has hard links, whose content has changed without an event of their own."""
+    try:
+        return os.lstat(path).st_nlink > 1
+    except OSError:
+        return False
+
+
 def _files_below(root: str, folder: str) -> Iterator[str]:
     for directory, _, names in os.walk(folder):
         for name in names:
             yield os.path.relpath(os.path.join(directory, name), root).replace(os.sep, "/")
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

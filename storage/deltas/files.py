@@ -295,8 +295,4 @@ class FileReader:
             raise self._damaged(str(error).partition("\n")[0][:200]) from error
 
     def _damaged(self, why: str) -> CorruptFile:
-        return CorruptFile(
-            f"An index file is damaged ({why})",
-            self._where,
-            "Restore it, or remove the source and index it again.",
-        )
+        return CorruptFile(f"An index file is damaged ({why})", self._where, "Run 'driftline verify --repair'.")

@@ -15,21 +15,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from driftline.storage.lines.line_table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
-from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
-from driftline.storage.lines.words import (
-    distinct_terms,
-    is_constant,
-    is_paired,
-    is_spelled_as_name,
-    keywords,
-    names_in,
-    places_in,
-    terms,
-)
+from driftline.storage.lines.tokenizer import distinct_terms, is_paired, keywords, terms
 from driftline.storage.model import Embedder
 from driftline.tasks.definitions.outlines import begins_definition
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
+from driftline.tasks.search.query_form import is_constant, names_in, places_in
 from driftline.tasks.search.ranking import (
     BM25_K1,
     WEIGHTS,
@@ -254,9 +246,7 @@ IMPLEMENTS = 0.25
 HEAD_OF_FILE = 0.9
 """The share for the other lines of the first block of a file that the query names."""
 MENTION = 0.25
-"""The share of the weight of a name for a line that mentions it: a constant, or a query that is spelled as a name."""
-UNNAMED = 0.6
-"""The share for documents that do not mention the name that is the query, if others do."""
+"""The share of the weight of a name for a line that mentions it: a constant, or the only word of a query."""
 _SETS = r"^[^#(=]*\b%s\b['\"]?\s*(?::[^=]*)?:?=(?!=)|^\s*['\"]?%s['\"]?:\s"
 _ASKS_FOR_TESTS = frozenset(terms("test tests testing spec fixture mock assert"))
 
@@ -285,7 +275,7 @@ def rank(
     allowed = _allowed(candidates, only)
     best = np.flatnonzero((of_words > 0) & allowed)
     best = best[np.argsort(-of_words[best], kind="stable")][: JUDGED_LINES * max(n_windows, MIN_RESULTS)]
-    named = _named(candidates) * allowed
+    named = _named(candidates, weights) * allowed
     is_chosen = (named > 0) | (candidates.near & allowed if meaning else False)
     is_chosen[best] = True
     chosen = np.flatnonzero(is_chosen)
@@ -330,14 +320,14 @@ def _kept_shares(
 ) -> NDArray[np.float32]:
     """Return ``(n,)``: the share of relevance that each of the ``chosen`` rows keeps, by its document.
 
-    A module of tests in a source, as of Rust, is a test. If the query is a name, documents without it keep UNNAMED.
+    A module of tests in a source, as of Rust, is a test.
     """
     shares = np.where(_of_documents(candidates, is_prose), weights.text, weights.source)
     shares *= np.where(_of_documents(candidates, is_auxiliary), weights.auxiliary, 1.0)
-    if _is_one_name(candidates) and named.any():
+    if weights.unnamed < 1 and named.any():
         with_name = np.zeros(len(shares), np.bool_)
         with_name[candidates.lines.document[named > 0]] = True
-        shares *= np.where(with_name, 1.0, UNNAMED)
+        shares *= np.where(with_name, 1.0, weights.unnamed)
     of_rows = shares[candidates.lines.document[chosen]]
     if weights.source < weights.text or not _ASKS_FOR_TESTS & {*candidates.words}:  # how to test: not in a test, either
         tests = _of_documents(candidates, is_test)[candidates.lines.document[chosen]]
@@ -363,15 +353,15 @@ def _of_documents(candidates: Candidates, holds: Callable[[str], bool]) -> NDArr
     return np.fromiter((holds(path) for _, path, _ in candidates.documents), np.bool_, len(candidates.documents))
 
 
-def _named(candidates: Candidates) -> NDArray[np.float32]:
+def _named(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
     """Return ``(n,)``: 1 if a line begins a definition that the query names, half in prose, else less.
 
-    Also 1 for the lines that its places name, and for one that sets a constant.
+    Also 1 for the lines that the query locates, and for a line that sets a constant.
     """
     found = _placed(candidates)
     if not candidates.names:
         return found
-    alone = _is_one_name(candidates)  # among other words, WebSocket may be a subject
+    alone = weights.unnamed < 1  # among other words, WebSocket may be a subject
     for name in candidates.names if alone else filter(is_constant, candidates.names):
         holding = (at for at, text in enumerate(candidates.texts) if name in text)
         sets, mentions = (re.compile(pattern.replace("%s", re.escape(name))) for pattern in (_SETS, r"\b%s\b"))
@@ -385,14 +375,8 @@ def _named(candidates: Candidates) -> NDArray[np.float32]:
     return found
 
 
-def _is_one_name(candidates: Candidates) -> bool:
-    """Return whether the query is one name, and spelled as only names are."""
-    names = candidates.names
-    return len(names) == 1 and is_spelled_as_name(names[0]) and {*candidates.words} <= {*terms(names[0])}
-
-
 def _placed(candidates: Candidates) -> NDArray[np.float32]:
-    """Return ``(n,)``: 1 for a line that the query names by its place and for the first of a file that it names.
+    """Return ``(n,)``: 1 for a line that the query locates, and for the first line of a file that it names.
 
     The lines around that first one get less, so that a result shows how the file begins.
     """
@@ -400,7 +384,8 @@ def _placed(candidates: Candidates) -> NDArray[np.float32]:
     lines = candidates.lines
     for path, line in candidates.places:
         for document, (_, own, _) in enumerate(candidates.documents):
-            if not (f"/{own}".endswith(f"/{path.lstrip('/')}") or ("/" in own and path.endswith(f"/{own}"))):
+            is_named = f"/{own}".lower().endswith(f"/{path.lstrip('/')}".lower())
+            if not (is_named or ("/" in own and path.endswith(f"/{own}"))):
                 continue
             of_file = np.flatnonzero(lines.document == document)
             away = np.abs(lines.number[of_file] - (line - 1 if line else 0))

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.lance.errors import without_panic
-from driftline.storage.lines.exact import Packs, allowed, packs_of, texts
-from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lance.retries import without_panic
+from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.line_queries import LineQuery
 from driftline.storage.lines.outline import Definition, parts_of_name
-from driftline.storage.lines.patterns import Pattern, quoted
-from driftline.storage.lines.queries import LineQuery
+from driftline.storage.lines.packs import Packs, allowed, packs_of, texts
+from driftline.storage.lines.regex_patterns import Pattern, quoted
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Match, counted
 from driftline.tasks.search.filters import LineKinds, line_filter, relative_to_sources
@@ -47,8 +47,8 @@ from driftline.tasks.search.hits import (
     symbol_of,
 )
 from driftline.tasks.search.links import SourceRecords
-from driftline.tasks.search.query import ExactCounts, SearchReport, answer, nothing_indexed, tables_of
 from driftline.tasks.search.request import Explanation, SearchRequest, is_auxiliary, is_prose, is_test
+from driftline.tasks.search.search import ExactCounts, SearchReport, answer, nothing_indexed, tables_of
 from driftline.tasks.text import rows_of_line
 
 MAX_SECONDS = 30.0
@@ -56,7 +56,7 @@ MAX_SECONDS = 30.0
 MAX_RANKED = 10_000
 """Matching lines among which words choose."""
 RANKED_WINDOWS = 200
-"""The number of windows found by words in which matching lines are ranked."""
+"""Number of windows, found by words, in which to rank matching lines."""
 MAX_PATHS_IN_FILTER = 1_000
 """Up to this many matching documents become the filter of a ranked search; its results are filtered otherwise."""
 MAX_FACET_PACKS = 300

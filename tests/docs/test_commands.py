@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.documents import HERONS
 from tests.support.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,6 +219,20 @@ def test_each_exact_search_of_the_guide_prints_what_it_shows() -> None:
     )
     assert len(shown) == 3
     assert shown == now
+
+
+def test_the_guide_on_documents_shows_each_format_with_its_anchor(
+    tmp_path: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``python docs/record_session.py`` writes it anew."""
+    recorder = the_recorder()
+    recorder.write_herons(tmp_path / "birds")
+    monkeypatch.chdir(tmp_path / "birds")
+    driftline("index", ".", "--archives")
+    page = recorder.DOCUMENTS.read_text()
+    now = recorder.with_results(page, lambda command: driftline(*shlex.split(command)[1:]).out)
+    assert now == page
+    assert all(f"\n{name}" in page for name in HERONS)
 
 
 def the_recorder() -> Any:

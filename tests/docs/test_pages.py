@@ -129,7 +129,7 @@ def test_an_unrecorded_figure_is_found() -> None:
 
 def test_a_page_that_explains_a_key_that_the_code_lacks_is_refused() -> None:
     module = hooks()
-    part = "<!-- generated: keys driftline.flows.config.schema:SourceTable\nurl: A folder.\n-->"
+    part = "<!-- generated: keys driftline.flows.config.toml_schema:SourceTable\nurl: A folder.\n-->"
     with pytest.raises(module.StalePage, match=r"'url'"):
         module.fill(part)
     part = "<!-- generated: enumeration driftline.storage.model:SkipReason\nBINARY: Not text.\nBINARIES: Not text.\n-->"
@@ -144,7 +144,7 @@ def test_a_generated_part_ends_with_its_comment() -> None:
 
 def test_every_kind_of_error_has_an_entry_in_troubleshooting() -> None:
     page = (DOCS / "operate" / "troubleshooting.md").read_text()
-    entries = dict(re.findall(r"^### \w+ \{#(\w+)\}\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+    entries = dict(re.findall(r"^### ([a-z_]+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
     from_the_command_line = {"interrupted", "unexpected"}
     assert set(entries) == set(hooks().error_kinds()) | from_the_command_line
     for kind, entry in entries.items():
@@ -210,7 +210,7 @@ def test_the_design_lists_every_package() -> None:
 
 def test_every_decision_record_is_in_the_index_and_in_the_navigation() -> None:
     folder = DOCS / "how-it-works" / "decisions"
-    index, navigation = (folder / "index.md").read_text(), (ROOT / "mkdocs.yml").read_text()
+    index, navigation = hooks().fill((folder / "index.md").read_text()), (ROOT / "mkdocs.yml").read_text()
     for record in folder.glob("[0-9]*.md"):
         if record.name != "0000-template.md":
             assert f"({record.name})" in index

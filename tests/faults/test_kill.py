@@ -134,15 +134,17 @@ def test_the_batch_of_a_killed_worker_is_repeated(tmp_path: Path, tiny_model: Pa
     assert look(opened.objects, lease_path(ENTITY)).failures  # tells cleanup of the files of the killed worker
 
 
-@pytest.mark.parametrize("executor", ["inline", "local"])
+@pytest.mark.parametrize(
+    ("executor", "number"), [("inline", signal.SIGINT), ("local", signal.SIGINT), ("local", signal.SIGTERM)]
+)
 def test_an_interrupted_run_reports_its_commits_and_the_next_one_continues(
-    tmp_path: Path, tiny_model: Path, executor: str
+    tmp_path: Path, tiny_model: Path, executor: str, number: signal.Signals
 ) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "workspace"
-    for number in range(200):
-        target = tree / str(number % 7) / f"file{number}.txt"
+    for file in range(200):
+        target = tree / str(file % 7) / f"file{file}.txt"
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text("\n".join(WORDS[number : number + 20]))
+        target.write_text("\n".join(WORDS[file : file + 20]))
         target.with_suffix(".bin").write_bytes(b"\0\1")  # looked at, but no document
     arguments = command(tree, workspace, tiny_model, "--executor", executor, "--workers", "2")
     process = ForkedProgram(
@@ -150,11 +152,17 @@ def test_an_interrupted_run_reports_its_commits_and_the_next_one_continues(
     )
     coordinator = psutil.Process(process.pid)
     until(lambda: stands_still(coordinator), "the second commit", unless=lambda: ended(process))
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    workers = coordinator.children(recursive=True)
+    if number is signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+    else:
+        process.send_signal(number)  # as a scheduler does
     coordinator.resume()
     output, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, json.loads(output)["error"]) == (3, "interrupted"), errors
     assert "Traceback" not in errors
+    psutil.wait_procs(workers, PATIENCE_SECONDS)
+    assert not any(map(psutil.Process.is_running, workers))
     kept = re.search(r"has committed (\d+) documents with .* stay: run the same command again", output)
     assert kept is not None, output
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import driftline
-from driftline.flows.output.run_series import searches_table
+from driftline.flows.output.run_history import searches_table
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.search import find as served
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.lines.filters import LineFilter
-from driftline.storage.lines.patterns import MAX_PATTERN_CHARACTERS, Pattern
+from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS, Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import (
     MAX_FACET_PACKS,
@@ -30,8 +30,8 @@ from driftline.tasks.search.exact import (
     open_tables,
     search_exactly,
 )
-from driftline.tasks.search.query import ExactCounts, SearchReport
 from driftline.tasks.search.request import SearchRequest
+from driftline.tasks.search.search import ExactCounts, SearchReport
 from driftline.tasks.text import decode, split_lines
 
 FILES: dict[str, bytes] = {

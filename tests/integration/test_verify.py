@@ -22,7 +22,7 @@ from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.model import ManifestRow, new_ulid
 from driftline.storage.objects.store import ObjectStore
-from driftline.tasks.maintenance.verify import FindingKind
+from driftline.tasks.maintenance.verify_documents import FindingKind
 from tests.support.leftovers import ENTITY, Corner, make_corner
 from tests.support.oracle import save_tiny_model
 
@@ -207,6 +207,19 @@ def test_a_damaged_lease_is_found(local: Corner) -> None:
     assert found(check(local)) == {(FindingKind.UNREADABLE, lease_path(ENTITY))}
 
 
+def test_a_restored_configuration_names_the_model_of_this_host(
+    local: Corner, tiny_model: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, at = Path(local.uri, "_workspace.json"), ("--workspace", local.uri)
+    config.unlink()
+    assert driftline("verify", "--repair", *at).code == 0
+    assert "does not name its embedding model" in driftline("search", "word7", *at).err
+    config.unlink()
+    monkeypatch.setenv("DRIFTLINE_MODEL", str(tiny_model))
+    assert driftline("verify", "--repair", *at).code == 0
+    assert driftline("search", "word7", *at).code == 0
+
+
 def test_a_newer_format_is_not_damage(local: Corner) -> None:
     path = Path(local.uri, ENTITY.directory, "_source.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
@@ -224,13 +237,14 @@ def test_an_index_that_misses_lines_is_detected_and_rebuilt(local: Corner, monke
     assert check(local).findings == []
     # An index of the wrong rows, from a table in which every path differs.
     with monkeypatch.context() as patch:
-        from driftline.storage.lines import inventory
+        from driftline.storage.lines import line_counts
 
-        patch.setattr("driftline.tasks.maintenance.verify.survived", operator.call)  # in this process, which is patched
-        original = inventory._finds
+        # In this process, which is patched:
+        patch.setattr("driftline.tasks.maintenance.verify_documents.survived", operator.call)
+        original = line_counts._finds
         lost = {local.table.open().version}
         patch.setattr(
-            inventory,
+            line_counts,
             "_finds",
             lambda at, counts, name, line: (
                 original(at, counts, name, line) and not (name == "path_idx" and at.version in lost)

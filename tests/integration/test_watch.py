@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import driftline as dl
-from driftline.flows.output.reports import IndexReport
+from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs import watch
 from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest
@@ -98,6 +98,29 @@ def test_saved_moved_and_deleted_files_are_indexed(watching: Watching, tree: Pat
     assert watching.errors == []
 
 
+def test_a_file_or_folder_of_the_same_name_replaces_another(watching: Watching, tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/c.md").write_text("the third line\n")
+    (tree / "b.md").unlink()  # a file becomes a folder
+    (tmp_path / "other").rename(tree / "b.md")
+    until(lambda: watching.paths() == {"sub/a.md", "b.md/c.md"})
+    (tree / "sub").rename(tmp_path / "before")  # a folder another folder
+    (tree / "b.md").rename(tree / "sub")
+    until(lambda: watching.paths() == {"sub/c.md"})
+    shutil.rmtree(tree / "sub")  # and a folder a file
+    save(tree / "sub", "the fourth line\n")
+    until(lambda: watching.paths() == {"sub"})
+
+
+def test_a_file_that_changes_under_its_other_name_is_indexed(watching: Watching, tree: Path, tmp_path: Path) -> None:
+    (tree / "link.md").hardlink_to(tree / "b.md")
+    until(lambda: "link.md" in watching.paths())
+    with (tree / "link.md").open("a") as file:
+        file.write("a zebra crosses\n")
+    crossing = "SELECT path FROM lines WHERE text LIKE '%zebra%'"
+    until(lambda: len(dl.sql(watching.workspace, crossing)) == 2)
+
+
 def test_a_changed_ignore_file_causes_a_full_comparison(watching: Watching, tree: Path) -> None:
     (tree / ".gitignore").write_text("sub/\n")
     until(lambda: "sub/a.md" not in watching.paths())
@@ -126,6 +149,20 @@ def test_a_name_that_is_not_utf8_does_not_end_it(
     (tree / "d.md").write_text("a giraffe crosses\n")
     until(lambda: "d.md" in watching.paths())
     assert watching.errors == []
+
+
+def test_changes_are_found_beyond_the_limit_of_inotify(
+    tree: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> Iterator[set[tuple[object, str]]]:
+        raise OSError('OS file watch limit reached. about ["tree"] (Error { kind: MaxFilesWatch, paths: ["tree"] })')
+
+    monkeypatch.setattr(watch, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(watch, "watch", refused)
+    watching = Watching(tree, tmp_path / "ws", tiny_model)
+    save(tree / "c.md", "a zebra crosses\n")
+    until(lambda: "c.md" in watching.paths())
+    watching.stop()
 
 
 @pytest.mark.parametrize("kind", ["moved", "deleted"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import zipfile
@@ -206,3 +207,32 @@ DOCUMENTS: dict[str, bytes] = {
     "a.vtt": VTT,
 }
 """One of each format, by name."""
+
+HERONS: dict[str, bytes] = {
+    "archive.zip": archive({"ponds/north.pdf": pdf(("No heron today.",))}),
+    "book.epub": epub(intro='<h1 id="start">The heron year</h1>'),
+    "counts.ods": opendocument(
+        "spreadsheet",
+        '<table:table table:name="Ponds"><table:table-row>'
+        + "".join(f"<table:table-cell><text:p>{each}</text:p></table:table-cell>" for each in ("heron", "12 nests"))
+        + "</table:table-row></table:table>",
+    ),
+    "counts.xlsx": xlsx('<row r="7"><c r="B7" t="s"><v>0</v></c><c r="C7"><v>12</v></c></row>', strings=("heron",)),
+    "diary.txt.gz": gzip.compress(b"Monday\nA heron at the weir.\n", mtime=0),
+    "film.srt": b"1\n00:01:30,000 --> 00:01:32,000\nThe heron strikes.\n",
+    "film.vtt": b"WEBVTT\n\n02:10.000 --> 02:12.000\nA heron swallows.\n",
+    "guide.html": b'<html><body><h1>Birds</h1><h2 id="waders">Waders</h2><p>Herons stand still.</p></body></html>',
+    "handbook.pdf": pdf(("Storks",), ("Count heron nests at dawn.",)),
+    "letter.odt": opendocument("text", "<text:p>The heron is back.</text:p>"),
+    "list.mbox": MAILBOX.replace(b"A crake", b"A heron"),
+    "notes.rtf": rb"{\rtf1\ansi A heron at the caf\'e9\par}",
+    "reply.eml": b"From: ann@example.org\nSubject: Ponds\n\nThe heron prefers ours.\n",
+    "report.docx": docx(paragraph("Results", "Heading1") + table(("heron", "12 nests"))),
+    "survey.ipynb": notebook(("markdown", "# Survey"), ("code", "nests = 12  # heron")),
+    "talk.odp": opendocument(
+        "presentation",
+        "".join(f"<draw:page><text:p>{each}</text:p></draw:page>" for each in ("Storks", "A heron nests in trees")),
+    ),
+    "talk.pptx": pptx("Storks", "Nests", notes={2: "Show the heron here."}),
+}
+"""The folder of the guide: each file has one line about herons."""

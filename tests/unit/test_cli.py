@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,9 @@ import pytest
 from typer.models import CommandInfo
 
 from driftline.flows.commands import main as cli
-from driftline.flows.commands import search
+from driftline.flows.commands import status
 from driftline.flows.commands.app import app
-from driftline.flows.output import plain
+from driftline.flows.output import plain_text
 from driftline.storage.errors import DeletionRefused, StorageError, UnknownScheme, UsageError
 
 HEAVY = ("prefect", "distributed", "dask", "lance", "pyarrow", "numpy", "model2vec", "sqlalchemy", "pydantic")
@@ -34,7 +35,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def failing(*_: Any) -> str:
         raise error
 
-    monkeypatch.setattr(search, "workspace_for_reading", failing)
+    monkeypatch.setattr(status, "workspace_for_reading", failing)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +174,28 @@ def test_the_command_line_starts_without_heavy_libraries() -> None:
     assert found.stdout.strip() == "[]"
 
 
+def test_an_interrupt_before_a_command_begins_shows_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "typer.py").write_text("import time; print('importing', flush=True); time.sleep(900)")
+    environment = dict(os.environ) | {"PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "driftline"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate() == (b"", b"")
+    assert process.returncode == -signal.SIGINT
+
+    def interrupted(_: str | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "load", interrupted)
+    assert cli.main(["status"]) == 3
+    assert "run the same command again" in capsys.readouterr().err
+
+
 def test_each_command_is_in_the_module_that_is_loaded_for_it() -> None:
     cli.load()
     modules: dict[str, str] = {}
@@ -236,16 +259,16 @@ def test_every_command_takes_the_options_of_output(command: str, capsys: pytest.
 def test_output_options_may_precede_or_follow_the_command(
     arguments: list[str], quiet: bool, verbose: int, color: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[plain.Appearance] = []
+    seen: list[plain_text.Appearance] = []
 
     def stop(*_: Any) -> str:
-        seen.append(plain.appearance())
+        seen.append(plain_text.appearance())
         raise UsageError("enough")
 
-    monkeypatch.setattr(search, "workspace_for_reading", stop)
+    monkeypatch.setattr(status, "workspace_for_reading", stop)
     assert cli.main(arguments) == 2
-    assert seen == [plain.Appearance(quiet, verbose, color)]
-    assert plain.appearance() == plain.Appearance()
+    assert seen == [plain_text.Appearance(quiet, verbose, color)]
+    assert plain_text.appearance() == plain_text.Appearance()
 
 
 def test_an_unknown_color_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,7 +285,7 @@ def test_a_verbose_command_says_what_has_caused_a_failure(
         except OSError as error:
             raise StorageError("The store does not answer", "s3://x") from error
 
-    monkeypatch.setattr(search, "workspace_for_reading", failing)
+    monkeypatch.setattr(status, "workspace_for_reading", failing)
     for option, count in (("-v", 1), ("-q", 0)):
         assert cli.main(["status", option]) == 3
         assert capsys.readouterr().err.count("caused by OSError: no route to the host") == count

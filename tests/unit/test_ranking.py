@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from driftline.storage.lines.words import QueryForm, query_form, terms
+from driftline.storage.lines.tokenizer import terms
 from driftline.tasks.search import ranking
 from driftline.tasks.search.hits import Window, arranged
+from driftline.tasks.search.query_form import QueryForm, query_form
 from driftline.tasks.search.ranking import (
     WEIGHTS,
     CandidateLines,
@@ -246,7 +247,9 @@ def test_long_queries_and_sentences_describe_one_location_and_let_files_decide_l
 @pytest.mark.parametrize(
     ("query", "form"),
     [
-        ("Session.get", "phrase"),
+        ("Session.get", "name"),
+        ("RETRY_LIMIT", "name"),
+        ("session", "phrase"),
         ("request retry and backoff", "phrase"),
         ("where is the token refreshed", "question"),
         ("does a lease expire?", "question"),
@@ -278,7 +281,7 @@ def test_long_queries_and_sentences_describe_one_location_and_let_files_decide_l
         ("", "phrase"),
     ],
 )
-def test_a_query_is_a_phrase_a_question_or_a_sentence(query: str, form: QueryForm) -> None:
+def test_a_query_is_a_name_a_phrase_a_question_or_a_sentence(query: str, form: QueryForm) -> None:
     assert query_form(query) == form
 
 
