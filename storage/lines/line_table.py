@@ -33,7 +33,7 @@ from driftline.storage.lance.lance_table import (
 )
 from driftline.storage.lance.retries import with_indexes, write_failed
 from driftline.storage.lines.outline import OUTLINE_COLUMN
-from driftline.storage.objects.retries import Range
+from driftline.storage.model import Range
 
 if TYPE_CHECKING:
     from lance import FragmentMetadata, LanceDataset, LanceFragment

@@ -221,9 +221,8 @@ def arranged(
         return list(windows)
     limit = weights.question_words if form in ("question", "usage") else weights.phrase_words
     least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
-    of_words = best
-    if form == "name":  # its definition says nothing about how well names of files match
-        of_words = max((window.score for window in windows if not window.named), default=best)
+    # The definition of the name that is the query says nothing about how well names of files match.
+    of_words = max((each.score for each in windows if not each.named), default=best) if form == "name" else best
     of_file: dict[tuple[str, str], float] = defaultdict(float)
     for window in windows:
         of_file[window.file] += window.score - least

@@ -67,8 +67,9 @@ def places_in(query: str) -> list[tuple[str, int | None]]:
 def query_form(query: str) -> QueryForm:
     """Return whether ``query`` is a name, a phrase, a question or a sentence.
 
-    A name is the only word, and spelled as only names are: getUser, get_user, Session.get, but not user. Keywords name a subject, and so do questions; a sentence with an article, as in a doc comment, describes one item.
-    "usage" is a question about how to use something, what it is, or why.
+    A name is the only word, and spelled as only names are: getUser, get_user, Session.get, but not user. Keywords name
+    a subject, and so do questions; a sentence with an article, as in a doc comment, describes one item. "usage" is a
+    question about how to use something, what it is, or why.
 
     >>> query_form("retry backoff"), query_form("how is the cache flushed"), query_form("Return the path of a lease")
     ('phrase', 'question', 'sentence')

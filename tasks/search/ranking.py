@@ -45,8 +45,8 @@ class Weights:
     line that begins one, ``name`` for one that begins a definition that the query names.
 
     A line keeps the share ``test`` of its relevance in a test, unless the query is about tests, ``text`` in prose,
-    ``source`` in anything else, and ``auxiliary`` in a file that repeats, lists or illustrates others, ``unnamed`` in one without the name that is the query,
-    if others have it.
+    ``source`` in anything else, ``auxiliary`` in a file that repeats, lists or illustrates others, and ``unnamed`` in
+    one without the name that is the query, if others have it.
 
     Windows gain shares of the best score: ``file`` for the best window of the file with most windows, less for other
     files; ``stem`` for a file name with all words of the query, or a share of it; ``whole_stem`` for a file name that
