@@ -158,13 +158,16 @@ def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> ND
     low = vector.min()
     steps = (2**QUERY_BITS - 1) / max(vector.max() - low, 1e-9)
     levels = np.rint((vector - low) * steps).astype(np.uint8)
-    counts = sum(map(np.bitwise_count, signs), np.zeros(signs.shape[1], np.uint32))
-    products = np.float32(low * steps) * counts
+    products = np.float32(low * steps) * _counts(signs)
     for bit in range(QUERY_BITS):
-        plane = _packed((levels >> bit & 1).astype(np.bool_)[None]).view(np.uint64)[0]
-        common = (np.bitwise_count(word & mask) for word, mask in zip(signs, plane, strict=True))
-        products += np.float32(1 << bit) * sum(common, np.zeros(signs.shape[1], np.uint16))
+        plane = _packed((levels >> bit & 1).astype(np.bool_)[None]).view(np.uint64).T
+        products += np.float32(1 << bit) * _counts(signs & plane)
     return np.asarray(products, np.float32)
+
+
+def _counts(sets: NDArray[np.uint64]) -> NDArray[np.uint16]:
+    """Return ``(n,)``: the number of bits in each of ``sets``, ``(w, n)``."""
+    return np.asarray(np.bitwise_count(sets).sum(axis=0, dtype=np.uint16), np.uint16)
 
 
 _CODES: LRUCache[str, BlockCodes] = LRUCache(512 * 2**20, lambda codes: codes.nbytes)

@@ -7,7 +7,7 @@ filter of its trigrams, which rules out most packs that cannot match without rea
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -131,11 +131,17 @@ class Packs:
         """Return their size in memory."""
         return int(self.rows.nbytes) + sum(positions.nbytes + grams.nbytes for positions, grams in self.filters)
 
-    def of(self, entity: str, path: str) -> tuple[list[int], list[int]]:
-        """Return the first lines of the packs of a document, in order, and their row ids."""
-        rows = self.rows.filter(pc.and_(pc.equal(self.rows["path"], path), pc.equal(self.rows["entity"], entity)))
-        rows = rows.select(["line", "_rowid"]).sort_by("line")
-        return rows["line"].to_pylist(), rows["_rowid"].to_pylist()
+    def of(self, documents: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[list[int], list[int]]]:
+        """Return the first lines of the packs of ``documents``, entities and paths, in order, and their row ids."""
+        paths = pa.array([path for _, path in documents], pa.string())
+        rows = self.rows.filter(pc.is_in(self.rows["path"], value_set=paths)).sort_by("line")
+        found: dict[tuple[str, str], tuple[list[int], list[int]]] = {document: ([], []) for document in documents}
+        columns = (rows[name].to_pylist() for name in ("entity", "path", "line", "_rowid"))
+        for entity, path, line, row in zip(*columns, strict=True):
+            if (of_document := found.get((entity, path))) is not None:
+                of_document[0].append(line)
+                of_document[1].append(row)
+        return found
 
     def may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
         """Return ``(n,)``: whether each pack may hold a literal of every clause."""
@@ -157,9 +163,8 @@ class Packs:
 
 
 def _hold(filters: NDArray[np.uint8], size: int, literal: bytes) -> NDArray[np.bool_]:
-    hashes = np.unique(_hashes(literal)) & np.uint32(size - 1)
     left = np.ones(len(filters), np.bool_)
-    for each in hashes.tolist():
+    for each in {*(_hashes(literal) & np.uint32(size - 1)).tolist()}:
         left &= (filters[:, each >> 3] >> (each & 7) & 1).astype(np.bool_)
     return left
 
@@ -180,7 +185,7 @@ def packs_of(query: LineQuery) -> Packs:
         columns = ["entity", "path", "hash", PACK_LINE_COLUMN, GRAMS_COLUMN]
         rows = _scan(query, columns, f"{PACK_LINE_COLUMN} IS NOT NULL").combine_chunks()
         sizes = pc.binary_length(rows[GRAMS_COLUMN]).to_numpy()
-        filters = tuple(_together(rows, sizes, size) for size in np.unique(sizes).tolist())
+        filters = tuple(_together(rows, sizes, size) for size in sorted({*sizes.tolist()}))
         renamed = rows.drop_columns([GRAMS_COLUMN]).rename_columns({PACK_LINE_COLUMN: "line"})
         paths, entities = (rows[name].combine_chunks().dictionary_encode() for name in ("path", "entity"))
         documents = paths.indices.to_numpy().astype(np.int64) * len(entities.dictionary) + entities.indices.to_numpy()
@@ -193,7 +198,8 @@ def packs_of(query: LineQuery) -> Packs:
 
 def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     positions = np.flatnonzero(sizes == size)
-    joined = b"".join(rows[GRAMS_COLUMN].take(pa.array(positions)).to_pylist())
+    # Of a list: for an array, Arrow imports numpy.ma, as np.unique does, which takes longer than a search.
+    joined = b"".join(rows[GRAMS_COLUMN].take(pa.array(positions.tolist(), pa.int64())).to_pylist())
     return positions, np.frombuffer(joined, np.uint8).reshape(len(positions), size)
 
 
@@ -205,11 +211,26 @@ def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
     return np.asarray(pc.is_in(found.rows["_rowid"], value_set=rows["_rowid"].combine_chunks()).to_numpy())
 
 
-def texts(query: LineQuery, rows: Sequence[int]) -> pa.StringArray:
-    """Return the texts of packs by their row ids, in this order."""
-    ids = pa.array(rows, pa.uint64())
-    found = _scan(query, [PACK_COLUMN], f"_rowid IN ({', '.join(map(str, rows))})").combine_chunks()
-    return found[PACK_COLUMN].combine_chunks().take(pc.index_in(ids, value_set=found["_rowid"].combine_chunks()))
+_TEXTS: LRUCache[tuple[str | int, ...], pa.StringArray] = LRUCache(64 * 2**20, lambda text: text.nbytes)
+"""Packs that this process has read, by version and row id: those with most trigrams are read again and again."""
+
+
+def texts(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
+    """Return the texts of packs, each of a query and a row id, in this order."""
+    keys = [(*query.exact_version, row) for query, row in packs]
+    with _PACKS_AT_ONCE:
+        known = {key: text for key in keys if (text := _TEXTS.get(key)) is not None}
+    for query in {id(query): query for query, _ in packs}.values():
+        missing = [row for key, (of, row) in zip(keys, packs, strict=True) if of is query and key not in known]
+        if not missing:
+            continue
+        found = _scan(query, [PACK_COLUMN], f"_rowid IN ({', '.join(map(str, missing))})")
+        column = found[PACK_COLUMN].combine_chunks()
+        read = {(*query.exact_version, row): column.take([at]) for at, row in enumerate(found["_rowid"].to_pylist())}
+        known |= read
+        with _PACKS_AT_ONCE:
+            _TEXTS.update((key, text) for key, text in read.items() if text.nbytes <= _TEXTS.maxsize)
+    return pa.concat_arrays([known[key] for key in keys])
 
 
 def lines_of_document(query: LineQuery, entity: str, path: str, first: int, last: int) -> list[str]:

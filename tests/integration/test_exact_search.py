@@ -101,6 +101,14 @@ def some_patterns() -> Iterator[str]:
         yield chance.choice((joined, f"({joined})+", f"{joined}|{other}", f"^{joined}", f"{joined}$"))
 
 
+def test_a_pack_is_read_once_for_all_searches(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = found(workspace, Pattern.of("csrf_"))
+    scanned: list[str] = []
+    monkeypatch.setattr("driftline.storage.lines.packs._scan", lambda query, columns, where: scanned.extend(columns))
+    assert found(workspace, Pattern.of("csrf_")) == before
+    assert not scanned
+
+
 @pytest.mark.parametrize("ignore_case", [False, True], ids=["with case", "without case"])
 def test_every_line_that_matches_is_found(workspace: Workspace, tree: Path, ignore_case: bool) -> None:
     flags = re.ASCII if not ignore_case else re.IGNORECASE
