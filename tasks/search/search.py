@@ -50,7 +50,7 @@ from driftline.tasks.search.links import SourceRecords
 from driftline.tasks.search.query_form import QueryForm, names_in, places_in, query_form
 from driftline.tasks.search.ranking import WEIGHTS, WEIGHTS_OF_FORMS, FoundLine
 from driftline.tasks.search.relevance import Calibration
-from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest, without_empty
+from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest
 from driftline.tasks.search.rerank import (
     JOINED_WINDOWS,
     DeepSearch,
@@ -174,16 +174,6 @@ class SearchReport:
     def _repr_html_(self) -> str:
         rows = [(f"{hit.path}:{hit.line}", f"{hit.score:.2f}", hit.text) for hit in self.results]
         return html_table(("line", "score", "text"), rows) + html_table(("notes",), [(note,) for note in self.notes])
-
-
-def search_workspace(
-    workspace_uri: str, query: str, *, storage_options: Mapping[str, Any] | None = None, **options: Any
-) -> SearchReport:
-    """Like ``search``, in the workspace at a URI; an empty filter means no filter. Needs only read access.
-
-    Raises WorkspaceNotFound, and the errors of ``search``.
-    """
-    return answer(Workspace.open(workspace_uri, storage_options), SearchRequest.of(query, without_empty(options)))
 
 
 @without_panic()
