@@ -123,9 +123,9 @@ def web(
         server = web_server(reader, host, port, exposure, _tools(reader), hooks := _hooks(target))
         searching.start(newest())
         searches.append(searching)
-        warn(f"serving {server.url}")
-        _prepare_in_background(reader)
         with _indexing(hooks, opened if watch else None), suppress(KeyboardInterrupt):
+            warn(f"serving {server.url}")
+            _prepare_in_background(reader)
             server.run()  # until a signal
     return DONE
 

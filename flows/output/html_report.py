@@ -114,7 +114,8 @@ def line_plot(
         if not (even_one and drawn):
             return ""
         first, last = first - HALF_HOUR_SECONDS, last + HALF_HOUR_SECONDS
-    step = _tick(max(value for line in drawn for _, value in line.points))
+    values = [value for line in drawn for _, value in line.points]
+    step = max(_tick(max(values)), 1.0 if all(value.is_integer() for value in map(float, values)) else 0.0)
     top = step * _TICKS
 
     def to_pixels(moment: datetime, value: float) -> tuple[float, float]:

@@ -203,3 +203,5 @@ def test_a_plot_holds_every_point_within_its_frame_and_survives_any_name() -> No
         assert 0 <= float(circle.attrib["cy"]) <= 220
     assert float(circles[1].attrib["cy"]) < float(circles[2].attrib["cy"]) < float(circles[0].attrib["cy"])
     assert line_plot("nothing", [Series("none", [])]) == ""
+    counts = [(START + timedelta(hours=hour), float(hour)) for hour in range(2)]
+    assert ">0.25<" not in line_plot("counts have whole ticks", [Series("deltas", counts)])
