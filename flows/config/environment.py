@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from driftline.storage.defaults import expanded
 from driftline.storage.errors import UsageError
 
 HOME_VARIABLE = "DRIFTLINE_HOME"
@@ -59,7 +60,7 @@ def local_path(uri: str) -> Path | None:
     match = _URI.fullmatch(uri)
     if match is None:
         is_remote = _OF_HOST.match(uri) is not None and not os.path.lexists(uri)
-        return None if is_remote else Path(uri).expanduser()
+        return None if is_remote else expanded(uri)
     return Path(match["rest"]) if match["scheme"].lower() in _LOCAL_SCHEMES else None
 
 
@@ -73,8 +74,8 @@ def absolute_workspace(workspace: str, cwd: Path, home: str) -> str:
         if not is_plain_name(name):
             fix = f"A name has letters, digits, - and _; for a folder, write ./{workspace}"
             raise UsageError("Not a valid workspace name", workspace, fix)
-        return str((cwd / Path(home).expanduser() / name).absolute())
-    return workspace if _URI.fullmatch(workspace) else str((cwd / Path(workspace).expanduser()).resolve())
+        return str((cwd / expanded(home) / name).absolute())
+    return workspace if _URI.fullmatch(workspace) else str((cwd / expanded(workspace)).resolve())
 
 
 def is_plain_name(workspace: str) -> bool:

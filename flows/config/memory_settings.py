@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from driftline.flows.config.environment import DATABASE_VARIABLE, Environment
 from driftline.flows.config.locate import workspace_named
 from driftline.flows.config.toml_file import memory_table_for
-from driftline.storage.defaults import DEFAULT_MAX_DELTAS, DEFAULT_REDACTION, Redaction
+from driftline.storage.defaults import DEFAULT_MAX_DELTAS, DEFAULT_REDACTION, Redaction, expanded
 from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import ROOT_ID, Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntity, CatalogError, UsageError
@@ -190,7 +190,7 @@ def load_memory_configuration(
     if path is None and settings is not None:
         found = merged(found, _resolve(settings, variables, where))
     elif where:
-        found = merged(found, _read(Path(where).expanduser(), variables))
+        found = merged(found, _read(expanded(where), variables))
     for variable, keys in VARIABLES.items():
         if variables.get(variable) and variable not in without:
             found = merged(found, _nested(keys, variables[variable]))

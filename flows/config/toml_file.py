@@ -40,7 +40,7 @@ from driftline.flows.config.secret_references import (
     resolve_secret,
     without_reference,
 )
-from driftline.storage.defaults import Redaction
+from driftline.storage.defaults import Redaction, expanded
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.sources.discovery import OWNERS, TEMPLATE, Host, OwnerKind, Selection, check_template
@@ -214,7 +214,7 @@ def find_config(given: str | os.PathLike[str] | None, environment: Environment |
     environment = environment or Environment.current()
     named = given or environment.environ.get(CONFIG_VARIABLE)
     if named:
-        path = (environment.cwd / Path(named).expanduser()).resolve()
+        path = (environment.cwd / expanded(named)).resolve()
         if not path.is_file():
             fix = f"Check the path in {'--config' if given else CONFIG_VARIABLE}."
             raise UsageError("The configuration file does not exist", str(path), fix)
@@ -400,7 +400,7 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         for name, table in parsed.workspaces.items()
     }
     model = parsed.model
-    if model is not None and (file.parent / Path(model).expanduser()).is_dir():
+    if model is not None and os.path.isdir(file.parent / expanded(model)):
         model = absolute_uri(model, file.parent)
     return Configuration(
         file,
@@ -445,9 +445,10 @@ def _hooks(table: HooksTable | None, where: str) -> HookSettings | None:
 
 
 def _memory(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    catalog = table.get("catalog")
-    if isinstance(catalog, dict):
-        check_catalog(str(catalog.get("url") or ""), where)
+    for name in ("catalog", "index"):  # parts of which deployments read, too
+        if not isinstance(table.get(name, {}), dict):
+            raise UsageError(f"{name} is not a table", where, f"Write its settings below [memory.{name}].")
+    check_catalog(str(table.get("catalog", {}).get("url") or ""), where)
     return table
 
 

@@ -30,6 +30,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from cachetools import LRUCache
 
+from driftline.storage.defaults import expanded
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, UsageError
 from driftline.storage.objects.backend import Range
 
@@ -86,8 +87,8 @@ def cache_folder() -> Path | None:
     if named == OFF:
         return None
     if named:
-        return Path(named).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "driftline" / "blocks"
+        return expanded(named).absolute()
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "driftline" / "blocks"
 
 
 def cache_bytes() -> int:

@@ -16,9 +16,9 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NoReturn
 
+from driftline.storage.defaults import expanded
 from driftline.storage.errors import (
     AccessDenied,
     DriftlineError,
@@ -599,7 +599,7 @@ def _open_local(text: str) -> Source:
     check_names_are_utf8()
     path = text
     try:
-        path = os.path.realpath(Path(text).expanduser())
+        path = os.path.realpath(expanded(text))
         os.scandir(path).close()
     except FileNotFoundError as error:
         raise SourceNotFound("No such folder", path, "Check the spelling.") from error

@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from driftline.storage.defaults import expanded
 from driftline.storage.errors import MissingExtra, ModelNotFound, install_command, package_command
 from driftline.storage.lines.outline import Definition
 
@@ -108,7 +109,7 @@ def resolve_deep_model(name: str | None = None) -> DeepFiles:
     name = name or os.environ.get(DEEP_MODEL_VARIABLE) or DEFAULT_DEEP_MODEL
     if name == DEFAULT_DEEP_MODEL:
         return _packaged(name)
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if os.path.isdir(folder):
         return _in_folder(folder.absolute(), str(folder.absolute()))
     if not _HUB_NAME.fullmatch(name) or os.path.exists(folder):
