@@ -416,7 +416,8 @@ def python(argument: str, meanings: Mapping[str, str]) -> str:
         kind = "errors" if is_error else "classes" if isinstance(value, type) else "functions"
         if kind == argument and (callable(value) or argument != "functions"):
             chosen.append(name)
-    return "\n\n".join(f"::: driftline.{name}" for name in chosen)
+    options = "\n    options:\n      inherited_members: true" if argument == "classes" else ""
+    return "\n\n".join(f"::: driftline.{name}{options}" for name in chosen)
 
 
 # -- benchmarks ------------------------------------------------------------------------------------

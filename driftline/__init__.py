@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from driftline.flows.client import Client
-    from driftline.flows.memory import HierarchicalLTMBackend, create_ltm_backend
-    from driftline.flows.output.reports import IndexReport, SourceReport
-    from driftline.flows.runs.plan import SourceRequest
-    from driftline.flows.workspace import (
+    from driftline.flows.memory_backend import HierarchicalLTMBackend, create_ltm_backend
+    from driftline.flows.output.run_reports import IndexReport, SourceReport
+    from driftline.flows.python_api import (
         Workspace,
         analyze_document_states,
         connect,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
         search,
         sql,
     )
+    from driftline.flows.runs.plan import SourceRequest
     from driftline.storage.entities import Entity, Hierarchy
     from driftline.storage.errors import (
         AccessDenied,
@@ -63,8 +63,8 @@ if TYPE_CHECKING:
         WorkspaceNotFound,
         WorkspaceTooNew,
     )
-    from driftline.storage.lines.filters import LineFilter
-    from driftline.storage.memory.catalog.entities import EntityRecord
+    from driftline.storage.lines.line_filter import LineFilter
+    from driftline.storage.memory.catalog.entity_tree import EntityRecord
     from driftline.storage.memory.entries import MemoryEntry
     from driftline.storage.memory.listings import Page
     from driftline.storage.memory.search import MemoryHit, MemoryHits
@@ -82,23 +82,23 @@ if TYPE_CHECKING:
     from driftline.tasks.indexing.line_store import LineStore, Store
     from driftline.tasks.search.documents import Document
     from driftline.tasks.search.hits import Excerpt, Hit
-    from driftline.tasks.search.query import SearchReport
     from driftline.tasks.search.request import Explanation, SearchFilter, SearchRequest
+    from driftline.tasks.search.search import SearchReport
 
     __version__: str
 
 _MODULES: Mapping[str, tuple[str, ...]] = {
     "flows.client": ("Client",),
-    "flows.memory": (
+    "flows.memory_backend": (
         "HierarchicalLTMBackend",
         "create_ltm_backend",
     ),
-    "flows.output.reports": (
+    "flows.output.run_reports": (
         "IndexReport",
         "SourceReport",
     ),
     "flows.runs.plan": ("SourceRequest",),
-    "flows.workspace": (
+    "flows.python_api": (
         "Workspace",
         "analyze_document_states",
         "connect",
@@ -112,8 +112,8 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "Entity",
         "Hierarchy",
     ),
-    "storage.lines.filters": ("LineFilter",),
-    "storage.memory.catalog.entities": ("EntityRecord",),
+    "storage.lines.line_filter": ("LineFilter",),
+    "storage.memory.catalog.entity_tree": ("EntityRecord",),
     "storage.memory.listings": ("Page",),
     "storage.memory.entries": ("MemoryEntry",),
     "storage.memory.search": (
@@ -146,7 +146,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "Excerpt",
         "Hit",
     ),
-    "tasks.search.query": ("SearchReport",),
+    "tasks.search.search": ("SearchReport",),
     "tasks.search.request": (
         "Explanation",
         "SearchFilter",

@@ -19,11 +19,11 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 from driftline.storage import errors
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
 from driftline.storage.model import WorkspaceStats
-from driftline.storage.options import from_keywords
+from driftline.storage.request_options import from_keywords
 from driftline.tasks.search.documents import Document
 from driftline.tasks.search.hits import Excerpt
-from driftline.tasks.search.query import SearchReport
 from driftline.tasks.search.request import Mode, SearchRequest, options_in
+from driftline.tasks.search.search import SearchReport
 
 TOKEN_VARIABLE = "DRIFTLINE_TOKEN"
 TIMEOUT_SECONDS = 90.0
@@ -274,7 +274,7 @@ class Client:
         """Return the answer of a route as its model. Raises StorageError for an answer of another version."""
         from pydantic import TypeAdapter, ValidationError
 
-        from driftline.flows.answers import ANSWERS
+        from driftline.flows.http_answers import ANSWERS
 
         content = self.connection.get(route, parameters)
         try:

@@ -1,4 +1,4 @@
-"""Provide an HTTP/1.1 protocol with limits on slow clients and on connections, and the socket of a server.
+"""Serve HTTP/1.1 with limits on slow clients and on connections.
 
 uvicorn waits without limit for the first request of a connection, for the rest of each request, and for a client to
 read its answer.
@@ -10,9 +10,11 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import h11
+import uvicorn
 from h11._connection import DEFAULT_MAX_INCOMPLETE_EVENT_SIZE
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -31,12 +33,25 @@ HEAD_TOO_LARGE = 431
 Networks = Collection[ipaddress.IPv4Network | ipaddress.IPv6Network]
 
 
+@dataclass(frozen=True, slots=True)
+class HttpServer:
+    """A server that listens at ``url``; ``run`` serves until a signal or ``server.should_exit``."""
+
+    url: str
+    server: uvicorn.Server
+    listener: socket.socket
+
+    def run(self) -> None:
+        with self.listener:
+            self.server.run(sockets=[self.listener])
+
+
 class TimeoutProtocol(H11Protocol):
     """Close a connection whose request does not arrive in time, or whose client does not read its answer in time.
 
     A connection that sends more requests before the first one is answered is closed after that answer. If there are too
-    many connections, a new one replaces the one that has waited longest for its client, if there is one; connections
-    whose request is being answered stay.
+    many connections, a new one replaces the one that has waited longest for its client; connections whose request is
+    being answered stay.
     """
 
     shared: ClassVar[Networks] = ()
@@ -185,7 +200,7 @@ def is_loopback(listener: socket.socket) -> bool:
 
 
 def own_addresses(host: str, listener: socket.socket) -> list[str]:
-    """Return ``host:port`` of the socket first, then the other names of loopback, if it is one of them."""
+    """Return ``host:port`` of the socket first, then, on loopback, its other names."""
     shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
     names = [shown] + (["127.0.0.1", "localhost", "[::1]"] if is_loopback(listener) else [])
     return [f"{name}:{port}" for name in names]

@@ -14,8 +14,8 @@ from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from driftline.flows.config.locate import workspace_named
-from driftline.flows.config.schema import FleetTable
+from driftline.flows.config.environment import absolute_workspace
+from driftline.flows.config.toml_schema import FleetTable
 from driftline.flows.runs.branches import DEFAULT_PRUNED_AFTER_DAYS, prune_branches
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.flows.scheduling.artifacts import (
@@ -111,7 +111,7 @@ def index(
         The report of the run, as ``driftline index --json`` prints it.
     """
     how: dict[str, Any] = {"redact": redact, "rebind": rebind, "reembed": reembed, "full": full, "dry_run": dry_run}
-    request = IndexRequest(tuple(sources), workspace_named(workspace), entity, model=model, branch=branch, **how)
+    request = IndexRequest(tuple(sources), absolute_workspace(workspace), entity, model=model, branch=branch, **how)
     request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()), link=link)
     request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
     request = replace(request, max_file_bytes=max_file_bytes, max_document_bytes=max_document_bytes)
@@ -165,10 +165,10 @@ def fleet(
     Returns:
         The report of the sync, as ``driftline fleet sync --json`` prints it.
     """
-    from driftline.flows.config.toml_file import Configuration, fleets_of, open_config
+    from driftline.flows.config.driftline_toml import Configuration, fleets_of, open_config
     from driftline.flows.runs.fleet import FleetRequest, summary, sync_fleets
 
-    uri, found = workspace_named(workspace), fleets_of(fleets) if fleets else open_config(None).fleets
+    uri, found = absolute_workspace(workspace), fleets_of(fleets) if fleets else open_config(None).fleets
     configuration = Configuration(Path("fleets"), uri, model, fleets=found, redact=redact)
     configuration = replace(configuration, archives=archives, notebook_outputs=notebook_outputs)
     how = {"executor": executor, "workers": workers, "indexes": indexes}
@@ -241,7 +241,7 @@ def compact(
     from driftline.flows.runs.compact import CompactRequest, compact_workspace
 
     options = options_of(storage_options)
-    uri = workspace_named(workspace)
+    uri = absolute_workspace(workspace)
     request = CompactRequest(
         uri, entity or None, max_deltas, retention_seconds, executor, workers, wait_seconds, options
     )
@@ -283,7 +283,7 @@ def cleanup(
     from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 
     options, catalog = options_of(storage_options), catalog_of(catalog_url)
-    uri = workspace_named(workspace)
+    uri = absolute_workspace(workspace)
     request = CleanupRequest(uri, max_age_seconds, dry_run, storage_options=options, catalog_url=catalog)
     with flow_progress() as progress:
         work = attempt.with_options(name="cleanup")
@@ -317,7 +317,7 @@ def prune(
     Returns:
         The report, as ``driftline branches prune --json`` prints it.
     """
-    options, uri = options_of(storage_options), workspace_named(workspace)
+    options, uri = options_of(storage_options), absolute_workspace(workspace)
     with flow_progress() as progress:
 
         def work() -> dict[str, Any]:
@@ -356,7 +356,7 @@ def verify(
     from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 
     options = options_of(storage_options)
-    request = VerifyRequest(workspace_named(workspace), repair, options, catalog_of(catalog_url))
+    request = VerifyRequest(absolute_workspace(workspace), repair, options, catalog_of(catalog_url))
     with flow_progress() as progress:
         work = attempt.with_options(name="verify")
         result = work(lambda: verify_workspace(request, progress).to_dict())

@@ -84,7 +84,7 @@ _KEY = re.compile(
 )
 """A private key of PEM, OpenSSH or PGP with its headers, if any, also within the text of a program or of JSON.
 
-Text that only mentions keys has nothing behind the first line that looks like one."""
+Text that only mentions keys has no key after a line that looks like the first line of one."""
 _BEGINS_KEY = re.compile(
     r"\s*(?:-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----"
     r"|PuTTY-User-Key-File-\d)"
@@ -370,7 +370,7 @@ _OF_KEYS = "private-key"
 def redact_value(value: Any, mode: Redaction) -> tuple[Any, Counter[str]]:
     """Return a JSON value without credentials and private keys in its strings and names, and their counts by rule.
 
-    A value without any is returned as it is. Raises BadEntry if the value is nested too deeply.
+    A value without credentials is returned unchanged. Raises BadEntry if the value is nested too deeply.
 
     >>> password = "h8Wq-2vTz"
     >>> redact_value({"note": [f"db: postgres://app:{password}@db/main", 7]}, "known")[0]

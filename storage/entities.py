@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
@@ -17,6 +19,11 @@ MAX_ID_CHARACTERS = 200
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _TYPE = re.compile(r"[a-z][a-z0-9_]*")
+
+TEMPLATE = "org:{org}/project:{group}/source:{name}"
+"""The entity of a repository, unless the fleet has a template of its own."""
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_PLACEHOLDERS = frozenset({"org", "group", "name", "path", "id"})
 
 
 @lru_cache(maxsize=100_000)  # a bulk load encodes the same few ids repeatedly
@@ -435,3 +442,57 @@ def _check_length(entity: Entity) -> None:
             repr("/".join(names)[:80]),
             "Shorten its ids.",
         )
+
+
+# -- entities of repositories -------------------------------------------------------------------
+
+
+def check_template(template: str) -> None:
+    """Check the template of entities. Raises UsageError."""
+    unknown = [name for name in _PLACEHOLDER.findall(template) if name not in _PLACEHOLDERS]
+    if unknown or "{" in _PLACEHOLDER.sub("", template) or "}" in _PLACEHOLDER.sub("", template):
+        known = ", ".join(f"{{{name}}}" for name in sorted(_PLACEHOLDERS))
+        raise UsageError("The entity template has an unknown placeholder", repr(template), f"Placeholders: {known}.")
+    entity = Entity.parse(_PLACEHOLDER.sub("x", template))
+    if entity.type != INDEX_LEVELS[-1]:
+        raise BadEntity("The entity template has no source", repr(template), "Append /source:{name}.")
+    if not {"name", "path", "id"} & set(_PLACEHOLDER.findall(template)):
+        raise UsageError(
+            "The entity template yields one entity for all repositories", repr(template), "Use {name} or {path}."
+        )
+
+
+def spelling(entity: str) -> str:
+    """Return the form of a name on disks that ignore case and Unicode normalization.
+
+    >>> spelling("source:\u00dc") == spelling("source:u\u0308")
+    True
+    """
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", entity).casefold())
+
+
+def entity_of(template: str, identifier: str, path: str, branch: str, taken: Collection[str]) -> str:
+    """Return an entity for a repository. If the ``spelling`` of the name is already in ``taken``, a suffix is added.
+
+    >>> entity_of(TEMPLATE, "1", "acme/tools/lint/cli", "main", ())
+    'org:acme/project:tools.lint/source:cli'
+
+    Raises BadEntity.
+    """
+    *groups, name = path.split("/")
+    values = {
+        "org": groups[0] if groups else DEFAULT_IDS["org"],
+        "group": ".".join(groups[1:]) or DEFAULT_IDS["project"],
+        "name": name + (f"@{branch}" if "@" in identifier else ""),
+        "path": path,
+        "id": identifier,
+    }
+    filled = _PLACEHOLDER.sub(lambda match: values[match[1]].replace("/", "."), template)
+    suffix = hashlib.blake2b(identifier.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+    for candidate in (filled, f"{filled}-{suffix}"):
+        entity = Entity.parse(candidate)
+        for _, each in entity.parts:
+            encode_id(each)
+        if spelling(str(entity)) not in taken:
+            return str(entity)
+    raise BadEntity("Another repository already has this entity", path, "Use {path} in the template.")

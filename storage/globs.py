@@ -26,7 +26,7 @@ _GLOB_SPECIAL = re.compile(r"[*?\[{]")
 _RANGE = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})")
 _EITHER = re.compile(r"[@+?*!]?\(([^()/]*\|[^()/]*)\)")
 _MARKS = r"[\U00000300-\U0000036f]*"
-"""Combining marks that follow a letter that is stored without its accents."""
+"""Combining marks after a letter that is stored without its accents."""
 _NOTHING = r"[^\U00000000-\U0010ffff]"
 _CLASSES = {
     "alpha": "a-zA-Z", "digit": "0-9", "alnum": "a-zA-Z0-9", "lower": "a-z", "upper": "A-Z", "xdigit": "0-9a-fA-F",

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any, Protocol
 
 import numpy as np
@@ -230,3 +231,22 @@ def derived_ulid(ulid: str, number: int) -> str:
 def content_hash(data: bytes) -> str:
     """Return blake2b-128 of ``data``, as 32 hexadecimal digits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object: ``path`` is relative to the workspace; ``modified`` is the store's own time, with a time zone.
+
+    ``version`` (an etag or a generation) changes with the content. ``replace`` accepts only versions from
+    ``get_versioned``, ``head``, ``create`` and ``replace``: listings of Google Cloud Storage and Azure spell them
+    differently.
+    """
+
+    path: str
+    size_bytes: int
+    modified: datetime
+    version: str
+
+
+Range = tuple[int, int | None]
+"""The bytes of an object from the first number to the second (exclusive), or to its end."""

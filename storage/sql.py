@@ -35,11 +35,11 @@ from driftline.storage.deltas.manifest import SCHEMA as MANIFEST
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError
 from driftline.storage.layout import BASE, is_delta
+from driftline.storage.lines.line_table import MARKER_LINE, LineTable
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode
-from driftline.storage.lines.table import MARKER_LINE, LineTable
-from driftline.storage.memory.index import FIELDS as MEMORY_FIELDS
-from driftline.storage.memory.index import MemoryIndex
-from driftline.storage.workspace.branches import branch_records
+from driftline.storage.memory.memory_indexes import FIELDS as MEMORY_FIELDS
+from driftline.storage.memory.memory_indexes import MemoryIndex
+from driftline.storage.workspace.branch_cuts import branch_records
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 
@@ -208,7 +208,7 @@ def as_text(value: object) -> str:
 
 
 def as_json(value: Any) -> object:
-    """Return a value that JSON does not know as one that it does."""
+    """Convert a value that JSON cannot represent."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, datetime | date):
@@ -447,7 +447,7 @@ class _Contents:
             yield from _scanned(table, names, of_lines if where is None else of_lines & where)
 
     def definitions(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
-        """Yield the definitions in each block of lines; one that spans blocks comes with each of them."""
+        """Yield the definitions in each block of lines; one that spans several blocks is yielded with each."""
         for table, entities in self._tables():
             of_blocks = pc.field(OUTLINE_COLUMN) != ""
             if entities is not None:

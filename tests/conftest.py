@@ -87,7 +87,7 @@ FEW_QUERIES = 6
 @pytest.fixture(autouse=True)
 def _small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let compactions measure themselves by few searches, which would take half of their time."""
-    if compact := sys.modules.get("driftline.tasks.maintenance.compact"):
+    if compact := sys.modules.get("driftline.tasks.maintenance.search_quality"):
         monkeypatch.setattr(compact, "QUERIES", FEW_QUERIES)
 
 

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, get_args, get_type_
 
 from driftline.storage.defaults import nearest_name
 from driftline.storage.errors import UsageError
-from driftline.storage.options import Option
+from driftline.storage.request_options import Option
 from driftline.tasks.search.request import OPTIONS
 
 ENGINE_ARGUMENTS = frozenset(

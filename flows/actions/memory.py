@@ -31,7 +31,7 @@ from driftline.storage.entities import EntityName
 from driftline.storage.errors import StoreClosed
 
 if TYPE_CHECKING:
-    from driftline.flows.memory import HierarchicalLTMBackend
+    from driftline.flows.memory_backend import HierarchicalLTMBackend
 
 
 BACKEND = "hierarchical"
@@ -59,7 +59,7 @@ class MemoryHandle:
 
         Raises UsageError if no setting names its workspace, and StoreClosed.
         """
-        from driftline.flows.memory import create_ltm_backend
+        from driftline.flows.memory_backend import create_ltm_backend
 
         with self._lock:
             if self._closed:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping, Mutab
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from driftline.flows.actions.arguments import Parameters
-from driftline.flows.config.environment import NAME_SIGN, Environment, absolute_workspace, is_plain_name, local_path
+from driftline.flows.config.environment import NAME_SIGN, absolute_workspace, is_plain_name, local_path
 from driftline.flows.config.locate import source_access
 from driftline.storage.errors import (
     AccessDenied,
@@ -148,14 +148,12 @@ class Handles:
 
         A workspace in the current folder is found by its bare name while the home has none of this name.
         """
-        environment = Environment.current()
-        home = self._home or environment.workspaces_home
         if is_plain_name(name):
-            named = absolute_workspace(f"{NAME_SIGN}{name}", environment.cwd, home)
+            named = absolute_workspace(f"{NAME_SIGN}{name}", self._home)
             here = os.path.realpath(name)
             return here if _has_workspace(here) and not _has_workspace(named) else named
         if name.startswith(NAME_SIGN):
-            return absolute_workspace(name, environment.cwd, home)
+            return absolute_workspace(name, self._home)
         path = local_path(name)
         return name if path is None else os.path.abspath(path)
 

@@ -30,12 +30,12 @@ from driftline.flows.runs.index import remove_documents, remove_source
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.entities import Entity
 from driftline.storage.errors import FingerprintMismatch, SourceNotFound, UsageError, WorkspaceNotFound
-from driftline.storage.options import spread
+from driftline.storage.request_options import spread
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import model_of
-from driftline.tasks.scanning.scan import below
-from driftline.tasks.scanning.selection import files_named, is_glob, literal
+from driftline.tasks.scanning.named_files import files_named, is_glob, literal
+from driftline.tasks.scanning.overlap import below
 from driftline.tasks.search.request import SearchRequest, options_in
 
 _LIMITS = ("top_k", "max_distance", "n_lines", "min_relevance")

@@ -35,7 +35,7 @@ OTHER_HINT = "cargo install semtools"
 MIN_VERSION = "1.5.1"
 
 _SINCE_RENAMED = (3, 0)
-"""``semtools`` was called ``search`` before; its first version under this name does not say which one it is."""
+"""``semtools`` was once called ``search``; its first version under the new name does not report a version."""
 _VERSION_SECONDS = 10.0
 _VERSION = re.compile(r"\d+(?:\.\d+)*")
 _PARTS = 4

@@ -13,19 +13,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from driftline.flows.output.reports import SourceReport
+from driftline.flows.output.run_reports import SourceReport
 from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import PARTIAL, IndexRequest, SourceRequest
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DeletionRefused
-from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.model import SkipReason
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.scanning.ignore import Rules, lets_through
-from driftline.tasks.scanning.scan import below
-from driftline.tasks.scanning.selection import files_named, is_glob, literal, select
+from driftline.tasks.scanning.named_files import files_named, is_glob, literal, select
+from driftline.tasks.scanning.overlap import below
+from driftline.tasks.scanning.path_patterns import Rules, lets_through
 from driftline.tasks.search.filters import where_named
 
 WAIT_SECONDS = 60.0

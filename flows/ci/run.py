@@ -22,8 +22,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
 from driftline.flows.ci.build import Build
+from driftline.flows.config.driftline_toml import Configuration
 from driftline.flows.config.environment import local_path
-from driftline.flows.config.toml_file import Configuration
 from driftline.flows.output.progress import Progress
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.flows.runs.plan import SourceRequest, requests_of
@@ -343,8 +343,8 @@ def _duplicates(request: CiRequest, report: CiReport, progress: Progress) -> lis
     """Return existing code that resembles new functions of the branch, if requested."""
     if request.duplicates_of is None or report.index_branch is None:
         return []
-    from driftline.storage.workspace.branches import on_branch
-    from driftline.tasks.search.duplicates import find_duplicates
+    from driftline.storage.workspace.branch_cuts import on_branch
+    from driftline.tasks.search.branch_diff import find_duplicates
 
     progress.phase("looking for what was written before")
     workspace = Workspace.open(request.workspace, request.storage_options)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, Commands, JsonOption, WorkspaceOption, app
-from driftline.flows.output.plain import print_json, say, warn
+from driftline.flows.output.plain_text import print_json, say, warn
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
-    from driftline.flows.config.agents import Scope
+    from driftline.flows.config.coding_agents import Scope
 
 agents = Commands(help="Add the MCP server and its instructions to coding agents.", rich_markup_mode=None)
 app.add_typer(agents, name="agents")
@@ -55,7 +55,7 @@ def uninstall(
 @agents.command("list")
 def list_agents(as_json: JsonOption = False) -> int:
     """List the agents, and where Driftline is installed in each."""
-    from driftline.flows.config.agents import AGENTS
+    from driftline.flows.config.coding_agents import AGENTS
 
     here, home = Path.cwd(), Path.home()
     found = [
@@ -73,7 +73,7 @@ def list_agents(as_json: JsonOption = False) -> int:
 
 def _state(name: str, scope: Scope, folder: Path) -> bool | None:
     """Return whether Driftline is installed in an agent; None, with a warning, if its configuration cannot be read."""
-    from driftline.flows.config.agents import is_installed
+    from driftline.flows.config.coding_agents import is_installed
 
     try:
         return is_installed(name, scope, folder)
@@ -92,7 +92,7 @@ def _change(
     *,
     remove: bool,
 ) -> int:
-    from driftline.flows.config.agents import AGENTS, agents_in, changes
+    from driftline.flows.config.coding_agents import AGENTS, agents_in, changes
 
     unknown = [name for name in names or () if name not in AGENTS]
     if unknown or bool(names) == every:
@@ -124,6 +124,6 @@ def _command(user: bool, workspace: str | None) -> list[str]:
     program = found if user and found else "driftline"
     if workspace is None:
         return [program, "mcp"]
-    from driftline.flows.config.locate import workspace_named
+    from driftline.flows.config.environment import absolute_workspace
 
-    return [program, "mcp", "--workspace", workspace_named(workspace)]
+    return [program, "mcp", "--workspace", absolute_workspace(workspace)]

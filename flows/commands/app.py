@@ -15,8 +15,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from driftline.flows.output.logs import log_more
-from driftline.flows.output.plain import COLORS, print_json, show_as, warn
-from driftline.storage.options import Option
+from driftline.flows.output.plain_text import COLORS, print_json, show_as, warn
+from driftline.storage.request_options import Option
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DONE, NOTHING_FOUND, WRONG_USE, FAILED = 0, 1, 2, 3

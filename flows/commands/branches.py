@@ -21,9 +21,9 @@ from driftline.flows.commands.app import (
     show,
 )
 from driftline.flows.config.locate import workspace_for_reading
-from driftline.flows.output.plain import say, say_done, warn
+from driftline.flows.output.plain_text import say, say_done, warn
 from driftline.storage.errors import UsageError
-from driftline.storage.options import spread
+from driftline.storage.request_options import spread
 from driftline.tasks.search.request import SearchRequest, options_in
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def list_all(
     if context.invoked_subcommand is not None:
         return DONE
     opened, within = _opened(workspace, entity)
-    from driftline.flows.output.terminal import print_branches
+    from driftline.flows.output.rich_tables import print_branches
     from driftline.flows.runs.branches import list_branches
 
     found = [branch.to_dict() for branch in list_branches(opened, within)]
@@ -124,9 +124,9 @@ def diff(
             "A branch can only be compared with the main index", base, f"Write: driftline diff {MAIN} BRANCH"
         )
     opened, _ = _opened(workspace, None)
-    from driftline.flows.output.plain import print_search
-    from driftline.storage.workspace.branches import on_branch
-    from driftline.tasks.search.documents import new_lines
+    from driftline.flows.output.plain_text import print_search
+    from driftline.storage.workspace.branch_cuts import on_branch
+    from driftline.tasks.search.branch_diff import new_lines
 
     report = new_lines(on_branch(opened, branch), SearchRequest.of(query, given))
     show(report.to_dict(), as_json, lambda result: print_search(result, None))
@@ -146,7 +146,7 @@ def _of_build() -> str:
 
 def _opened(workspace: str | None, entity: str | None) -> tuple[Workspace, Boundary | None]:
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.config.driftline_toml import options_for
     from driftline.storage.entities import Boundary, Entity
     from driftline.storage.workspace.workspace import Workspace
 

@@ -21,13 +21,13 @@ from driftline.flows.commands.app import (
     show,
 )
 from driftline.flows.config.locate import workspace_for_indexing
-from driftline.flows.output.plain import say, warn
+from driftline.flows.output.plain_text import say, warn
 from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.errors import DriftlineError, UsageError
 
 if TYPE_CHECKING:
     from driftline.flows.ci.run import CiReport, CiRequest
-    from driftline.flows.config.toml_file import Configuration
+    from driftline.flows.config.driftline_toml import Configuration
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 
@@ -126,7 +126,7 @@ def ci(
 
 
 def _configuration(config: str | None) -> Configuration | None:
-    from driftline.flows.config.toml_file import locate_config
+    from driftline.flows.config.driftline_toml import locate_config
 
     return locate_config(config)
 

@@ -20,7 +20,7 @@ from driftline.flows.commands.app import (
 )
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.logs import writes_json
-from driftline.flows.output.plain import appearance
+from driftline.flows.output.plain_text import appearance
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_AGE_SECONDS,
@@ -58,9 +58,9 @@ def compact(
 ) -> int:
     """Keep the workspace small and fast to read: fold deltas, merge fragments, remove old versions."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.terminal import print_compact
+    from driftline.flows.output.rich_tables import print_compact
     from driftline.flows.runs.compact import CompactRequest, compact_workspace
 
     options = options_for(target)
@@ -90,9 +90,9 @@ def cleanup(
 ) -> int:
     """List the objects left by crashed or superseded runs; with --delete, delete them."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.terminal import print_cleanup
+    from driftline.flows.output.rich_tables import print_cleanup
     from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 
     options = options_for(target)
@@ -113,9 +113,9 @@ def verify(
 ) -> int:
     """Check the workspace for inconsistencies. Exit code 3 if there are findings."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.terminal import print_verify
+    from driftline.flows.output.rich_tables import print_verify
     from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 
     request = VerifyRequest(target, repair, options_for(target))

@@ -19,10 +19,10 @@ from driftline.flows.commands.app import (
     parameters,
     show_search,
 )
-from driftline.flows.output.plain import warn
+from driftline.flows.output.plain_text import warn
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.errors import SourceNotFound
-from driftline.storage.options import spread
+from driftline.storage.request_options import spread
 from driftline.tasks.search.request import SearchRequest, options_in
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def grep(
     as_json: JsonOption = False,
 ) -> int:
     """Search FILE by meaning, without an index. Exit code 1 if nothing is found."""
-    from driftline.flows.output.plain import print_search
+    from driftline.flows.output.plain_text import print_search
     from driftline.tasks.search.grep import grep as search_texts
     from driftline.tasks.search.grep import open_embedder, read_texts
 

@@ -28,7 +28,7 @@ from driftline.flows.commands.app import (
     show,
 )
 from driftline.flows.config.locate import named_branch, workspace_for_indexing, workspace_for_reading
-from driftline.flows.output.plain import print_json, say_done, warn
+from driftline.flows.output.plain_text import print_json, say_done, warn
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_DELETE_FRACTION,
@@ -39,7 +39,7 @@ from driftline.storage.defaults import (
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
-    from driftline.flows.config.toml_file import Configuration
+    from driftline.flows.config.driftline_toml import Configuration
     from driftline.flows.runs.fleet import FleetRequest
 
 SourcesArgument = Annotated[
@@ -139,7 +139,7 @@ def index(
     configuration = _configuration(config, sources, all_sources, filtered=bool(entity or include or exclude))
     target = workspace_for_indexing(workspace, sources or (), configuration)
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.terminal import print_index
+    from driftline.flows.output.rich_tables import print_index
     from driftline.flows.runs.index import IndexRequest, index_sources
     from driftline.flows.runs.plan import requests_of
 
@@ -209,7 +209,7 @@ def _configuration(
         if sources or filtered:
             fix = "Leave out --all, or SOURCE, --entity, --include and --exclude."
             raise UsageError("--all takes the sources and their filters from driftline.toml", fix=fix)
-        from driftline.flows.config.toml_file import open_config
+        from driftline.flows.config.driftline_toml import open_config
 
         return open_config(config)
     if config or not sources:
@@ -226,7 +226,7 @@ def remove(
 ) -> int:
     """Remove a source from the index. Its files are never deleted."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.runs.index import remove_source
 
     result = remove_source(target, entity, storage_options=options_for(target)).to_dict()
@@ -258,7 +258,7 @@ def list_repositories(
 ) -> int:
     """List the repositories that the hosts show now, and why some are left out. Writes nothing."""
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.terminal import print_fleets
+    from driftline.flows.output.rich_tables import print_fleets
     from driftline.flows.runs.fleet import has_failed, list_fleets
 
     with open_progress() as progress:
@@ -285,7 +285,7 @@ def sync(
     Exit code 3 if a repository fails or a listing is not complete; neither stops the others.
     """
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.terminal import print_fleets
+    from driftline.flows.output.rich_tables import print_fleets
     from driftline.flows.runs.fleet import has_failed, sync_fleets
 
     request = _fleet_request(
@@ -306,7 +306,7 @@ def sync(
 @fleet.command()
 def status(config: ConfigOption = None, workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """Show each repository after the last sync: the indexed commit, lag, and failures. Contacts no host."""
-    from driftline.flows.output.terminal import print_fleets
+    from driftline.flows.output.rich_tables import print_fleets
     from driftline.flows.runs.fleet import fleet_status, has_failed
 
     result = fleet_status(_fleet_request(config, workspace))
@@ -315,7 +315,7 @@ def status(config: ConfigOption = None, workspace: WorkspaceOption = None, as_js
 
 
 def _fleet_request(config: str | None, workspace: str | None, **how: Any) -> FleetRequest:
-    from driftline.flows.config.toml_file import open_config
+    from driftline.flows.config.driftline_toml import open_config
     from driftline.flows.runs.fleet import FleetRequest
 
     configuration = open_config(config)

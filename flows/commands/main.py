@@ -30,7 +30,7 @@ import typer
 
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, Interrupted, app
 from driftline.flows.output.logs import json_lines, log_levels, quiet_libraries, wants_json, writes_json
-from driftline.flows.output.plain import appearance, own_appearance, print_json, print_traceback, warn
+from driftline.flows.output.plain_text import appearance, own_appearance, print_json, print_traceback, warn
 from driftline.storage.errors import DriftlineError, OutOfMemory, StorageError, UsageError, gave_up, is_panic
 from driftline.storage.globs import is_unicode
 
@@ -72,8 +72,8 @@ COMMANDS = {
     "remove": "index",
     "fleet": "index",
     "search": "search",
-    "status": "search",
-    "sources": "search",
+    "status": "status",
+    "sources": "status",
     "grep": "grep",
     "sql": "sql",
     "agents": "agents",
@@ -328,7 +328,7 @@ def root(
         typer.echo(f"driftline {version_of('driftline')}")
         raise typer.Exit(DONE)
     if context.invoked_subcommand is None:
-        from driftline.flows.commands.search import orient
+        from driftline.flows.commands.status import orient
 
         raise typer.Exit(orient())
 

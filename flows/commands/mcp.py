@@ -14,7 +14,7 @@ import typer
 from driftline.flows.commands.app import DONE, CacheOption, WithinOption, app
 from driftline.flows.config.environment import absolute_uri
 from driftline.flows.config.locate import workspace_for_reading
-from driftline.flows.output.plain import warn
+from driftline.flows.output.plain_text import warn
 from driftline.storage.errors import DriftlineError, MissingExtra, install_command
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ def _tools_of(
 
     Raises DriftlineError.
     """
+    from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.config.locate import source_access
     from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of
-    from driftline.flows.config.toml_file import options_for
     from driftline.flows.mcp_server.server import WorkspaceTools
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
     from driftline.flows.memory_stores import search_memory
@@ -127,7 +127,7 @@ def _warm_in_background(reads: SearchProcesses, newest: Iterable[Callable[[], Wo
     """Start the reading process, and load the model and the indexes, without waiting for it."""
 
     def load() -> None:
-        from driftline.tasks.search.query import warm
+        from driftline.tasks.search.search import warm
 
         for each in newest:
             with suppress(DriftlineError):  # calls tell it, too

@@ -23,9 +23,9 @@ from driftline.flows.commands.app import (
     app,
     parameters,
 )
-from driftline.flows.output.plain import print_json, say, warn
+from driftline.flows.output.plain_text import print_json, say, warn
 from driftline.storage.errors import UsageError
-from driftline.storage.options import spread
+from driftline.storage.request_options import spread
 from driftline.tasks.search.request import MEMORY_OPTIONS
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def get(
     as_json: JsonOption = False,
 ) -> int:
     """Print the value of a key; with --json, the whole entry. Exit code 1 if the key does not exist."""
-    from driftline.flows.memory import entry_to_dict
+    from driftline.flows.memory_backend import entry_to_dict
 
     with _opened(workspace, config, within) as store:
         entry = store.retrieve(key, scope)
@@ -121,7 +121,7 @@ def list_entries(
     as_json: JsonOption = False,
 ) -> int:
     """List the keys at and below an entity, with owner and size, from its index. Exit code 1 when there are none."""
-    from driftline.storage.memory.catalog.writes import BEHIND_PRIVATE, shown
+    from driftline.storage.memory.catalog.entry_writes import BEHIND_PRIVATE, shown
     from driftline.storage.memory.listings import MemoryListing
 
     with _opened(workspace, config, within) as store:
@@ -159,7 +159,7 @@ def search(
     as_json: JsonOption = False,
 ) -> int:
     """Search entries by words and meaning. Exit code 1 if nothing is found."""
-    from driftline.flows.memory import hits_to_dict
+    from driftline.flows.memory_backend import hits_to_dict
 
     with _opened(workspace, config, within) as store:
         options = {name: value for name, value in given.items() if value is not None}
@@ -271,9 +271,9 @@ def restore(
 
 def _opened_for_writing(workspace: str | None, config: str | None) -> tuple[Workspace, str | None]:
     """Open the workspace of a command for writing, and return it with the URL of the configured catalog."""
+    from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.config.locate import workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of
-    from driftline.flows.config.toml_file import options_for
     from driftline.storage.workspace.workspace import Workspace
 
     uri = workspace_for_reading(workspace or load_memory_configuration(config).storage.uri)
@@ -287,9 +287,9 @@ def _opened(
     workspace: str | None, config: str | None, within: str | None, *, create: bool = False
 ) -> Iterator[MemoryStore]:
     """Open the store of a command, bound to ``within``; if ``create``, create a workspace that was named."""
+    from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.config.locate import workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of, open_memory
-    from driftline.flows.config.toml_file import options_for
     from driftline.flows.scheduling.events import ask_for_memory
     from driftline.storage.workspace.workspace import Workspace
 

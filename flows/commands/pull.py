@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from driftline.flows.commands.app import DONE, JsonOption, app, show
-from driftline.flows.config.locate import workspace_named
-from driftline.flows.output.plain import say_done
+from driftline.flows.config.environment import absolute_workspace
+from driftline.flows.output.plain_text import say_done
 
 
 @app.command()
@@ -23,11 +23,11 @@ def pull(
 
     Later pulls fetch only new files. Searches see either the old or the new version.
     """
-    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.runs.pull import PullRequest, pull_workspace
 
-    uri = workspace_named(origin)
+    uri = absolute_workspace(origin)
     request = PullRequest(uri, directory or uri.rstrip("/").rpartition("/")[2], options_for(uri))
     with open_progress() as progress:
         report = pull_workspace(request, progress)

@@ -9,7 +9,7 @@ import typer
 
 from driftline.flows.commands.app import DONE, JsonOption, WorkspaceOption, app, show
 from driftline.flows.config.locate import workspace_for_reading
-from driftline.flows.output.plain import print_json, say
+from driftline.flows.output.plain_text import print_json, say
 from driftline.storage.errors import UsageError
 
 
@@ -21,9 +21,9 @@ def runs(
 ) -> int:
     """List the runs of the workspace, newest first."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.toml_file import options_for
-    from driftline.flows.output.run_series import newest_runs, searches_by_hour, to_row
-    from driftline.flows.output.terminal import print_runs
+    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.output.rich_tables import print_runs
+    from driftline.flows.output.run_history import newest_runs, searches_by_hour, to_row
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target))
@@ -58,9 +58,9 @@ def report(
     target = workspace_for_reading(workspace)
     from datetime import UTC, datetime
 
-    from driftline.flows.config.toml_file import options_for, prices_for
+    from driftline.flows.config.driftline_toml import options_for, prices_for
     from driftline.flows.output.html_report import render
-    from driftline.flows.output.run_series import newest_runs, searches_by_hour
+    from driftline.flows.output.run_history import newest_runs, searches_by_hour
     from driftline.storage.layout import REPORT
     from driftline.storage.workspace.workspace import Workspace
 

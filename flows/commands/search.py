@@ -1,18 +1,16 @@
-"""Define ``driftline search``, ``status`` and ``sources``: query a workspace, or a web server with ``--server``."""
+"""Define ``driftline search``: query a workspace, or a web server with ``--server``."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from driftline.flows.commands.app import (
-    DONE,
     CacheOption,
     ConfigOption,
     JsonOption,
@@ -20,16 +18,15 @@ from driftline.flows.commands.app import (
     WorkspaceOption,
     app,
     parameters,
-    show,
     show_search,
 )
 from driftline.flows.config.environment import SERVER_VARIABLE
 from driftline.flows.config.locate import workspace_for_reading
-from driftline.flows.output.plain import print_search, say, warn
+from driftline.flows.output.plain_text import print_search, warn
 from driftline.flows.runs.search import cache_settings, named_workspace, search_request
 from driftline.storage.defaults import DEFAULT_RERANKED, MAX_RERANKED
-from driftline.storage.errors import UsageError, WorkspaceNotFound
-from driftline.storage.options import spread
+from driftline.storage.errors import UsageError
+from driftline.storage.request_options import spread
 from driftline.tasks.search.request import SearchRequest, options_in, without_empty
 
 if TYPE_CHECKING:
@@ -110,7 +107,7 @@ def search(
     from driftline.flows.runs.search import find
 
     request = search_request(query, {**given, **_exact_defaults(query, given)}, on_this_machine=True)
-    opened = _cached(_open(target, workspace, config), cache)
+    opened = _cached(open_workspace(target, workspace, config), cache)
     report = find(opened, request, config=config)
     return show_search(report.to_dict(), as_json, partial(_print_hits, opened))
 
@@ -120,7 +117,7 @@ EXACT_LINES = 100
 
 def _exact_defaults(query: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults that exact terms change: more results, without context."""
-    from driftline.tasks.search.language import parse
+    from driftline.tasks.search.query_language import parse
 
     if not given.get("fixed") and not given.get("regex") and not parse(query).terms:
         return {}
@@ -141,19 +138,19 @@ def _cached(workspace: Workspace, given: bool | None) -> Workspace:
 
 
 def _print_hits(workspace: Workspace, result: dict[str, Any]) -> None:
-    from driftline.flows.output.plain import print_search
+    from driftline.flows.output.plain_text import print_search
 
     if "explanation" in result:
-        from driftline.flows.output.terminal import print_explanation
+        from driftline.flows.output.rich_tables import print_explanation
 
         print_explanation(result["explanation"])
     print_search(result, _local_folders(workspace, result["results"]) if sys.stdout.isatty() else None)
 
 
-def _open(workspace: str, given: str | None = None, config: str | None = None) -> Workspace:
+def open_workspace(workspace: str, given: str | None = None, config: str | None = None) -> Workspace:
     """Open a workspace, ``given`` or found, with the storage options of ``driftline.toml`` if that file names it."""
+    from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.config.locate import source_access
-    from driftline.flows.config.toml_file import options_for
     from driftline.storage.workspace.workspace import Workspace
 
     return Workspace.open(
@@ -172,56 +169,3 @@ def _local_folders(opened: Workspace, hits: Sequence[Mapping[str, Any]]) -> dict
         if record is not None and local_path(record.uri) is not None:
             folders[entity] = record.uri
     return folders
-
-
-_FIRST_STEPS = """
-  driftline index .               index this folder
-  driftline search "your words"   search the index
-  driftline grep "your words" .   search files without an index
-  driftline --help                all commands"""
-_NEXT_STEPS = """
-  driftline search "your words"   search it
-  driftline index .               update the index of this folder
-  driftline runs                  the history of runs
-  driftline --help                all commands"""
-
-
-def orient() -> int:
-    """Print the state of this folder and the next steps, for ``driftline`` without a command."""
-    try:
-        target = workspace_for_reading(None)
-        stats = _open(target).stats()
-    except WorkspaceNotFound as error:
-        say(f"Nothing is indexed here yet: {error.what[0].lower()}{error.what[1:]} ({error.where}).")
-        print(_FIRST_STEPS)
-        return DONE
-    from driftline.flows.output.terminal import print_status
-
-    print_status(asdict(stats))
-    print(_NEXT_STEPS)
-    return DONE
-
-
-@app.command()
-def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
-    """Show the contents and state of the workspace."""
-    target = workspace_for_reading(workspace)
-    from driftline.flows.output.terminal import print_status
-    from driftline.storage.workspace.copies import read_copy_record
-
-    opened = _open(target)
-    copied = read_copy_record(opened.objects)
-    of = {"copy_of": copied.origin, "pulled": copied.pulled.isoformat()} if copied is not None else {}
-    show({**asdict(opened.stats()), **of}, as_json, print_status)
-    return DONE
-
-
-@app.command()
-def sources(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
-    """List the sources of the workspace."""
-    target = workspace_for_reading(workspace)
-    from driftline.flows.output.terminal import print_sources
-
-    stats = _open(target).stats()
-    show({"workspace": stats.workspace, "sources": list(stats.sources)}, as_json, print_sources)
-    return DONE

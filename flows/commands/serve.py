@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, ConfigOption, ExecutorOption, JsonOption, app
-from driftline.flows.output.plain import print_json, say, say_done
+from driftline.flows.output.plain_text import print_json, say, say_done
 from driftline.storage.defaults import DEFAULT_EXECUTOR
 
 DEFAULT_POOL = "driftline"
@@ -40,7 +40,7 @@ def deploy(
     as_json: JsonOption = False,
 ) -> int:
     """Register schedules for the sources of driftline.toml with a Prefect server; its workers run them."""
-    from driftline.flows.config.toml_file import trusted_config
+    from driftline.flows.config.driftline_toml import trusted_config
 
     _prepare_environment()
     from driftline.flows.scheduling.deployments import deployments_of, register, server_url
@@ -70,7 +70,7 @@ def serve(
     prefix: PrefixOption = "",
 ) -> int:
     """Run the sources of driftline.toml on schedule on this machine; start a Prefect server if none is configured."""
-    from driftline.flows.config.toml_file import trusted_config
+    from driftline.flows.config.driftline_toml import trusted_config
 
     _prepare_environment()
     from driftline.flows.scheduling.deployments import deployments_of

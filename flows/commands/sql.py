@@ -14,7 +14,7 @@ import typer
 
 from driftline.flows.commands.app import DONE, BranchOption, JsonOption, WithinOption, WorkspaceOption, app
 from driftline.flows.config.locate import on_named_branch, workspace_for_reading
-from driftline.flows.output.plain import emit, printable, warn
+from driftline.flows.output.plain_text import emit, printable, warn
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def sql(
     The query only reads, and sees nothing but the workspace.
     """
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.toml_file import options_for
-    from driftline.flows.output.run_series import searches_table
+    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.output.run_history import searches_table
     from driftline.storage.entities import Boundary, Entity
     from driftline.storage.sql import query as run
     from driftline.storage.workspace.workspace import Workspace
@@ -65,7 +65,7 @@ def sql(
 
 
 def _print_table(result: Result) -> int:
-    from driftline.flows.output.terminal import print_rows
+    from driftline.flows.output.rich_tables import print_rows
     from driftline.storage.sql import as_text
 
     found = list(islice(result.rows(), MAX_TABLE_ROWS + 1))

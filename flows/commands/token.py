@@ -10,7 +10,7 @@ import typer
 
 from driftline.flows.commands.app import DONE, Commands, JsonOption, WithinOption, WorkspaceOption, app, show
 from driftline.flows.config.locate import workspace_for_reading
-from driftline.flows.output.plain import say, warn
+from driftline.flows.output.plain_text import say, warn
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def create(
 def list_all(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """List the tokens: id, boundary, scopes, expiry. The tokens themselves cannot be read."""
     opened = _opened(workspace)
-    from driftline.flows.output.terminal import print_tokens
+    from driftline.flows.output.rich_tables import print_tokens
     from driftline.storage.workspace.tokens import read_tokens
 
     tokens = [_described(record) for record in read_tokens(opened.objects)]
@@ -80,7 +80,7 @@ def revoke(
 
 def _opened(workspace: str | None) -> Workspace:
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.config.driftline_toml import options_for
     from driftline.storage.workspace.workspace import Workspace
 
     return Workspace.open(target, options_for(target))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, app
-from driftline.flows.output.plain import say
+from driftline.flows.output.plain_text import say
 
 
 @app.command()
@@ -19,7 +19,7 @@ def trust(
 
     Trust ends when the file changes.
     """
-    from driftline.flows.config.toml_file import trust_config
+    from driftline.flows.config.driftline_toml import trust_config
 
     config = trust_config(file, revoke=revoke)
     say(f"{'no longer trusted' if revoke else 'trusted'}: {config.path}")

@@ -11,11 +11,11 @@ import typer
 
 from driftline.flows.commands.app import DONE, ModelOption, WorkspaceOption, app
 from driftline.flows.config.locate import workspace_for_indexing
-from driftline.flows.output.plain import warn
+from driftline.flows.output.plain_text import warn
 from driftline.storage.errors import DeletionRefused, DriftlineError
 
 if TYPE_CHECKING:
-    from driftline.flows.output.reports import IndexReport
+    from driftline.flows.output.run_reports import IndexReport
     from driftline.flows.runs.watch import Watcher
     from driftline.storage.workspace.workspace import Workspace
 

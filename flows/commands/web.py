@@ -16,17 +16,17 @@ import typer
 from driftline.flows.commands.app import DONE, CacheOption, WithinOption, WorkspaceOption, app
 from driftline.flows.commands.watch import watching_sources
 from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
-from driftline.flows.output.plain import warn
+from driftline.flows.output.plain_text import warn
 from driftline.storage.errors import DriftlineError, UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
-    from driftline.flows.ci.hooks import Hooks
+    from driftline.flows.ci.webhooks import Hooks
     from driftline.flows.memory_stores import Memory
+    from driftline.flows.web.api import Reader
     from driftline.flows.web.authentication import AccessRules, Authentication, TrustedProxy
     from driftline.flows.web.guard import RateLimit
-    from driftline.flows.web.requests import Reader
+    from driftline.flows.web.mcp_endpoint import Tools
     from driftline.flows.web.search_processes import SearchProcesses
-    from driftline.flows.web.tools import Tools
     from driftline.storage.entities import Boundary
     from driftline.storage.workspace.workspace import Workspace
 
@@ -94,10 +94,10 @@ def web(
     On loopback, all local users have access; other addresses need tokens ('driftline token create') or a proxy.
     """
     target = _indexed_here(workspace) if watch else workspace_for_reading(workspace)
+    from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.config.locate import source_access
-    from driftline.flows.config.toml_file import options_for
-    from driftline.flows.web.requests import Reader
-    from driftline.flows.web.serving import Exposure, web_server
+    from driftline.flows.web.api import Reader
+    from driftline.flows.web.server import Exposure, web_server
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target), source_access(target, workspace))
@@ -143,12 +143,12 @@ def _indexing(hooks: Hooks | None, watched: Workspace | None) -> Iterator[None]:
 
 def _hooks(target: str) -> Hooks | None:
     """Return the webhooks of the ``driftline.toml`` that names the workspace, if it has any."""
-    from driftline.flows.config.toml_file import locate_config
+    from driftline.flows.config.driftline_toml import locate_config
 
     config = locate_config(None)
     if config is None or config.workspace != target or config.hooks is None:
         return None
-    from driftline.flows.ci.hooks import hooks_of
+    from driftline.flows.ci.webhooks import hooks_of
 
     return hooks_of(config)
 
@@ -206,7 +206,7 @@ def _access_rules(target: str, workspace: Workspace, proxy: TrustedProxy | None)
 
     Raises UsageError without a proxy, because everybody would see everything.
     """
-    from driftline.flows.config.toml_file import locate_config
+    from driftline.flows.config.driftline_toml import locate_config
     from driftline.flows.web.authentication import AccessRules
 
     config = locate_config(None)
@@ -232,10 +232,10 @@ def _newest(
 
     It opens the copy of a bucket if that is requested, or if an earlier search has kept one.
     """
-    from driftline.flows.config.toml_file import search_settings
+    from driftline.flows.config.driftline_toml import search_settings
     from driftline.flows.runs.pull import has_copy, newest_of
     from driftline.flows.runs.search import cache_settings
-    from driftline.tasks.search.query import warm
+    from driftline.tasks.search.search import warm
 
     def prepare(found: Workspace) -> None:
         for each in searches:  # none before the first copy
@@ -248,7 +248,7 @@ def _newest(
 
 
 def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:
-    """Return a function that locates the memory; a search of memory reports a wrong setting."""
+    """Return a function that locates the memory, so that wrong settings fail a search of memory, not the start."""
 
     @once
     def find() -> Memory:
@@ -262,7 +262,7 @@ def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:
 
 def _tools(reader: Reader) -> Tools | None:
     """Return the MCP tools of a server, if the extra is installed."""
-    from driftline.flows.web.tools import Tools
+    from driftline.flows.web.mcp_endpoint import Tools
 
     return Tools(reader) if find_spec("mcp") is not None else None
 

@@ -1,11 +1,10 @@
-"""Resolve environment variables, the working directory, and the paths and URIs that people write."""
+"""Resolve the paths, URIs and names of workspaces that people write, in the current folder and environment."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from driftline.storage.defaults import expanded
@@ -14,30 +13,9 @@ from driftline.storage.errors import UsageError
 HOME_VARIABLE = "DRIFTLINE_HOME"
 """Names the folder of workspaces that have a name, such as ``@notes``."""
 DATABASE_VARIABLE = "DATABASE_URL"
+"""Names the catalog of the memory store."""
 SERVER_VARIABLE = "DRIFTLINE_SERVER"
 """The URL of the web server that searches query, and that reports of flows link to."""
-"""Names the catalog of the memory store."""
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """The environment variables and the working directory of a process."""
-
-    environ: Mapping[str, str]
-    cwd: Path
-
-    @classmethod
-    def current(cls) -> Environment:
-        """Return the environment of this process at the time of the call."""
-        return cls(os.environ, Path.cwd())
-
-    @property
-    def workspaces_home(self) -> str:
-        """The folder of workspaces with names: DRIFTLINE_HOME, else the user's data folder (XDG)."""
-        data = self.environ.get("XDG_DATA_HOME") or "~/.local/share"
-        return self.environ.get(HOME_VARIABLE) or f"{data}/driftline/workspaces"
-
-
 WORKSPACE_FOLDER = ".driftline"
 
 # A single letter before the colon is a Windows drive, not a scheme.
@@ -64,18 +42,20 @@ def local_path(uri: str) -> Path | None:
     return Path(match["rest"]) if match["scheme"].lower() in _LOCAL_SCHEMES else None
 
 
-def absolute_workspace(workspace: str, cwd: Path, home: str) -> str:
+def absolute_workspace(workspace: str, home: str | None = None) -> str:
     """Resolve ``@notes`` as the workspace of this name below ``home``, and a path as absolute; keep a URI.
 
-    Raises UsageError for an invalid name.
+    ``home`` is by default $DRIFTLINE_HOME, else in the user's data folder (XDG). Raises UsageError for an invalid name.
     """
     if workspace.startswith(NAME_SIGN):
         name = workspace.removeprefix(NAME_SIGN)
         if not is_plain_name(name):
             fix = f"A name has letters, digits, - and _; for a folder, write ./{workspace}"
             raise UsageError("Not a valid workspace name", workspace, fix)
-        return str((cwd / expanded(home) / name).absolute())
-    return workspace if _URI.fullmatch(workspace) else str((cwd / expanded(workspace)).resolve())
+        data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+        home = home or os.environ.get(HOME_VARIABLE) or f"{data}/driftline/workspaces"
+        return str((expanded(home) / name).absolute())
+    return workspace if _URI.fullmatch(workspace) else str(expanded(workspace).resolve())
 
 
 def is_plain_name(workspace: str) -> bool:

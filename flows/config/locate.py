@@ -5,21 +5,16 @@ The workspace is the named one, else the nearest one. The branch has a name, or 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftline.flows.config.environment import (
-    WORKSPACE_FOLDER,
-    Environment,
-    absolute_workspace,
-    local_path,
-    nearest_workspace,
-)
+from driftline.flows.config.environment import WORKSPACE_FOLDER, absolute_workspace, local_path, nearest_workspace
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
-    from driftline.flows.config.toml_file import Configuration
+    from driftline.flows.config.driftline_toml import Configuration
     from driftline.storage.entities import Boundary
     from driftline.storage.sources.source import SourceAccess
     from driftline.storage.workspace.workspace import Workspace
@@ -28,34 +23,26 @@ if TYPE_CHECKING:
 WORKSPACE_VARIABLE = "DRIFTLINE_WORKSPACE"
 
 
-def workspace_named(name: str, environment: Environment | None = None) -> str:
-    """Return the absolute path or URI of the workspace that a caller names; ``@notes`` is below DRIFTLINE_HOME."""
-    environment = environment or Environment.current()
-    return absolute_workspace(name, environment.cwd, environment.workspaces_home)
-
-
-def workspace_for_reading(given: str | None, environment: Environment | None = None) -> str:
+def workspace_for_reading(given: str | None) -> str:
     """Return the workspace to search: ``given``, else the environment's, else the nearest one above the working
     directory.
 
     The nearest is a ``.driftline`` folder or the workspace of a ``driftline.toml``. Returns an absolute path or a URI.
-    ``environment`` defaults to that of this process. Raises WorkspaceNotFound, UsageError.
+    Raises WorkspaceNotFound, UsageError.
     """
-    environment = environment or Environment.current()
-    named = given or environment.environ.get(WORKSPACE_VARIABLE)
-    if named:
-        return absolute_workspace(named, environment.cwd, environment.workspaces_home)
-    from driftline.flows.config.toml_file import CONFIG_VARIABLE, find_config, load_config  # loads pydantic
+    if named := given or os.environ.get(WORKSPACE_VARIABLE):
+        return absolute_workspace(named)
+    from driftline.flows.config.driftline_toml import CONFIG_VARIABLE, find_config, load_config  # loads pydantic
 
-    folder, config = nearest_workspace(environment.cwd), find_config(None, environment)
+    folder, config = nearest_workspace(Path.cwd()), find_config(None)
     if config is not None and (
-        folder is None or environment.environ.get(CONFIG_VARIABLE) or config.parent.is_relative_to(folder.parent)
+        folder is None or os.environ.get(CONFIG_VARIABLE) or config.parent.is_relative_to(folder.parent)
     ):
         return load_config(config).workspace
     if folder is None:
         raise WorkspaceNotFound(
             f"No {WORKSPACE_FOLDER} folder here or above",
-            str(environment.cwd),
+            os.getcwd(),
             f"Run 'driftline index SOURCE' first, or name a workspace with --workspace or {WORKSPACE_VARIABLE}.",
         )
     return str(folder)
@@ -65,18 +52,15 @@ def workspace_for_indexing(
     given: str | None,
     sources: Sequence[str],
     configuration: Configuration | None = None,
-    environment: Environment | None = None,
 ) -> str:
     """Return the workspace to write: ``given``, else the environment's, else the file's, else that of all sources.
 
     Each local source proposes the nearest ``.driftline`` in its folder or a parent folder, else one at its own root.
-    Returns an absolute path or a URI; creates nothing. ``environment`` defaults to that of this process. Raises
-    UsageError if the sources disagree.
+    Returns an absolute path or a URI; creates nothing. Raises UsageError if the sources disagree.
     """
-    environment = environment or Environment.current()
-    named = given or environment.environ.get(WORKSPACE_VARIABLE) or (configuration.workspace if configuration else None)
+    named = given or os.environ.get(WORKSPACE_VARIABLE) or (configuration.workspace if configuration else None)
     if named:
-        return absolute_workspace(named, environment.cwd, environment.workspaces_home)
+        return absolute_workspace(named)
     proposals: dict[Path, str] = {}
     for source in sources:
         path = local_path(source)
@@ -86,7 +70,7 @@ def workspace_for_indexing(
                 source,
                 f"Name one with --workspace or {WORKSPACE_VARIABLE}.",
             )
-        root = (environment.cwd / path).resolve()
+        root = path.resolve()
         proposals.setdefault(nearest_workspace(root) or root / WORKSPACE_FOLDER, source)
     if len(proposals) != 1:
         raise UsageError(
@@ -122,7 +106,7 @@ def on_named_branch(workspace: Workspace, name: str | None, within: Boundary | N
     """
     if name is None:
         return workspace
-    from driftline.storage.workspace.branches import has_branch, on_branch
+    from driftline.storage.workspace.branch_cuts import has_branch, on_branch
 
     branch = named_branch(name)
     if branch is None or (name == AUTO and not has_branch(workspace, branch, within)):
@@ -130,22 +114,19 @@ def on_named_branch(workspace: Workspace, name: str | None, within: Boundary | N
     return on_branch(workspace, branch, within)
 
 
-def source_access(
-    workspace: str, given: str | None, config: str | None = None, environment: Environment | None = None
-) -> SourceAccess:
+def source_access(workspace: str, given: str | None, config: str | None = None) -> SourceAccess:
     """Return which sources of ``workspace`` may be read. Raises UsageError.
 
     ``given`` is the name of the workspace if the caller named it, ``config`` a configuration that the caller named. The
     locations that a named or trusted ``driftline.toml`` lists may be read. Beyond them, no remote source may be read. A
     local source may be read if the workspace was named, else only in the folder in which the workspace was found.
     """
-    from driftline.flows.config.toml_file import named_or_trusted_config
+    from driftline.flows.config.driftline_toml import named_or_trusted_config
     from driftline.storage.sources.source import SourceAccess
 
-    environment = environment or Environment.current()
-    trusted = named_or_trusted_config(config, environment)
+    trusted = named_or_trusted_config(config)
     roots = tuple(source.uri for source in trusted.sources) if trusted is not None else ()
-    if given or environment.environ.get(WORKSPACE_VARIABLE):
+    if given or os.environ.get(WORKSPACE_VARIABLE):
         return SourceAccess(roots)
     found = local_path(workspace)
     return SourceAccess(roots, str(Path(found).resolve().parent) if found is not None else None)

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from driftline.flows.config.environment import DATABASE_VARIABLE, Environment
-from driftline.flows.config.locate import workspace_named
-from driftline.flows.config.toml_file import memory_table_for
+from driftline.flows.config.driftline_toml import memory_table_for
+from driftline.flows.config.environment import DATABASE_VARIABLE, absolute_workspace
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS, DEFAULT_REDACTION, Redaction, expanded
 from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import ROOT_ID, Entity, EntityName, Hierarchy
@@ -223,7 +222,7 @@ def open_memory(
     if uri is None:
         raise UsageError("No workspace was named for the memory", "", "Set storage.uri, or LTM_STORAGE_URI.")
     cache, ask = configuration.performance.metadata_cache, ask_for_compaction
-    uri = workspace_named(uri)
+    uri = absolute_workspace(uri)
     return MemoryStore(
         uri,
         catalog_url=configuration.catalog.url,
@@ -283,7 +282,7 @@ def find_memory(
     from driftline.storage.workspace.workspace import Workspace
 
     elsewhere = configuration.storage.uri
-    target = Workspace.open(workspace_named(elsewhere)) if elsewhere else workspace
+    target = Workspace.open(absolute_workspace(elsewhere)) if elsewhere else workspace
     if not configuration.embedding.enabled or not (configuration.storage.uri or holds_memory(target)):
         return None
     url = find_catalog(target, configuration.catalog.url)
@@ -392,16 +391,15 @@ def _first_mistake(error: ValidationError) -> str:
 WHERE_CATALOGS_ARE_NAMED = f"{DATABASE_VARIABLE}, LTM_CONFIG, or [memory.catalog] in driftline.toml"
 
 
-def memory_of(workspace: str, path: str | None = None, environment: Environment | None = None) -> MemoryConfiguration:
+def memory_of(workspace: str, path: str | None = None) -> MemoryConfiguration:
     """Return the settings of the memory in ``workspace``: the file at ``path`` or $LTM_CONFIG, and the environment.
 
     The ``[memory]`` of a ``driftline.toml`` that names the workspace provides their defaults. Raises UsageError.
     """
-    environment = environment or Environment.current()
-    return load_memory_configuration(path, environment.environ, below=memory_table_for(workspace, environment))
+    return load_memory_configuration(path, below=memory_table_for(workspace))
 
 
-def catalog_to_keep(workspace: Workspace, environment: Environment | None = None) -> str | None:
+def catalog_to_keep(workspace: Workspace) -> str | None:
     """Return the URL of the configured catalog of the memory in ``workspace``, or None.
 
     $DATABASE_URL counts only if it is the database of this catalog, or if it cannot be read and no catalog is in the
@@ -409,24 +407,23 @@ def catalog_to_keep(workspace: Workspace, environment: Environment | None = None
     """
     if not holds_memory(workspace):
         return None
-    environment = environment or Environment.current()
-    table = memory_table_for(workspace.objects.uri, environment)
-    named = load_memory_configuration(None, environment.environ, below=table, without=[DATABASE_VARIABLE]).catalog.url
-    return named or _of_application(workspace, environment.environ.get(DATABASE_VARIABLE))
+    table = memory_table_for(workspace.objects.uri)
+    named = load_memory_configuration(below=table, without=[DATABASE_VARIABLE]).catalog.url
+    return named or _of_application(workspace, os.environ.get(DATABASE_VARIABLE))
 
 
-def compaction_threshold(workspace: Workspace, environment: Environment | None = None) -> int | None:
+def compaction_threshold(workspace: Workspace) -> int | None:
     """Return the number of deltas above which a memory index in ``workspace`` is folded; None if there is no memory."""
     if not holds_memory(workspace):
         return None
-    return memory_of(workspace.objects.uri, None, environment).index.compaction_threshold
+    return memory_of(workspace.objects.uri).index.compaction_threshold
 
 
-def memory_encoding(workspace: Workspace, environment: Environment | None = None) -> Encoding:
+def memory_encoding(workspace: Workspace) -> Encoding:
     """Return the encoding of the memory indexes in ``workspace``."""
     if not holds_memory(workspace):
         return DEFAULT_ENCODING
-    return encoding_of(memory_of(workspace.objects.uri, None, environment))
+    return encoding_of(memory_of(workspace.objects.uri))
 
 
 def _of_application(workspace: Workspace, url: str | None) -> str | None:

@@ -4,6 +4,7 @@ itself.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -39,9 +40,9 @@ def check_secret(name: str, value: str, where: str) -> None:
         raise UsageError(f"{name!r} contains a secret in plain text", where, _FIX)
 
 
-def resolve_secret(name: str, value: str, environ: Mapping[str, str], where: str) -> str:
+def resolve_secret(name: str, value: str, where: str) -> str:
     """Return the current value of a secret. Raises UsageError if it has none."""
-    return _resolve(f"The webhook {name!r}", value, environ, where)
+    return _resolve(f"The webhook {name!r}", value, where)
 
 
 def check_uri(uri: str, where: str) -> None:
@@ -62,21 +63,21 @@ def check_catalog(url: str, where: str) -> None:
         raise UsageError("The URL of the catalog may contain a password in plain text", where, _FIX)
 
 
-def resolve_catalog(url: str, environ: Mapping[str, str], where: str) -> str:
+def resolve_catalog(url: str, where: str) -> str:
     """Replace the references in the URL of a catalog by their current values. Raises UsageError if one has none."""
     if block := _BLOCK.fullmatch(url):
         return _load_block("The catalog", block[1], where)
-    return _VARIABLE.sub(lambda match: _resolve("The catalog", match[0], environ, where), url)
+    return _VARIABLE.sub(lambda match: _resolve("The catalog", match[0], where), url)
 
 
-def resolve_options(options: Mapping[str, str], environ: Mapping[str, str], where: str = "") -> dict[str, str]:
+def resolve_options(options: Mapping[str, str], where: str = "") -> dict[str, str]:
     """Replace each reference in ``options`` by its current value. Raises UsageError if it has none."""
-    return {key: _resolve(f"The storage option {key!r}", value, environ, where) for key, value in options.items()}
+    return {key: _resolve(f"The storage option {key!r}", value, where) for key, value in options.items()}
 
 
-def _resolve(what: str, value: str, environ: Mapping[str, str], where: str) -> str:
+def _resolve(what: str, value: str, where: str) -> str:
     if variable := _VARIABLE.fullmatch(value):
-        secret = environ.get(variable[1])
+        secret = os.environ.get(variable[1])
         if not secret:
             raise UsageError(f"{what} needs the variable {variable[1]}", where, "Set it.")
         return secret

@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from driftline.flows.answers import ExactMatches
-from driftline.flows.memory import entry_to_dict
+from driftline.flows.http_answers import ExactMatches
+from driftline.flows.memory_backend import entry_to_dict
 from driftline.storage.defaults import CUT, MAX_SHOWN_CHARACTERS, is_clipped
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHit
 from driftline.storage.model import WorkspaceStats
 from driftline.tasks.search.hits import Excerpt, Hit, clipped
-from driftline.tasks.search.query import SearchReport
+from driftline.tasks.search.search import SearchReport
 
 MAX_SOURCES = 100
 MAX_LINE_CHARACTERS = MAX_SHOWN_CHARACTERS
@@ -329,7 +329,7 @@ class MemoryAnswer(BaseModel):
     more: str | None = None
 
     def text(self) -> str:
-        """Return an entry a line: its owner, its key and its value."""
+        """Return one line for an entry: its owner, its key and its value."""
         shown = (f"{each.record.entity} {each.record.key}: {_as_json(each.record.value)}" for each in self.results)
         return "\n".join([*shown, *filter(None, [self.more])]) or "No results."
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import signal
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -26,7 +25,7 @@ from pydantic import Field, ValidationError, create_model, model_validator
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from driftline.flows.http_server import TimeoutProtocol, listen, own_addresses
+from driftline.flows.http_server import HttpServer, TimeoutProtocol, listen, own_addresses
 from driftline.flows.mcp_server.tools import LineTools, MemoryTools, protocol_errors
 from driftline.storage.defaults import nearest_name
 from driftline.storage.entities import Boundary
@@ -38,19 +37,6 @@ MAX_BODY_BYTES = 1 << 20
 _GRACE_SECONDS = 3
 """Grace period for requests in flight at shutdown."""
 _METHOD_NOT_ALLOWED, _TOO_LARGE = 405, 413
-
-
-@dataclass(frozen=True, slots=True)
-class HttpServer:
-    """A server that listens at ``url``; ``run`` serves until it is interrupted or ``server.should_exit`` is set."""
-
-    url: str
-    server: uvicorn.Server
-    listener: socket.socket
-
-    def run(self) -> None:
-        with self.listener:
-            self.server.run(sockets=[self.listener])
 
 
 def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
@@ -199,9 +185,7 @@ def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
 
 
 def _of_workspace(tools: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """Return the tool that calls one of ``tools``, which differ in their workspace: that of the argument
-    ``workspace``.
-    """
+    """Return a tool that calls the one of ``tools`` whose workspace the argument ``workspace`` names."""
     names = tuple(tools)
 
     @wraps(tools[names[0]])
@@ -272,7 +256,7 @@ def _without_titles(schema: Any) -> Any:
 
 
 def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of arguments without null, which optional ones accept in place of being absent."""
+    """Remove null from the schema of arguments: clients omit an optional argument instead."""
     properties = {}
     for name, about in schema.get("properties", {}).items():
         options = [each for each in about.get("anyOf", ()) if each != {"type": "null"}]

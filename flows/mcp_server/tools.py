@@ -34,13 +34,13 @@ from driftline.flows.mcp_server.answers import (
 from driftline.flows.runs.search import find
 from driftline.storage.entities import Boundary
 from driftline.storage.errors import DriftlineError, UsageError, gave_up, is_panic
-from driftline.storage.lines.patterns import MAX_PATTERN_CHARACTERS
+from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHits
-from driftline.storage.options import MAX_SERVED_NAMES, Option, spread
+from driftline.storage.request_options import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.hits import read_excerpt
-from driftline.tasks.search.language import field_term
+from driftline.tasks.search.query_language import field_term
 from driftline.tasks.search.request import FILTERS, Mode, SearchRequest, options_in, without_empty
 
 MAX_TOP_K = 50

@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from driftline.flows.output.run_series import History, Series, to_row
+from driftline.flows.output.run_history import OF_EVERY_RUN, History, Series, in_words, to_row
 from driftline.storage.model import WorkspaceStats
 from driftline.storage.workspace.records import RunRecord
 
@@ -83,15 +83,8 @@ def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
 def run_row(run: RunRecord) -> dict[str, Any]:
     """Return a row of the table of runs: ``what`` lists the figures of its kind that are not zero."""
     row = to_row(run)
-    shared = {name: row.pop(name) for name in ("run_id", "kind", "started", "seconds", "outcome")}
-    figures = ", ".join(f"{name} {_figure(value)}" for name, value in row.items() if value not in (0, [], None))
-    return {**shared, "started": str(shared["started"])[:19].replace("T", " "), "what": figures}
-
-
-def _figure(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return number(value) if isinstance(value, int | float) else str(value)
+    started = str(row["started"])[:19].replace("T", " ")
+    return {**{name: row[name] for name in OF_EVERY_RUN}, "started": started, "what": in_words(row)}
 
 
 WIDTH, HEIGHT = 560, 260

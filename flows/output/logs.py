@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from driftline.flows.output.plain import log_line, warn
+from driftline.flows.output.plain_text import log_line, warn
 from driftline.storage.errors import UsageError, redacted
 
 LOG_VARIABLE = "DRIFTLINE_LOG"

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, TypeVar
 
 from driftline.flows.output.logs import writes_json
-from driftline.flows.output.plain import appearance, printable, wants_styles, warn
+from driftline.flows.output.plain_text import appearance, printable, wants_styles, warn
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

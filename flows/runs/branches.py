@@ -22,7 +22,7 @@ from driftline.storage.errors import DriftlineError, LeaseHeld, NotIndexed, Stal
 from driftline.storage.layout import branch_lease_path, lease_path
 from driftline.storage.leases.lease import Lease, acquire, fenced
 from driftline.storage.model import new_ulid
-from driftline.storage.workspace.branches import (
+from driftline.storage.workspace.branch_cuts import (
     branch_at,
     branch_records,
     cut,
@@ -31,10 +31,10 @@ from driftline.storage.workspace.branches import (
     read_branch,
     write_record,
 )
-from driftline.storage.workspace.fleet import read_fleets
+from driftline.storage.workspace.fleet_state import read_fleets
 from driftline.storage.workspace.records import BranchRecord
 from driftline.storage.workspace.workspace import Branch, Workspace
-from driftline.tasks.embedding.context import TaskContext
+from driftline.tasks.embedding.task_context import TaskContext
 from driftline.tasks.git.commits import (
     ask_remote_branches,
     branch_named,
@@ -45,7 +45,7 @@ from driftline.tasks.git.commits import (
     local_branches,
 )
 from driftline.tasks.git.work_tree import find_work_tree
-from driftline.tasks.scanning.ignore import IGNORE_FILES
+from driftline.tasks.scanning.path_patterns import IGNORE_FILES
 from driftline.tasks.scanning.scan import PartitionSpec, ScanSpec, scan_partition
 
 DEFAULT_PRUNED_AFTER_DAYS = 14.0
@@ -55,9 +55,9 @@ DEFAULT_PRUNED_AFTER_DAYS = 14.0
 class BranchReport:
     """A branch of a source.
 
-    ``base`` is the commit of the main index that it was cut from and ``commit`` the one at which it was indexed, if git
-    names them. ``documents`` is the number of documents that differ from the current main index, ``lines`` the number
-    of their lines, and ``deleted`` the number of documents that the branch lacks. ``size_bytes`` is the size that the
+    ``base`` is the commit of the main index from which it was cut, and ``commit`` its own indexed commit, if git names
+    them. ``documents`` is the number of documents that differ from the current main index, ``lines`` the number of
+    their lines, and ``deleted`` the number of documents that the branch lacks. ``size_bytes`` is the size that the
     branch does not share with the main index; ``age_seconds`` count from its last run.
     """
 

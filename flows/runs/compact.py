@@ -15,34 +15,27 @@ from typing import Any
 
 from driftline.flows.config.memory_settings import compaction_threshold, memory_encoding
 from driftline.flows.output.progress import NullProgress, Progress
-from driftline.flows.output.reports import CompactReport, TenantCompaction
+from driftline.flows.output.run_reports import CompactReport, TenantCompaction
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.source_run import build_on
 from driftline.storage.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, CommitConflict, DriftlineError, LeaseHeld, RecallTooLow
-from driftline.storage.lance.table import commit_compaction, plan_compaction, remove_old_versions
+from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, remove_old_versions
 from driftline.storage.lance.vector_index import VECTOR
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.lines.indexes import Segment, SegmentSpec, maintain
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.memory.maintenance import compact_indexes, compact_vectors
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.model import new_ulid
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
-from driftline.tasks.embedding.context import ModelRef, TaskContext
-from driftline.tasks.maintenance.cleanup import Fence
-from driftline.tasks.maintenance.compact import (
-    RewriteSpec,
-    SearchQuality,
-    fold_deltas,
-    last_measured,
-    rewrite_fragments,
-    search_quality,
-    take_stock,
-)
+from driftline.tasks.embedding.task_context import ModelRef, TaskContext
+from driftline.tasks.indexing.commit import RewriteSpec, rewrite_fragments, settle
+from driftline.tasks.maintenance.fence_and_delete import Fence
+from driftline.tasks.maintenance.search_quality import SearchQuality, last_measured, measure_if_due, take_stock
 
 RECALL_FLOOR = 0.95
 """Minimum recall@10 against exact search: below it, the compaction fails and keeps old versions."""
@@ -156,7 +149,9 @@ class _Compaction:
             with ExitStack() as stack:
                 lease = self._lease(stack, entity, "source")
                 if lease is not None:
-                    self.report.folded[str(entity)] = fold_deltas(self.workspace, entity, lease).deltas
+                    settle(self.workspace, entity, lease)
+                    lease.check()
+                    self.report.folded[str(entity)] = self.workspace.manifest(entity).compact().deltas
 
     # -- memory ------------------------------------------------------------------------------
 
@@ -233,7 +228,7 @@ class _Compaction:
         """Measure the search if it is due, before old versions are removed. Raises RecallTooLow."""
         self.progress.phase(f"measuring {self.tenant}")
         now = datetime.now(UTC)
-        self.quality = found = search_quality(self.workspace, self.tenant, self.rebuilt, now)
+        self.quality = found = measure_if_due(self.workspace, self.tenant, self.rebuilt, now)
         measured = now if found else last_measured(self.workspace, self.tenant)
         self.report.measured = measured.isoformat() if measured else None
         if found is not None and found.recall < RECALL_FLOOR:

@@ -24,7 +24,7 @@ from driftline.storage.errors import DriftlineError, ExecutorError, UsageError
 from driftline.storage.objects.request_counts import Counts, count_all, tally
 from driftline.storage.sources.source import Source
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.embedding.context import CountsCallback, TaskContext
+from driftline.tasks.embedding.task_context import CountsCallback, TaskContext
 
 if TYPE_CHECKING:
     from distributed import Client, Worker

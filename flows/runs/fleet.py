@@ -18,13 +18,13 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from driftline.flows.config.toml_file import Configuration, ConfiguredFleet
+from driftline.flows.config.driftline_toml import Configuration, ConfiguredFleet
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.runs.branches import delete_branch
 from driftline.flows.runs.index import IndexRequest, index_sources, remove_source
 from driftline.flows.runs.plan import SourceRequest
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Entity, entity_of, spelling
 from driftline.storage.errors import (
     AccessDenied,
     BadEntity,
@@ -41,11 +41,11 @@ from driftline.storage.layout import SOURCE
 from driftline.storage.leases.lease import Lease
 from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Listing, discover, entity_of, spelling
+from driftline.storage.sources.discovery import Listing, discover, open_pulls
 from driftline.storage.sources.mirror import REDIRECTS, current_branches, current_commit, parse_remote, with_ref
 from driftline.storage.sources.safe_folder import only_owner_reads
-from driftline.storage.workspace.branches import check_name
-from driftline.storage.workspace.fleet import (
+from driftline.storage.workspace.branch_cuts import check_name
+from driftline.storage.workspace.fleet_state import (
     FleetRecord,
     KnownBranch,
     KnownRepository,
@@ -148,8 +148,8 @@ class FleetPart:
 
     def to_dict(self, now: datetime) -> dict[str, Any]:
         """Return the fleet and its repositories, as ``fleet sync --json`` prints them."""
-        rows = [_row(each, now) for each in sorted(self.repositories.values(), key=lambda each: each.listed.path)]
-        rows += [_row(each, now) | {"state": "retired"} for each in self.retired.values()]
+        rows = [each.to_dict(now) for each in sorted(self.repositories.values(), key=lambda each: each.listed.path)]
+        rows += [each.to_dict(now) | {"state": "retired"} for each in self.retired.values()]
         for row in rows:
             before = self.before.repositories.get(row["id"])
             row["is_new"] = before is None
@@ -209,7 +209,7 @@ def fleet_status(request: FleetRequest) -> dict[str, Any]:
     fleets = []
     for name in sorted(configured.keys() | known.keys()):
         record, fleet = known.get(name, FleetRecord()), configured.get(name)
-        rows = [_row(each, now) for each in sorted(record.repositories.values(), key=lambda each: each.listed.path)]
+        rows = [each.to_dict(now) for each in sorted(record.repositories.values(), key=lambda each: each.listed.path)]
         fleets.append(
             {
                 "name": name,
@@ -248,6 +248,7 @@ def sync_fleets(
         others = {name: each for name, each in known.items() if name not in {part.fleet.name for part in parts}}
         _name(parts, known, now())
         _ask(parts, request, progress, now())
+        _ask_pulls(parts, request, progress, now())
         changed = [(part, each) for part in parts for each in _due(part, entities)]
         branches = _due_branches(parts, {each.entity for _, each in changed})
         run_id, of_branches = None, list[str]()
@@ -313,29 +314,6 @@ def summary(report: Mapping[str, Any]) -> str:
     retired = sum(row["state"] == "retired" for row in rows)
     branches = f", {len(report['branches']):,} branches changed" if report["branches"] else ""
     return f"{len(rows):,} repositories, {len(report['to_index']):,} changed{branches}, {retired:,} retired"
-
-
-def _row(repository: KnownRepository, now: datetime) -> dict[str, Any]:
-    listed = repository.listed
-    times = {name: getattr(repository, name) for name in ("looked_at", "indexed_at", "missed_since", "retry_at")}
-    return {
-        "id": listed.id,
-        "path": listed.path,
-        "entity": repository.entity,
-        "state": repository.state,
-        "former_path": repository.former_path,
-        "archived": listed.archived,
-        "fork": listed.fork,
-        "visibility": listed.visibility,
-        "size_bytes": listed.size_bytes,
-        "commit": repository.commit,
-        "indexed": repository.indexed,
-        "lag_seconds": round(repository.lag_seconds(now), 3),
-        "failures": repository.failures,
-        "reason": repository.excluded or repository.reason,
-        "branches": {name: each.indexed or None for name, each in repository.branches.items()},
-        "skipped_branches": repository.skipped_branches,
-    } | {name: moment.isoformat() if moment else None for name, moment in times.items()}
 
 
 def _environ() -> Mapping[str, str]:
@@ -415,7 +393,7 @@ def _name(parts: Iterable[FleetPart], known: Mapping[str, FleetRecord], now: dat
             if each.entity or each.excluded:
                 continue
             try:
-                entity = entity_of(part.fleet.template, each.listed, taken)
+                entity = entity_of(part.fleet.template, *each.listed.naming, taken)
             except BadEntity as error:
                 part.repositories[identifier] = each.failed(error, now)
                 continue
@@ -426,7 +404,7 @@ def _name(parts: Iterable[FleetPart], known: Mapping[str, FleetRecord], now: dat
 def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
     """Ask each repository for its commit, unless the listing shows that nothing was pushed."""
     due = [
-        (part, identifier, each)
+        (part, identifier)
         for part in parts
         for identifier, each in part.repositories.items()
         if each.entity
@@ -436,8 +414,7 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
     ]
     progress.phase(f"asking {len(due):,} repositories for their commits")
 
-    def ask(item: tuple[FleetPart, str, KnownRepository]) -> KnownRepository:
-        part, _, each = item
+    def ask(part: FleetPart, each: KnownRepository) -> KnownRepository:
         remote, branches = part.fleet.host.remote(each.listed), dict[str, str]()
         try:
             if part.fleet.branches:
@@ -450,10 +427,44 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
         found = each.at_commit(commit, now, part.settings, stamp=stamp)
         return found.with_branches(*_selected(part, each, branches), part.fleet.branches) if commit else found
 
+    _replace_each(due, ask)
+    for part, _ in due:
+        part.asked += 1
+
+
+def _replace_each(
+    due: Sequence[tuple[FleetPart, str]], ask: Callable[[FleetPart, KnownRepository], KnownRepository]
+) -> None:
+    """Replace the repositories that are ``due``, by their ids, with what ``ask`` returns; it runs concurrently."""
     with ThreadPoolExecutor(CONCURRENT_LOOKUPS, thread_name_prefix="fleet") as pool:
-        for (part, identifier, _), answer in zip(due, pool.map(ask, due), strict=True):
+        asked = pool.map(lambda item: ask(item[0], item[0].repositories[item[1]]), due)
+        for (part, identifier), answer in zip(due, asked, strict=True):
             part.repositories[identifier] = answer
-            part.asked += 1
+
+
+def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
+    """Ask for the open pull requests of each repository. Without an answer, the known ones stay as they are."""
+    due = [
+        (part, identifier)
+        for part in parts
+        for identifier, each in part.repositories.items()
+        if part.is_present(identifier) and each.entity and not each.excluded
+        if part.fleet.pull_requests or each.pulls
+    ]
+
+    def ask(part: FleetPart, each: KnownRepository) -> KnownRepository:
+        if not part.fleet.pull_requests:
+            return each.with_pulls(dict.fromkeys(each.pulls, ""), "")
+        if each.is_waiting(now) and not request.retry:
+            return each
+        host, notify = part.fleet.host, progress.message
+        try:
+            found = open_pulls(host, each.listed, each.pulls, each.pulls_etag, environ=_environ(), notify=notify)
+        except DriftlineError as error:
+            return each.model_copy(update={"pulls_problem": str(error)})
+        return each.with_pulls(*found) if found is not None else each
+
+    _replace_each(due, ask)
 
 
 def _selected(
@@ -580,7 +591,7 @@ def _after_run(
 def _conflict(
     workspace: Workspace, repository: KnownRepository, uri: str, owners: Mapping[str, str]
 ) -> DriftlineError | None:
-    """Return why a repository cannot be indexed as its entity: another source has it, or another one has its URI."""
+    """Return why a repository cannot be indexed as its entity: another source has the entity or the URI."""
     if owners.get(uri) != repository.entity:
         return SourceConflict("Two fleets contain the same repository", uri, "Exclude one of them.")
     known = workspace.readable_source(Entity.parse(repository.entity))
@@ -629,9 +640,9 @@ def _detach(workspace: Workspace, entity: str, uri: str, request: FleetRequest) 
 
 def _at_branch(part: FleetPart, repository: KnownRepository, name: str) -> SourceRequest:
     """Return the source at a branch, by its name in the index. Raises UsageError for one that a URI cannot name."""
-    source = part.source(repository)
-    uri = with_ref(source.uri, f"refs/heads/{branch_named(name)}")
-    known = repository.branches.get(name, KnownBranch())
+    source, known = part.source(repository), repository.branches.get(name, KnownBranch())
+    ref = part.fleet.host.pull_ref(known.pull) if known.pull else f"refs/heads/{branch_named(name)}"
+    uri = with_ref(source.uri, ref)
     return replace(source, uri=uri, commit=known.commit)
 
 
@@ -696,13 +707,18 @@ def _update_branches(
 
 
 def _delete_branches(part: FleetPart, repository: KnownRepository, request: FleetRequest) -> None:
-    """Delete the branches of a repository that are gone, unless they are suspiciously many or in use."""
+    """Delete the branches of a repository that are gone, unless they are suspiciously many or in use.
+
+    Of closed pull requests, none is suspicious: the host has said so of each.
+    """
     gone = [name for name, each in repository.branches.items() if not each.commit]
     if not gone or repository.failures:
         return
-    if is_suspicious(len(gone), len(repository.branches), request.max_delete_fraction):
-        part.refuse(f"{len(gone):,} of {len(repository.branches):,} branches", repository.listed.path, request)
-        return
+    branches = [each for each in repository.branches.values() if not each.pull]
+    lost = sum(not each.commit for each in branches)
+    if is_suspicious(lost, len(branches), request.max_delete_fraction):
+        part.refuse(f"{lost:,} of {len(branches):,} branches", repository.listed.path, request)
+        gone = [name for name in gone if repository.branches[name].pull]
     workspace, kept = Workspace.open(request.workspace, request.options), dict(repository.branches)
     for name in gone:
         try:

@@ -26,12 +26,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.flows.output.progress import EarlyProgress, NullProgress, Progress, run_stage
-from driftline.flows.output.reports import IndexReport, RemoveReport
+from driftline.flows.output.run_reports import IndexReport, RemoveReport
 from driftline.flows.runs.branches import delete_branch, enter_branch, leave_branch
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
 from driftline.flows.runs.source_group import SOURCES_PER_SLOT, Outcome, SourceGroup, grouped, run_alone
-from driftline.flows.runs.source_run import GUARDED_DELETIONS, SegmentBuilds, SourceRun, build_on
+from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS, SegmentBuilds, SourceRun, build_on
 from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (
@@ -50,18 +50,15 @@ from driftline.storage.model import DeepModel, new_ulid
 from driftline.storage.objects.request_counts import phase, tally
 from driftline.storage.sources.repository import more_readers
 from driftline.storage.sources.safe_folder import only_owner_reads
-from driftline.storage.workspace.branches import branch_records
+from driftline.storage.workspace.branch_cuts import branch_records
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
-from driftline.tasks.deep.transformer import deep_model
-from driftline.tasks.embedding.context import Stopwatch, TaskContext
+from driftline.tasks.embedding.task_context import Stopwatch, TaskContext
+from driftline.tasks.embedding.transformer import deep_model
 from driftline.tasks.indexing.commit import ChangeSet, Committer, complete_reembedding, remove_strays, settle
-from driftline.tasks.indexing.deep_definitions import batches, deepen_batch, plan_deep
-from driftline.tasks.scanning.ignore import Matcher
-from driftline.tasks.scanning.scan import Claim, Neighbours, claim_of, claimed
-
-COMMIT_SECONDS = 15.0
-"""A killed run loses about this much work."""
+from driftline.tasks.indexing.embed_definitions import batches, deepen_batch, plan_deep
+from driftline.tasks.scanning.overlap import Claim, Neighbours, claim_of, claimed
+from driftline.tasks.scanning.path_patterns import Matcher
 
 
 def chosen_model(plan: IndexPlan, progress: Progress) -> DeepModel | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from driftline.flows.config.toml_file import ConfiguredSource
+from driftline.flows.config.driftline_toml import ConfiguredSource
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_DELETE_FRACTION,
@@ -28,14 +28,14 @@ from driftline.storage.model import DeepModel
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.mirror import parse_remote
 from driftline.storage.sources.source import RepositorySource, Source, open_source
-from driftline.storage.workspace.branches import check_name
+from driftline.storage.workspace.branch_cuts import check_name
 from driftline.storage.workspace.records import BranchRecord, RunHistory, SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace, fingerprint_mismatch
-from driftline.tasks.embedding.context import ModelRef
 from driftline.tasks.embedding.models import dimension, fingerprint, is_earlier_version, resolve_model
+from driftline.tasks.embedding.task_context import ModelRef
 from driftline.tasks.git.work_tree import git_origin
-from driftline.tasks.scanning.ignore import Rules
-from driftline.tasks.scanning.scan import Claim
+from driftline.tasks.scanning.overlap import Claim
+from driftline.tasks.scanning.path_patterns import Rules
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from driftline.flows.output.progress import NullProgress, Progress
 from driftline.storage.defaults import expanded
 from driftline.storage.errors import DriftlineError, LeaseHeld, ObjectNotFound, StorageError
 from driftline.storage.layout import CONFIG, SOURCE, Kind, parse_name
-from driftline.storage.objects.backend import ObjectInfo
+from driftline.storage.model import ObjectInfo
 from driftline.storage.objects.request_counts import for_threads, tally
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.copies import CopyRecord, WorkspaceCopy

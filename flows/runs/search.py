@@ -12,15 +12,14 @@ from dataclasses import replace
 from operator import call
 from typing import TYPE_CHECKING, Any
 
-from driftline.flows.config.environment import Environment
 from driftline.flows.config.locate import on_named_branch
 from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 if TYPE_CHECKING:
     from driftline.storage.entities import Boundary
-    from driftline.storage.lines.filters import LineFilter
+    from driftline.storage.lines.line_filter import LineFilter
     from driftline.storage.workspace.workspace import Workspace
-    from driftline.tasks.search.query import SearchReport
+    from driftline.tasks.search.search import SearchReport
 
 
 def resolved(
@@ -31,7 +30,7 @@ def resolved(
     The returned request sees nothing beyond ``within``, which the request's own boundary may narrow. Raises UsageError
     for an unknown branch or named workspace.
     """
-    from driftline.tasks.search.language import asked_by
+    from driftline.tasks.search.query_language import asked_by
 
     if (narrower := request.boundary) is not None:
         within = narrower if within is None else within.narrowed(narrower)
@@ -55,8 +54,8 @@ def find(
 
     ``run`` runs it, in this process or in another one. Raises the errors of ``driftline.search``.
     """
-    from driftline.flows.output.run_series import record_search
-    from driftline.tasks.search.language import ask
+    from driftline.flows.output.run_history import record_search
+    from driftline.tasks.search.query_language import ask
 
     opened, complete = resolved(workspace, request, within, config)
     started = time.monotonic()
@@ -68,16 +67,14 @@ def find(
 DEFAULT_CACHE_BYTES = 10 * 2**30
 
 
-def search_request(
-    query: str, given: Mapping[str, Any], environment: Environment | None = None, **more: Any
-) -> SearchRequest:
+def search_request(query: str, given: Mapping[str, Any], **more: Any) -> SearchRequest:
     """Return the request of the ``given`` options, completed by the file that a command in the current folder uses.
 
     None means that an option was not given; ``more`` are further fields. Raises UsageError.
     """
-    from driftline.flows.config.toml_file import search_settings  # loads pydantic
+    from driftline.flows.config.driftline_toml import search_settings  # loads pydantic
 
-    settings = {name: value for name, value in search_settings(environment).items() if name in OPTIONS}
+    settings = {name: value for name, value in search_settings().items() if name in OPTIONS}
     chosen = {name: value for name, value in given.items() if value is not None}
     return SearchRequest.of(query, {**settings, **chosen}, **more)
 
@@ -87,7 +84,7 @@ def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
 
     Raises UsageError for an invalid file.
     """
-    from driftline.flows.config.toml_file import search_settings  # loads pydantic
+    from driftline.flows.config.driftline_toml import search_settings  # loads pydantic
 
     settings = search_settings()
     enabled = settings.get("cache", False) if cache is None else cache
@@ -100,7 +97,7 @@ def named_workspace(name: str, config: str | None = None) -> tuple[LineFilter, s
     The file is ``config``, else the one that a command in the current folder would use. Raises UsageError, which lists
     the existing names.
     """
-    from driftline.flows.config.toml_file import named_workspace_filter, open_config
+    from driftline.flows.config.driftline_toml import named_workspace_filter, open_config
 
     configuration = open_config(config)
     return named_workspace_filter(configuration, name), configuration.workspace

@@ -67,7 +67,7 @@ class SourceGroup:
         self._since = 0.0
 
     def execute(self, runs: Iterable[SourceRun], *, may_wait: bool) -> list[Outcome]:
-        """Run the sources. If it ``may_wait`` for leases of other runs, it does so last, for one after another."""
+        """Run the sources. If it ``may_wait``, it waits for leases of other runs at the end, one after another."""
         held: list[SourceRun] = []
         try:
             for run in runs:

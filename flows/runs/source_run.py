@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextvars
+import re
 import signal
 import threading
 import time
@@ -16,12 +17,13 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType, TracebackType
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.flows.output.progress import Progress, run_stage
-from driftline.flows.output.reports import SourceReport
+from driftline.flows.output.run_reports import SourceReport
 from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.credentials import RULES_VERSION
@@ -31,26 +33,26 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DeletionRefused, DriftlineError, LeaseLost, StorageError
 from driftline.storage.leases.lease import Lease, look
 from driftline.storage.lines.indexes import IndexScope, Segment, SegmentSpec, plan_new_segments
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
 from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import acquire_source
-from driftline.tasks.embedding.context import Stopwatch
+from driftline.tasks.embedding.task_context import Stopwatch
 from driftline.tasks.extraction.archives import without_opened
 from driftline.tasks.extraction.extractor import ENDS_MARK, MISSING_MARK, current_marks
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.commit import ChangeSet, Committer, SegmentTask, build, remove_strays, settle
 from driftline.tasks.indexing.rows import Donations, find_donations, only
-from driftline.tasks.scanning.ignore import Matcher
+from driftline.tasks.scanning.overlap import claimed
+from driftline.tasks.scanning.path_patterns import Matcher
 from driftline.tasks.scanning.scan import (
     PartitionSpec,
     RepositoryAtCommit,
     ScanResult,
     ScanSpec,
     WorkTreeAtCommit,
-    claimed,
     is_container,
     plan_partitions,
     scan_partition,
@@ -140,20 +142,18 @@ _PASSING = frozenset({SkipReason.UNREADABLE, SkipReason.UNSTABLE})
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The work of a run that has its lease: the changes in ``scans``."""
+    """The work of a run that has its lease: the ``changes`` in ``scans``, new and changed documents in order."""
 
     committer: Committer
     record: SourceRecord
     scans: list[ScanResult]
+    changes: pa.Table
 
-    @staticmethod
-    def changes_of(scans: Iterable[ScanResult]) -> pa.Table:
-        """Return the new and changed documents, in order."""
-        return pa.concat_tables([t for scan in scans for t in (scan.diff.new, scan.diff.candidates)]).sort_by("path")
-
-    def changes(self) -> pa.Table:
-        """Return the new and changed documents, in order."""
-        return self.changes_of(self.scans)
+    @classmethod
+    def of(cls, committer: Committer, record: SourceRecord, scans: list[ScanResult]) -> Self:
+        """Return the work in ``scans``."""
+        changes = pa.concat_tables([t for scan in scans for t in (scan.diff.new, scan.diff.candidates)])
+        return cls(committer, record, scans, changes.sort_by("path"))
 
 
 class SourceRun:
@@ -235,7 +235,7 @@ class SourceRun:
             committer = Committer(workspace, entity, lease, self._run_id, table, self._plan.model.dim)
             if len(workspace.line_tables(entity)) > 1:
                 self.indexes_lag |= remove_strays(committer) > 0
-        self._work = _Work(committer, record, self._scan())
+        self._work = _Work.of(committer, record, self._scan())
 
     @property
     def committer(self) -> Committer:
@@ -272,14 +272,14 @@ class SourceRun:
 
     def has_much_to_do(self) -> bool:
         """Return whether the changes that ``begin`` has found are worth commits of their own."""
-        changes = self._work.changes()
+        changes = self._work.changes
         return len(changes) > BATCH_DOCUMENTS // 4 or (pc.sum(changes["size_bytes"]).as_py() or 0) > BATCH_BYTES // 4
 
     def shared_batch(self) -> BatchSpec | None:
         """Return the changes as a batch to embed and commit together with other sources; None if ``complete`` must be
         called instead.
         """
-        changes = self._work.changes()
+        changes = self._work.changes
         deleted = sum(len(scan.diff.deleted) for scan in self._work.scans)
         if not len(changes) or self.has_much_to_do() or deleted > GUARDED_DELETIONS or self._plan.replaces is not None:
             return None
@@ -393,7 +393,7 @@ class SourceRun:
             scans = run_stage(
                 f"scan {self.entity}",
                 lambda: list(self._executor.map(scan_partition, specs)),
-                lambda found: f"{sum(scan.listed for scan in found):,} documents listed in {len(found)} parts",
+                lambda found: f"{sum(scan.listed for scan in found):,} documents listed",
                 repeatable=True,
             )
         for scan in scans:
@@ -461,7 +461,7 @@ class SourceRun:
         return f"{counts or 'no documents'}; {self.report.lines_embedded:,} lines embedded"
 
     def _embed(self, scans: Iterable[ScanResult], committer: Committer) -> None:
-        changes = _Work.changes_of(scans)
+        changes = self._work.changes
         retouched = pa.concat_tables([scan.diff.retouched for scan in scans])
         with self._timed("batches"):
             if len(retouched):
@@ -640,9 +640,13 @@ class SourceRun:
         if documents is None:
             documents = self._plan.workspace.manifest(self._source.entity).read(columns=columns)
         self.report.documents_total, self.report.lines_total = totals(documents)
-        marks = pc.fill_null(documents["extractor"], "")
-        self.report.needing_extra = int(pc.sum(pc.match_substring_regex(marks, MISSING_MARK)).as_py() or 0)
-        in_part = documents.filter(pc.match_substring_regex(marks, ENDS_MARK))
+        marks = [mark for mark in pc.unique(documents["extractor"]).to_pylist() if mark]
+
+        def marked(pattern: str) -> pa.Table:
+            found = [mark for mark in marks if re.search(pattern, mark)]
+            return documents.filter(pc.is_in(documents["extractor"], pa.array(found, pa.string())))
+
+        self.report.needing_extra, in_part = len(marked(MISSING_MARK)), marked(ENDS_MARK)
         self.report.in_part = dict(zip(in_part["path"].to_pylist(), in_part["size_bytes"].to_pylist(), strict=True))
         if self._only is not None and isinstance(self._source.source, RepositorySource):  # nobody looked at the others
             seen = (DocumentState.NEW, DocumentState.CHANGED, DocumentState.TOUCHED)

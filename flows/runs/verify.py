@@ -23,8 +23,8 @@ from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.cleanup import CatalogAtHand, open_catalog
-from driftline.tasks.maintenance.verify import (
+from driftline.tasks.maintenance.fence_and_delete import CatalogAtHand, open_catalog
+from driftline.tasks.maintenance.verify_documents import (
     OF_DOCUMENTS,
     OF_MEMORY,
     Finding,
@@ -56,7 +56,7 @@ class VerifyRequest:
 class VerifyReport:
     """The report of a verification.
 
-    After a repair, ``findings`` are those that remain, and ``mended`` counts the others.
+    After a repair, ``findings`` are the remaining ones, and ``mended`` counts the repaired ones.
     """
 
     run_id: str

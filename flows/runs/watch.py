@@ -14,16 +14,17 @@ from dataclasses import dataclass, replace
 from watchfiles import Change, watch
 from watchfiles._rust_notify import WatchfilesRustInternalError
 
-from driftline.flows.output.reports import IndexReport, SourceReport
+from driftline.flows.output.run_reports import IndexReport, SourceReport
 from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DeletionRefused, DriftlineError, SourceNotFound, UsageError
+from driftline.storage.globs import is_unicode
 from driftline.storage.model import DocumentState
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.git.commits import MAX_CHANGED_PATHS
-from driftline.tasks.scanning.ignore import IGNORE_FILES
+from driftline.tasks.scanning.path_patterns import IGNORE_FILES
 
 log = logging.getLogger(__name__)
 
@@ -205,11 +206,11 @@ class Watcher:
                 return None
         if gone:
             found.update(self._known_below(gone))
-        return tuple(sorted(name for name in found if _is_unicode(name)))
+        return tuple(sorted(name for name in found if is_unicode(name)))
 
     def _known_below(self, folders: Iterable[str]) -> Iterator[str]:
         """Yield the indexed documents below ``folders``; none below what was a file."""
-        prefixes = [folder for folder in folders if _is_unicode(folder)]
+        prefixes = [folder for folder in folders if is_unicode(folder)]
         workspace = Workspace.open(self.request.workspace, self.request.storage_options)
         for entity in self._entities(workspace):
             yield from workspace.manifest(entity).read(prefixes, columns=["path"])["path"].to_pylist()
@@ -235,11 +236,3 @@ def _files_below(root: str, folder: str) -> Iterator[str]:
     for directory, _, names in os.walk(folder):
         for name in names:
             yield os.path.relpath(os.path.join(directory, name), root).replace(os.sep, "/")
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

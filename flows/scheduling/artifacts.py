@@ -11,11 +11,11 @@ from urllib.parse import quote, urlsplit
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from driftline.flows.config.driftline_toml import prices_for
 from driftline.flows.config.environment import SERVER_VARIABLE
-from driftline.flows.config.toml_file import prices_for
 from driftline.flows.output.html_report import line_plot
-from driftline.flows.output.run_series import History, Series, newest_runs
-from driftline.flows.output.terminal import requests_text
+from driftline.flows.output.rich_tables import requests_text
+from driftline.flows.output.run_history import History, Series, newest_runs
 from driftline.flows.runs.index import IndexRequest
 from driftline.storage.errors import DriftlineError
 from driftline.storage.objects.request_counts import KINDS

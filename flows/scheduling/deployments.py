@@ -39,8 +39,8 @@ from prefect.types.entrypoint import EntrypointType
 from prefect.workers.process import ProcessWorker
 from pydantic import TypeAdapter
 
-from driftline.flows.config.toml_file import Configuration, ConfiguredSource
-from driftline.flows.config.toml_file import Schedule as ConfiguredSchedule
+from driftline.flows.config.driftline_toml import Configuration, ConfiguredSource
+from driftline.flows.config.driftline_toml import Schedule as ConfiguredSchedule
 from driftline.storage.defaults import DEFAULT_EXECUTOR
 from driftline.storage.entities import DEFAULT_IDS, Entity, encode_id
 from driftline.storage.errors import ExecutorError, UsageError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -237,7 +236,7 @@ def options_of(options: dict[str, str] | None) -> dict[str, str] | None:
     if options is None:
         return None
     check_options(options, "storage_options")
-    return resolve_options(options, os.environ, "storage_options")
+    return resolve_options(options, "storage_options")
 
 
 def catalog_of(url: str | None) -> str | None:
@@ -245,7 +244,7 @@ def catalog_of(url: str | None) -> str | None:
     if url is None:
         return None
     check_catalog(url, "catalog_url")
-    return resolve_catalog(url, os.environ, "catalog_url")
+    return resolve_catalog(url, "catalog_url")
 
 
 def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -254,7 +253,9 @@ def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -
     Only leases whose holder is provably dead are released: live holders release theirs, and those of other hosts
     expire.
     """
-    from driftline.tasks.maintenance.cleanup import release_abandoned  # loads SQLAlchemy, which flow runs do not need
+    from driftline.tasks.maintenance.fence_and_delete import (
+        release_abandoned,  # loads SQLAlchemy, which flow runs do not need
+    )
 
     parameters = flow_run.parameters
     workspace, options = parameters["workspace"], options_of(parameters.get("storage_options"))

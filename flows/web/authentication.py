@@ -54,7 +54,7 @@ COOKIE = "driftline_token"
 REFRESH_SECONDS = 5.0
 """Maximum time that a revoked token is still accepted."""
 STALE_SECONDS = 60.0
-"""Time that tokens are trusted after they became unreadable; after it, everyone is refused."""
+"""How long tokens stay valid after they became unreadable; then, everyone is refused."""
 MAX_TOKEN_CHARACTERS = 200
 
 log = logging.getLogger(__name__)

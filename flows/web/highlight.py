@@ -17,7 +17,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, find_lexer_class_for_filename, get_all_lexers
 from pygments.token import Name, Punctuation, Text, Whitespace
 
-from driftline.storage.lines.words import keywords, terms_of
+from driftline.storage.lines.tokenizer import keywords, terms_of
 
 MAX_LINE_CHARACTERS = 1_000
 MAX_COLOURED_CHARACTERS = 200_000
@@ -53,6 +53,9 @@ def coloured(path: str, lines: Sequence[str], query: str = "", matches: Sequence
     if begins_in_string(path, lines):
         # The lexer needs the quotes that the lines lack.
         return coloured(path, ['"""', *lines], query, [(), *matches] if matches else ())[1:]
+    if (at := lost_quotes(path, lines)) is not None:
+        made = coloured(path, [*lines[:at], '"""', *lines[at + 1 :]], query, matches)
+        return [*made[:at], "", *made[at + 1 :]]
     short = [_cut(line) for line in lines]
     text = "\n".join(short)
     if len(text) <= MAX_COLOURED_CHARACTERS:
@@ -96,6 +99,34 @@ def begins_in_string(path: str, lines: Sequence[str]) -> bool:
             return _BEFORE_STRING.search(left.rstrip()) is None
         before = line.strip() or before
     return False
+
+
+_CODE = re.compile(
+    r"\s*(?:@|(?:async )?def |class |from \S+ import |import |return\b|raise |(?:if|for|with|while) .*:$|try:$"
+    r"|[\w.]+(?:: [^=]+)? = |[\w.]+\()"
+)
+
+
+def lost_quotes(path: str, lines: Sequence[str]) -> int | None:
+    """Return the blank line of Python that stands for the quotes that end a string, if that seems to be lost.
+
+    A context from the index lacks lines without a letter or digit. The line is the last blank one before code.
+
+    Examples:
+        >>> lost_quotes("a.py", ["def f():", '    \"\"\"Renew.', "", "    The lease.", "", "    renew()"])
+        4
+        >>> lost_quotes("a.py", ["def f():", '    \"\"\"Renew.', "", "    The lease.", '    \"\"\"', "    renew()"])
+    """
+    begins = [at for at, line in enumerate(lines) for _ in _QUOTES.findall(line)]
+    if not path.endswith((".py", ".pyi")) or len(begins) % 2 == 0:
+        return None
+    blank = None
+    for at in range(begins[-1] + 1, len(lines)):
+        if not lines[at].strip():
+            blank = at
+        elif blank is not None and _CODE.match(lines[at]):
+            return blank
+    return None
 
 
 def _characters(tokens: Sequence[_Token]) -> int:
@@ -177,7 +208,7 @@ def _marked_at(tokens: Sequence[_Token], text: str, spans: Iterable[tuple[int, i
 
 
 def _marked(tokens: Iterable[_Token], query: str) -> Iterator[_Token]:
-    """Give words of the query a type below that of their token: a class that ends with ``-Mark``.
+    """Give words of the query a subtype of their token's type: a class that ends with ``-Mark``.
 
     Words are compared as in a search: ``fails`` in a query marks the second half of ``ConnectionFailed``.
     """

@@ -122,7 +122,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Tracer(Protocol):
-    """Creates a span for a request, as ``tracing.tracer`` returns it."""
+    """Create a span for a request; ``tracer`` returns such a function."""
 
     def __call__(self, scope: Scope) -> Any: ...
 

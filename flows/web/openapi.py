@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from driftline.flows.answers import ANSWERS, ProblemAnswer
+from driftline.flows.http_answers import ANSWERS, ProblemAnswer
 
 _SOURCE = "org:default/project:default/source:tree"
 _REPOSITORY = "https://github.com/acme/tree/blob/4b825dc642cb6eb9a060e54bf8d69288fbee4904"

@@ -3,6 +3,8 @@
 
 const DEBOUNCE_MILLISECONDS = 150;
 const COPIED_MILLISECONDS = 1500;
+const UNFINISHED = /(^|\s)(-?[a-z]+:|"[^"]*)$/; // the server would refuse the last term
+const OF_KNOWN_VALUES = /(^|\s)-?(lang|branch|case):\S*$/; // and this one, unless it is complete
 const typing = (target) => target.matches("input, select, textarea");
 
 /** The page of the server at `target`, or null if a newer request has taken its place. */
@@ -35,12 +37,17 @@ function searchAsYouType(form, box) {
     try {
       const page = await pageAt(target);
       if (!page) return;
+      if (!page.querySelector("main")) throw new Error("no page"); // such as too many requests
+      const wrong = page.querySelector("main > .error"); // the results stay
+      count.classList.toggle("bad", Boolean(wrong));
+      count.textContent = (wrong ?? page.getElementById("count"))?.textContent ?? "";
+      if (wrong) return;
       const isOpen = main.querySelector("details.facets")?.open ?? !narrow.matches;
       page.querySelector("details.facets")?.toggleAttribute("open", isOpen);
       const focused = main.contains(document.activeElement) ? document.activeElement.id : "";
       main.replaceWith(page.querySelector("main"));
+      box.dispatchEvent(new Event("terms"));
       if (focused) (document.getElementById(focused) ?? box).focus();
-      count.textContent = page.getElementById("count")?.textContent ?? "";
       document.title = page.title;
       history.replaceState(null, "", target);
     } catch {
@@ -49,11 +56,86 @@ function searchAsYouType(form, box) {
   };
   box.addEventListener("input", () => {
     clearTimeout(timer);
-    timer = setTimeout(show, DEBOUNCE_MILLISECONDS);
+    const isOffered = document.querySelector("#offers:not([hidden])") && OF_KNOWN_VALUES.test(box.value);
+    if (!isOffered && !UNFINISHED.test(box.value)) timer = setTimeout(show, DEBOUNCE_MILLISECONDS);
   });
   document.addEventListener("change", (event) => {
     if (event.target.form === form && event.target !== box) show();
   });
+}
+
+const MAX_OFFERS = 8;
+const MIN_LETTERS = 2;
+const EXCLUDES = /^(file|lang|repo):/;
+
+/** Offers to complete the term before the cursor, by a field or a value that the server lists in the page. */
+function completeTerms(box) {
+  const list = document.createElement("ul");
+  list.id = "offers";
+  list.role = "listbox";
+  list.ariaLabel = "Terms";
+  box.after(list);
+  box.removeAttribute("list");
+  box.role = "combobox";
+  box.ariaAutoComplete = "list";
+  box.setAttribute("aria-controls", list.id);
+
+  const typed = () => /\S*$/.exec(box.value.slice(0, box.selectionStart))[0];
+  const matching = () => {
+    const [, sign, field, part] = /^(-?)([a-z]*:|)(.*)$/.exec(typed().toLowerCase());
+    if (!field && part.length < MIN_LETTERS) return [];
+    const holds = ({ value }) => {
+      const rest = value.toLowerCase().slice(field.length);
+      if (sign && !EXCLUDES.test(value)) return false;
+      if (!field) return rest.endsWith(":") && rest.startsWith(part);
+      return value.startsWith(field) && rest && rest !== part && rest.includes(part);
+    };
+    const found = [...document.querySelectorAll("#terms option")].filter(holds).slice(0, MAX_OFFERS);
+    return found.map(({ value, label }) => ({ term: sign + value, about: label === value ? "" : label }));
+  };
+  const chosen = () => [...list.children].findIndex((each) => each.ariaSelected === "true");
+  const choose = (at) => {
+    [...list.children].forEach((each, n) => (each.ariaSelected = String(n === at)));
+    box.setAttribute("aria-activedescendant", list.children[at]?.id ?? "");
+  };
+  const offer = (terms) => {
+    const made = terms.map(({ term, about }, n) => {
+      const [item, written, said] = ["li", "code", "span"].map((name) => document.createElement(name));
+      Object.assign(item, { id: `offer${n}`, role: "option" });
+      [written.textContent, said.textContent] = [term, about];
+      item.append(written, " ", said);
+      return item;
+    });
+    list.replaceChildren(...made);
+    list.hidden = !made.length;
+    box.ariaExpanded = String(!list.hidden);
+    choose(-1);
+  };
+  const accept = (item) => {
+    const term = item.firstChild.textContent;
+    const end = box.selectionStart;
+    box.setRangeText(term.endsWith(":") ? term : `${term} `, end - typed().length, end, "end");
+    box.dispatchEvent(new Event("input"));
+  };
+  offer([]);
+  box.addEventListener("input", () => offer(matching()));
+  box.addEventListener("blur", () => offer([]));
+  box.addEventListener("terms", () => {
+    if (!list.hidden && chosen() < 0) offer(matching()); // from the page of the latest results
+  });
+  box.addEventListener("keydown", (event) => {
+    if (list.hidden || event.isComposing) return;
+    const at = chosen();
+    if (event.key === "ArrowDown" && at + 1 < list.children.length) choose(at + 1);
+    else if (event.key === "ArrowUp" && at >= 0) choose(at - 1);
+    else if (event.key === "Enter" && at >= 0) accept(list.children[at]);
+    else if (event.key === "Escape") offer([]);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  });
+  list.addEventListener("mousedown", (event) => event.preventDefault()); // the box keeps the focus
+  list.addEventListener("click", (event) => accept(event.target.closest("li")));
 }
 
 function moveAmongResults(box) {
@@ -174,7 +256,10 @@ foldWhereNarrow();
 document.querySelector(".tree [aria-current]")?.scrollIntoView({ block: "nearest" });
 const box = document.getElementById("q");
 if (box) {
-  if (box.form.id === "search") searchAsYouType(box.form, box);
+  if (box.form.id === "search") {
+    completeTerms(box);
+    searchAsYouType(box.form, box);
+  }
   moveAmongResults(box);
 }
 jumpFromNames();

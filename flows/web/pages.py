@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from driftline.flows.output.html_report import bar_plot, line_plot, plots_of, run_row
-from driftline.flows.output.run_series import Series
-from driftline.flows.web.requests import HomeView, IndexView, SqlView
+from driftline.flows.output.run_history import Series
+from driftline.flows.web.api import HomeView, IndexView, SqlView
 from driftline.storage.errors import NotIndexed
+from driftline.storage.globs import literal_glob
 from driftline.storage.lines.outline import OF_TEXT
-from driftline.storage.options import Option
+from driftline.storage.request_options import Option
 from driftline.storage.workspace.records import RunRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.documents import Folder
 from driftline.tasks.search.facets import Facets, chosen
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.language import Question, asked_by, field_term
-from driftline.tasks.search.query import SearchReport
-from driftline.tasks.search.request import OPTIONS, SearchRequest
+from driftline.tasks.search.query_language import CASES, FIELDS, Question, asked_by, field_term
+from driftline.tasks.search.request import LANGUAGES, OPTIONS, SearchRequest
+from driftline.tasks.search.search import SearchReport
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -74,8 +75,9 @@ EXAMPLES = (
     ("def:main lang:python", "where a name is defined, in one language"),
 )
 """Queries for the home page, each with its kind of result."""
-LANGUAGE = (
+SYNTAX = (
     ("words that mean something", "best lines first, in other words too"),
+    ("lease.py  leases/lease.py:120", "this file, at this line"),
     ('"exact text"', "every line with this text"),
     ("/lease_[a-z]+\\(/", "every line that matches an expression (RE2)"),
     ("def:Name", "where a name is defined"),
@@ -83,16 +85,18 @@ LANGUAGE = (
     ("sym:Name", "lines inside its definition"),
     ("lang:go  file:src/**  repo:web", "only these; -file:test leaves out"),
     ("case:yes", "exact terms distinguish case"),
-    ("/   j k   Esc", "keys: to this box, to the next and previous result, back"),
 )
 """What a query can say, for the home page."""
 
 
-def home_page(request: SearchRequest, view: HomeView, now: datetime) -> bytes:
+def home_page(request: SearchRequest, view: HomeView, now: datetime, branches: Sequence[str] = ()) -> bytes:
     """Return the page with the search box, the content of the index, and examples."""
     age = _ago(now - view.indexed) if view.indexed is not None else ""
     examples = [(query, search_link(replace(request, query=query)), about) for query, about in EXAMPLES]
-    return _searching(request, home=view, sources=_listed(view.sources), age=age, examples=examples, language=LANGUAGE)
+    sources = _listed(view.sources)
+    names = {source["entity"]: source["documents"] for _, _, source in sources}
+    terms = _terms(Facets({"sources": names}), branches)
+    return _searching(request, home=view, sources=sources, age=age, examples=examples, terms=terms)
 
 
 def _listed(sources: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, Mapping[str, Any]]]:
@@ -117,7 +121,7 @@ def search_page(
     hits = report.results if report is not None else ()
     question = asked_by(request) if report is not None else None
     branch = request.branch or (question.branch if question is not None else None)
-    facets = _facets(request, report.facets) if report is not None and report.facets is not None else []
+    counted = report.facets if report is not None and report.facets is not None else Facets()
     others = [(name, search_link(replace(request, branch=name))) for name in branches if name != branch]
     return _searching(
         request,
@@ -125,8 +129,9 @@ def search_page(
         files=_by_file(question, branch, hits, folders) if question is not None else (),
         names=_short_names({hit.source for hit in hits}),
         branches=others[:MAX_FACETS],
-        complete=report is None or report.facets is None or report.facets.complete,
-        facets=facets,
+        complete=counted.complete,
+        facets=_facets(request, counted),
+        terms=_terms(counted, branches, hits),
         more=search_link(replace(request, top_k=_MOST)) if request.top_k <= len(hits) < _MOST else None,
         instead=_instead(request, question) if question is not None and not hits else (),
         notes=[_without_options(note) for note in report.notes] if report is not None else (),
@@ -134,6 +139,33 @@ def search_page(
     )
 
 
+MAX_TERMS = 50
+"""Values of one field to offer."""
+
+
+def _terms(facets: Facets, branches: Sequence[str], hits: Sequence[Hit] = ()) -> list[tuple[str, str]]:
+    """Return what may complete a query, with explanations: the fields, and values that narrow the results."""
+    counts = facets.counts
+    languages = counts.get("languages", {})
+    values: dict[str, Mapping[str, int]] = {
+        "lang": {**languages, **dict.fromkeys(LANGUAGES, 0), **languages},
+        "file": {f"{literal_glob(name)}/**": count for name, count in counts.get("dirs", {}).items()},
+        "repo": {name.rpartition(":")[2]: count for name, count in counts.get("sources", {}).items()},
+        "branch": dict.fromkeys(branches, 0),
+        "case": dict.fromkeys(CASES, 0),
+    }
+    names = [hit.symbol for hit in hits if hit.symbol is not None and hit.kind not in OF_TEXT]
+    values |= {field: dict.fromkeys(names, 0) for field in ("def", "uses", "sym")}
+    found = []
+    for field, about in FIELDS.items():
+        found.append((f"{field}:", about))
+        for value, count in [*values[field].items()][:MAX_TERMS]:
+            term = f"{field}:{value}" if _PLAIN.fullmatch(value) else field_term(field, value)
+            found.append((term, f"{count:,} file{'' if count == 1 else 's'}" if count else ""))
+    return found
+
+
+_PLAIN = re.compile(r"[^\s\"]\S*")
 _OPTION = re.compile(r" \([^()]*`\w+`[^()]*\)|[:;,] [^:;,.]*`\w+`[^:;,.]*")
 
 
@@ -171,6 +203,8 @@ def _searching(request: SearchRequest, **content: Any) -> bytes:
     absent: dict[str, Any] = {
         "more": None,
         "home": None,
+        "syntax": SYNTAX,
+        "terms": (),
         "report": None,
         "files": (),
         "facets": (),
@@ -367,7 +401,7 @@ def folder_link(source: str = "", path: str = "", branch: str | None = None) -> 
 
 
 def _uses(kind: str, name: str, branch: str | None) -> str | None:
-    """Return the link to the uses of a definition, if it is one of code."""
+    """Return the link to the uses of a definition in code; None for any other definition."""
     if kind in (*OF_TEXT, "anchor"):
         return None
     return search_link(SearchRequest(field_term("uses", name), branch=branch))

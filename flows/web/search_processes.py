@@ -1,7 +1,7 @@
 """Run the reads of the web and MCP servers in other processes, one at a time in each.
 
 The threads of a Python process share one core for Python code, so concurrent searches would slow each other down. And a
-damaged file of a table can crash its reader (storage/lance/worker.py).
+damaged file of a table can crash its reader (storage/lance/reader_process.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 from driftline.flows.output.logs import json_lines, quiet_libraries, writes_json
 from driftline.storage.errors import DriftlineError, StorageError
-from driftline.storage.lance.worker import OtherProcess, ProcessDied
+from driftline.storage.lance.reader_process import OtherProcess, ProcessDied
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.language import ask
-from driftline.tasks.search.query import SearchReport, prepare, warm
+from driftline.tasks.search.query_language import ask
 from driftline.tasks.search.request import SearchRequest
+from driftline.tasks.search.search import SearchReport, prepare, warm
 
 MAX_PROCESSES = 4
 """The default limit; each process holds the model, and loaded indexes."""

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from driftline.storage.layout import Kind, Name, branch_of_lease, cut_at
-from driftline.storage.objects.backend import ObjectInfo
+from driftline.storage.model import ObjectInfo
 
 RUN_RETENTION = timedelta(days=90)
 

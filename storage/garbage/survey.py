@@ -17,7 +17,7 @@ from driftline.storage.deltas.manifest import parse_staged
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, ObjectNotFound
 from driftline.storage.garbage.orphans import References
-from driftline.storage.lance.table import LanceTable
+from driftline.storage.lance.lance_table import LanceTable
 from driftline.storage.layout import (
     BASE,
     BRANCH,
@@ -30,11 +30,11 @@ from driftline.storage.layout import (
     parse_name,
 )
 from driftline.storage.leases.lease import Sighting, look
-from driftline.storage.lines.deep_table import deep_tables
-from driftline.storage.lines.table import CommitMarker, LineTable
+from driftline.storage.lines.definition_table import deep_tables
+from driftline.storage.lines.line_table import CommitMarker, LineTable
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.catalog.queries import blob_references
-from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.memory.catalog.entry_queries import blob_references
+from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.objects.store import ObjectInfo, ObjectStore
 from driftline.storage.workspace.records import BranchRecord, read_record

@@ -27,7 +27,7 @@ FULL_EVERY = timedelta(days=7)
 """A cleanup lists everything if none has for this long, which also finds garbage without a trace."""
 READ_THREADS = 16
 FIRST_TOKENS = 2
-"""The tokens that the first run of a branch takes: to cut it, and to index it."""
+"""The tokens of the first run of a branch: one for the cut, one for the index run."""
 
 
 class LeaseState(BaseModel):

@@ -7,7 +7,8 @@ dimensions of static models are alike enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from threading import Lock
@@ -18,8 +19,8 @@ import pyarrow as pa
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from driftline.storage.lance.table import ADDRESS_BITS, data_file
-from driftline.storage.lines.table import CODE_COLUMN
+from driftline.storage.lance.lance_table import ADDRESS_BITS, data_file
+from driftline.storage.lines.line_table import CODE_COLUMN
 
 if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment
@@ -30,7 +31,7 @@ SMALL_VALUE = 0.35
 QUERY_BITS = 4
 """Bits for each dimension of a query while signs select blocks."""
 SELECTED = 8
-"""Blocks that signs select for each one that is returned."""
+"""Blocks to preselect by signs for each block to return."""
 MIN_SELECTED = 512
 _BLOCKS_AT_ONCE = 1_024
 """Blocks whose vectors are summed at once, in the cache of a core."""
@@ -157,43 +158,65 @@ def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> ND
     low = vector.min()
     steps = (2**QUERY_BITS - 1) / max(vector.max() - low, 1e-9)
     levels = np.rint((vector - low) * steps).astype(np.uint8)
-    counts = sum(map(np.bitwise_count, signs), np.zeros(signs.shape[1], np.uint32))
-    products = np.float32(low * steps) * counts
+    products = np.float32(low * steps) * _counts(signs)
     for bit in range(QUERY_BITS):
-        plane = _packed((levels >> bit & 1).astype(np.bool_)[None]).view(np.uint64)[0]
-        common = (np.bitwise_count(word & mask) for word, mask in zip(signs, plane, strict=True))
-        products += np.float32(1 << bit) * sum(common, np.zeros(signs.shape[1], np.uint16))
+        plane = _packed((levels >> bit & 1).astype(np.bool_)[None]).view(np.uint64).T
+        products += np.float32(1 << bit) * _counts(signs & plane)
     return np.asarray(products, np.float32)
 
 
+def _counts(sets: NDArray[np.uint64]) -> NDArray[np.uint16]:
+    """Return ``(n,)``: the number of bits in each of ``sets``, ``(w, n)``."""
+    return np.asarray(np.bitwise_count(sets).sum(axis=0, dtype=np.uint16), np.uint16)
+
+
 _CODES: LRUCache[str, BlockCodes] = LRUCache(512 * 2**20, lambda codes: codes.nbytes)
-"""The codes of the last version of each table that this process has searched."""
+"""The codes of the last version of each table, or branch of one, that this process has searched."""
 _ONE_AT_A_TIME = Lock()
+_READING: defaultdict[str, Lock] = defaultdict(Lock)
+"""Held by a table that reads codes, and by all branches of it, which then find most of theirs."""
 
 
-def codes_of(dataset: LanceDataset, read: _Read) -> BlockCodes:
+def codes_of(dataset: LanceDataset, read: _Read, announce: Callable[[Sequence[LanceFragment]], None]) -> BlockCodes:
     """Return the codes of a version of a table, of which only those of new fragments are read.
 
     Args:
         dataset: the version.
         read: reads CODE_COLUMN, ``_rowid`` and ``_rowaddr`` of the blocks of some fragments, or of all.
+        announce: is called with the fragments that will be read, unless others are read first.
     """
     fragments = {(each.fragment_id, data_file(each)): each for each in dataset.get_fragments()}
-    with _ONE_AT_A_TIME:
-        known = _CODES.get(dataset.uri)
     may_hold_deleted = any(each.deletion_file() for each in fragments.values())
-    if known is not None and known.ranges.keys() == fragments.keys():
-        return replace(known, may_hold_deleted=may_hold_deleted)
+    codes = _known(dataset.uri)
+    if codes is None or codes.ranges.keys() != fragments.keys():
+        announce([each for key, each in fragments.items() if codes is None or key not in codes.ranges])
+        with _READING[_main_table(dataset.uri)]:
+            codes = _extended(_known(dataset.uri), fragments, read)
+        with _ONE_AT_A_TIME:
+            if codes.nbytes <= _CODES.maxsize:
+                _CODES[dataset.uri] = codes
+    return replace(codes, may_hold_deleted=may_hold_deleted)
+
+
+def _main_table(uri: str) -> str:
+    return uri.partition("/tree/")[0]
+
+
+def _known(uri: str) -> BlockCodes | None:
+    """Return the known codes of a table, or else of another branch of it, which shares most of its fragments."""
+    with _ONE_AT_A_TIME:
+        related = (each for each in _CODES if _main_table(each) == _main_table(uri))
+        best = uri if uri in _CODES else next(related, None)
+        return _CODES[best] if best is not None else None
+
+
+def _extended(known: BlockCodes | None, fragments: Mapping[_FragmentKey, LanceFragment], read: _Read) -> BlockCodes:
+    """Return the codes of ``fragments``, of which those that are not ``known`` are read."""
     kept = {key: at for key, at in known.ranges.items() if key in fragments} if known else {}
     if known is None or not kept:
-        codes = _read_codes([*fragments], read(None))
-    else:
-        new = [key for key in fragments if key not in kept]
-        codes = _joined(known, kept, _read_codes(new, read([fragments[key] for key in new])) if new else None)
-    with _ONE_AT_A_TIME:
-        if codes.nbytes <= _CODES.maxsize:
-            _CODES[dataset.uri] = codes
-    return replace(codes, may_hold_deleted=may_hold_deleted)
+        return _read_codes([*fragments], read(None))
+    new = [key for key in fragments if key not in kept]
+    return _joined(known, kept, _read_codes(new, read([fragments[key] for key in new])) if new else None)
 
 
 def _read_codes(fragments: Sequence[_FragmentKey], rows: pa.Table) -> BlockCodes:

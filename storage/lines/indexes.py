@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from driftline.storage.errors import CommitConflict
-from driftline.storage.lance.errors import index_stats, is_conflict, retried, write_failed, writing
-from driftline.storage.lance.table import COMMIT_ATTEMPTS
+from driftline.storage.lance.lance_table import COMMIT_ATTEMPTS
+from driftline.storage.lance.retries import index_stats, is_conflict, retried, write_failed, writing
 from driftline.storage.lance.vector_index import VECTOR, is_indexable, vector_options
-from driftline.storage.lines.table import TEXT_COLUMN, LineTable
+from driftline.storage.lines.line_table import TEXT_COLUMN, LineTable
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -92,8 +92,8 @@ MAX_UNINDEXED_ROWS = 20_000
 MAX_UNINDEXED_TEXT_ROWS = 1_000
 """Searches scan up to this many unindexed rows, which is cheaper than another segment.
 
-A search cuts the text of unindexed rows into words: a millisecond for a thousand rows. A segment of as many takes 10 ms
-to build."""
+A search cuts the text of unindexed rows into words: a millisecond for a thousand rows. A segment of this size takes 10
+ms to build."""
 MAX_UNINDEXED_TEXT_ROWS_OF_BRANCH = 100
 """One search may read many branches, each with the unindexed rows of the main index and its own."""
 
@@ -275,7 +275,7 @@ def _publish(table: LineTable, name: str, built: Sequence[Segment]) -> bool:
 
 
 def _fitting(built: Sequence[Segment], published: Sequence[Set[int]], live: Set[int]) -> Sequence[Segment]:
-    """Return the segments that together replace whole published ones; any others would leave rows without an index."""
+    """Return the segments that together replace published segments whole; others would leave rows without an index."""
     covered = frozenset[int]().union(*(segment.fragments for segment in built))
     fitting = [
         segment for segment in built if all(other & live <= covered for other in published if other & segment.fragments)

@@ -154,5 +154,5 @@ def parts_of_name(name: str) -> tuple[str, ...]:
 
 
 def innermost(found: Sequence[Definition], line: int) -> Definition | None:
-    """Return the innermost definition of ``found``, which has outer ones first, that contains ``line``."""
+    """Return the innermost definition of ``found`` that contains ``line``; outer ones come first."""
     return next((each for each in reversed(found) if each.first <= line <= each.last), None)

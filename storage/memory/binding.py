@@ -24,10 +24,10 @@ from driftline.storage.errors import (
     UsageError,
 )
 from driftline.storage.layout import CATALOG, CATALOG_RECORD, Kind, parse_name
-from driftline.storage.memory.catalog import entities as entity_tree
+from driftline.storage.memory.catalog import entity_tree
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog, CatalogIdentity, embedded_url
-from driftline.storage.memory.catalog.queries import has_no_entries
-from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.memory.catalog.entry_queries import has_no_entries
+from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import FORMAT_VERSION, read_record
@@ -231,7 +231,7 @@ class Generations:
         self._is_done = False
 
     def check(self, tenant: Entity) -> None:
-        """Raise CatalogMismatch if the index has changes that the catalog lacks: they would hide the new ones."""
+        """Raise CatalogMismatch if the index has changes that the catalog lacks: they would hide newer ones."""
         if tenant in self._checked:
             return
         recent = 0

@@ -20,14 +20,12 @@ from driftline.storage.defaults import Redaction
 from driftline.storage.entities import Entity, EntityName
 from driftline.storage.errors import BadEntry, CatalogError, ObjectNotFound, StorageError
 from driftline.storage.memory.binding import Generations
-from driftline.storage.memory.catalog import entities as entity_tree
-from driftline.storage.memory.catalog import queries as entry_queries
-from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.catalog.queries import EntryRow, Everywhere, Scope
+from driftline.storage.memory.catalog.entry_queries import EntryRow, Everywhere, Scope
+from driftline.storage.memory.catalog.entry_writes import MARK, MAX_BOUND_CHARACTERS, Drafts, shown
 from driftline.storage.memory.catalog.values import Blobs, decode
-from driftline.storage.memory.catalog.writes import MARK, MAX_BOUND_CHARACTERS, Drafts, shown
-from driftline.storage.memory.index import in_threads
+from driftline.storage.memory.memory_indexes import in_threads
 from driftline.storage.memory.registry import EntityNames
 
 READ_ATTEMPTS = 5
@@ -203,7 +201,9 @@ class EntryWriter:
         return {tenant: some.latest() for tenant, some in drafts.items()}
 
     def _redacted(self, item: MemoryItem) -> tuple[Any, Mapping[str, Any] | None]:
-        """Return the value and the metadata without credentials. A key with one is refused: it must stay as it is."""
+        """Return the value and the metadata without credentials. A key with a credential is refused, because keys
+        cannot be changed.
+        """
         if self._redaction == "off":
             return item.value, item.metadata
         if redact_value(item.key, self._redaction)[1]:
@@ -231,7 +231,7 @@ class EntryWriter:
         for owner in sorted(by_tenant):  # a fixed order avoids deadlocks between transactions
             tenant = entity_tree.lock_tenant(connection, owner, create=True)
             assert tenant is not None
-            entry_rows.put(connection, tenant, by_tenant[owner], self._now(), self._names.boundary)
+            entry_writes.put(connection, tenant, by_tenant[owner], self._now(), self._names.boundary)
         if time.monotonic() - started > MAX_COMMIT_SECONDS:
             raise StorageError(
                 f"Storing took more than {MAX_COMMIT_SECONDS / 60:.0f} minutes, and cleanup may delete its blobs",

@@ -21,7 +21,7 @@ from driftline.storage.leases.liveness import ProcessIdentity
 from driftline.storage.memory.catalog import outbox
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.outbox import Change
-from driftline.storage.memory.index import DeltaWatch, publish
+from driftline.storage.memory.memory_indexes import DeltaWatch, publish
 from driftline.storage.memory.search import MemorySearch
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.model import content_hash

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from driftline.storage.deltas.files import after_prefix
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.memory.catalog.writes import shown
-from driftline.storage.memory.index import FIELDS, MemoryIndex
+from driftline.storage.memory.catalog.entry_writes import shown
+from driftline.storage.memory.memory_indexes import FIELDS, MemoryIndex
 from driftline.storage.objects.store import ObjectStore
 
 DEFAULT_LIMIT = 1_000

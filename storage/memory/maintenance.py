@@ -13,16 +13,13 @@ from driftline.storage.deltas.delta_index import Folded
 from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import BadEntity, CommitConflict
-from driftline.storage.lance.table import commit_compaction, plan_compaction, remove_old_versions, rewrite
+from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, remove_old_versions, rewrite
 from driftline.storage.layout import Kind, lease_path, parse_name
 from driftline.storage.leases.lease import acquire
-from driftline.storage.memory import index as memory_index
-from driftline.storage.memory.catalog import entities as entity_tree
-from driftline.storage.memory.catalog import outbox
-from driftline.storage.memory.catalog import queries as entry_queries
-from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory import memory_indexes
+from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes, outbox
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.catalog.queries import EntryRow, Scope
+from driftline.storage.memory.catalog.entry_queries import EntryRow, Scope
 from driftline.storage.memory.search import MemorySearch
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.model import new_ulid
@@ -55,7 +52,7 @@ def _remove_expired(catalog: Catalog, tenant: Entity, keys: list[str], now: date
             return 0
         # Another process may have stored a key again after the query.
         alive = {row.key for row in entry_queries.get(connection, keys, Scope(tenant), now)}
-        return entry_rows.remove(connection, locked, [key for key in keys if key not in alive], Scope(tenant), now)
+        return entry_writes.remove(connection, locked, [key for key in keys if key not in alive], Scope(tenant), now)
 
     return catalog.write(work)
 
@@ -77,7 +74,7 @@ def compact_indexes(
 
 def compact_index(workspace: Workspace, entity: Entity, encoding: Encoding = DEFAULT_ENCODING) -> dict[str, Folded]:
     """Fold only the memory index of ``entity``, however few deltas it has, and return it by directory."""
-    has_deltas = memory_index.MemoryIndex(workspace.objects, entity.directory).log().deltas
+    has_deltas = memory_indexes.MemoryIndex(workspace.objects, entity.directory).log().deltas
     return _fold(workspace, entity.tenant, [entity.directory] if has_deltas else [], encoding)
 
 
@@ -93,7 +90,7 @@ def _fold(workspace: Workspace, tenant: Entity, due: Sequence[str], encoding: En
     with acquire(workspace.objects, lease_path(tenant, LEASE), new_ulid()) as lease:
         for directory in due:
             lease.check()
-            folded[directory] = memory_index.MemoryIndex(workspace.objects, directory, encoding).compact()
+            folded[directory] = memory_indexes.MemoryIndex(workspace.objects, directory, encoding).compact()
     return folded
 
 
@@ -157,7 +154,7 @@ def rebuild_indexes(
             if locked is None:
                 break
             rows = pages(catalog, entity, now())
-            counts[entity.directory] = memory_index.rewrite(
+            counts[entity.directory] = memory_indexes.rewrite(
                 workspace.objects, entity, rows, locked.rev, now(), encoding
             )
     return counts

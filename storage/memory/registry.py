@@ -12,12 +12,11 @@ from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity, EntityName, Hierarchy, Parts, is_within
 from driftline.storage.errors import AccessDenied, BadEntity
-from driftline.storage.memory.catalog import entities as entity_tree
-from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.catalog import entity_tree, entry_writes
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.catalog.entities import EntityRecord
-from driftline.storage.memory.catalog.queries import Everywhere, Scope
-from driftline.storage.memory.listings import check_count
+from driftline.storage.memory.catalog.entity_tree import EntityRecord
+from driftline.storage.memory.catalog.entry_queries import Everywhere, Scope
+from driftline.storage.memory.listings import DEFAULT_LIMIT, check_count
 
 _SHOWN = 5
 
@@ -201,9 +200,6 @@ def _is_path(value: object, hierarchy: Hierarchy) -> bool:
     return isinstance(value, str) and value.partition(":")[0] in hierarchy.levels and ":" in value
 
 
-DEFAULT_LIMIT = 1_000
-
-
 def utc_now() -> datetime:
     """Return the time of this host in UTC."""
     return datetime.now(UTC)
@@ -230,7 +226,21 @@ class EntityRegistry:
         self._on_change = on_change
 
     def register_entity(self, entity: EntityName) -> EntityRecord:
-        """Register an entity and its ancestors; existing entities stay unchanged."""
+        """Register an entity and its ancestors; existing entities stay unchanged.
+
+        Args:
+            entity: a path, a part of one, or a pair.
+
+        Returns:
+            Its record.
+
+        Raises:
+            BadEntity: for an invalid name, or if another process deletes the entity at the same time.
+
+        Examples:
+            >>> store.register_entity("org:acme/project:beta").entity
+            Entity(parts=(('org', 'acme'), ('project', 'beta')))
+        """
         node = self.names.owner(entity)
 
         def work(connection: Connection) -> EntityRecord | None:
@@ -247,11 +257,38 @@ class EntityRegistry:
     def register_entity_with_defaults(
         self, type: str, id: str, parents: Mapping[str, str] | None = None
     ) -> EntityRecord:
-        """Register ``type:id`` below ``parents``, ``{level: id}``; missing levels get their defaults."""
+        """Register the entity ``type:id``; missing levels get their defaults.
+
+        Args:
+            type: its level.
+            id: its id.
+            parents: ids of levels above it.
+
+        Returns:
+            Its record.
+
+        Raises:
+            BadEntity: for an unknown level or an invalid id.
+
+        Examples:
+            >>> store.register_entity_with_defaults("user", "bob", {"org": "acme"}).entity.directory
+            'org:acme/project:_unassigned/user:bob'
+        """
         return self.register_entity(self.names.hierarchy.named(type, id, parents))
 
     def get_entity(self, entity: EntityName) -> EntityRecord | None:
-        """Return the record of an entity, or None."""
+        """Return the record of an entity.
+
+        Args:
+            entity: a path, a part of one, or a pair.
+
+        Returns:
+            The record; None if the entity is not registered.
+
+        Examples:
+            >>> store.get_entity("org:unknown") is None
+            True
+        """
         node = self.names.find(entity)
         return self.catalog.read(lambda connection: entity_tree.find(connection, node))
 
@@ -263,9 +300,21 @@ class EntityRegistry:
         limit: int = DEFAULT_LIMIT,
         after: EntityName | None = None,
     ) -> list[EntityRecord]:
-        """Return up to ``limit`` entities below ``within``, ordered by path, starting after ``after``.
+        """Return entities by path.
 
-        Without ``within``, return those below the configured root, or else all, tenants included.
+        Args:
+            within: only entities below this one; by default the configured root, else all, tenants included.
+            type: only entities of this level.
+            limit: maximum number of entities.
+            after: start after this entity.
+
+        Returns:
+            Their records, ordered by path.
+
+        Examples:
+            >>> _ = store.register_entity("org:listed/project:one")
+            >>> [record.entity.directory for record in store.list_entities("org:listed")]
+            ['org:listed/project:one']
         """
         if type is not None:
             self.names.hierarchy.check_type(type)
@@ -278,7 +327,19 @@ class EntityRegistry:
         return self.catalog.read(partial(page, entity=top))
 
     def ancestors(self, entity: EntityName) -> list[EntityRecord]:
-        """Return the ancestors of an entity, its parent first."""
+        """Return the ancestors of an entity.
+
+        Args:
+            entity: a path, a part of one, or a pair.
+
+        Returns:
+            Their records, the parent first.
+
+        Examples:
+            >>> _ = store.register_entity("org:acme/project:gamma")
+            >>> [record.entity.directory for record in store.ancestors("org:acme/project:gamma")]
+            ['org:acme']
+        """
         node = self.names.find(entity)
         above = self.catalog.read(lambda connection: entity_tree.ancestors(connection, node))
         return [record for record in above if self.names.is_inside(record.entity)]
@@ -286,7 +347,21 @@ class EntityRegistry:
     def descendants(
         self, entity: EntityName, type: str | None = None, max_depth: int | None = None
     ) -> list[EntityRecord]:
-        """Return all entities below an entity, ordered by path."""
+        """Return the entities below an entity.
+
+        Args:
+            entity: a path, a part of one, or a pair.
+            type: only entities of this level.
+            max_depth: the number of levels to descend; None is all.
+
+        Returns:
+            Their records, ordered by path.
+
+        Examples:
+            >>> _ = store.register_entity("org:deep/project:p/user:u")
+            >>> [record.entity.type for record in store.descendants("org:deep")]
+            ['project', 'user']
+        """
         if type is not None:
             self.names.hierarchy.check_type(type)
         node = self.names.find(entity)
@@ -295,10 +370,22 @@ class EntityRegistry:
         )
 
     def move_entity(self, entity: EntityName, parent: EntityName) -> Entity:
-        """Move an entity and its descendants below ``parent``, and return the entity with its new path.
+        """Move an entity and its descendants below another parent. Blobs are not moved.
 
-        The parent must be of the next higher level and of the same tenant; it is registered if necessary. Blobs are not
-        moved. Raises BadEntity, also if the new path already exists.
+        Args:
+            entity: the entity.
+            parent: an entity of the next higher level in the same tenant, which is registered if necessary.
+
+        Returns:
+            The entity with its new path.
+
+        Raises:
+            BadEntity: if the entity does not exist, or the new path does.
+
+        Examples:
+            >>> _ = store.register_entity("org:moves/project:p/user:u")
+            >>> store.move_entity("org:moves/project:p/user:u", "org:moves/project:q").directory
+            'org:moves/project:q/user:u'
         """
         source, above = self.names.owners([entity, parent])
         if above.tenant != source.tenant:
@@ -315,15 +402,28 @@ class EntityRegistry:
                 raise BadEntity("The entity does not exist", source.directory)
             entity_tree.ensure(connection, tenant, [above.directory], self._now())
             entity_tree.move(connection, source, target)
-            return entry_rows.relocate(connection, tenant, source, target, self._now())
+            return entry_writes.relocate(connection, tenant, source, target, self._now())
 
         self._on_change(self.catalog.write(work))
         return target
 
     def delete_entity(self, entity: EntityName, *, cascade: bool = False) -> int:
-        """Delete an entity and, if ``cascade``, all its descendants and entries, and return the number of entries.
+        """Delete an entity.
 
-        Raises BadEntity if it does not exist, or if it has descendants or entries and ``cascade`` is not set.
+        Args:
+            entity: the entity.
+            cascade: also delete its descendants and entries.
+
+        Returns:
+            The number of deleted entries.
+
+        Raises:
+            BadEntity: if it does not exist, or has descendants or entries and ``cascade`` is not set.
+
+        Examples:
+            >>> store.store("note", 1, "org:gone")
+            >>> store.delete_entity("org:gone", cascade=True)
+            1
         """
         node = self.names.owner(entity)
 
@@ -333,8 +433,8 @@ class EntityRegistry:
                 raise BadEntity("The entity does not exist", node.directory)
             if not cascade and entity_tree.has_content(connection, node):
                 raise BadEntity("The entity has descendants or entries", node.directory, "Delete it with cascade.")
-            keys = entry_rows.keys_below(connection, node)
-            removed = entry_rows.remove(connection, tenant, keys, Scope(node), self._now())
+            keys = entry_writes.keys_below(connection, node)
+            removed = entry_writes.remove(connection, tenant, keys, Scope(node), self._now())
             entity_tree.delete(connection, node)
             return removed
 

@@ -27,13 +27,13 @@ from driftline.storage.memory.binding import (
     recorded,
     write_record,
 )
-from driftline.storage.memory.catalog import entities as entity_tree
+from driftline.storage.memory.catalog import entity_tree
 from driftline.storage.memory.catalog.database import Catalog, bulk_insert
-from driftline.storage.memory.catalog.entities import chunks, ensure, lock_tenant
-from driftline.storage.memory.catalog.queries import COLUMNS, EntryRow, has_no_entries
+from driftline.storage.memory.catalog.entity_tree import chunks, ensure, lock_tenant
+from driftline.storage.memory.catalog.entry_queries import COLUMNS, EntryRow, has_no_entries
+from driftline.storage.memory.catalog.entry_writes import add_to_owners
 from driftline.storage.memory.catalog.tables import entities, entries, outbox
-from driftline.storage.memory.catalog.writes import add_to_owners
-from driftline.storage.memory.index import FIELDS, VALUE_FIELDS, MemoryIndex
+from driftline.storage.memory.memory_indexes import FIELDS, VALUE_FIELDS, MemoryIndex
 from driftline.storage.memory.vectors import last_change, vector_tables
 from driftline.storage.workspace.workspace import Workspace
 

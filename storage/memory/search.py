@@ -10,9 +10,9 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 
 from driftline.storage.entities import Entity
-from driftline.storage.lines.words import keywords
+from driftline.storage.lines.tokenizer import keywords
+from driftline.storage.memory.catalog.entry_queries import EntryRow
 from driftline.storage.memory.catalog.outbox import Change
-from driftline.storage.memory.catalog.queries import EntryRow
 from driftline.storage.memory.vectors import (
     Found,
     MemoryExplanation,

@@ -24,19 +24,15 @@ from driftline.storage.entities import Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
 from driftline.storage.memory import listings, maintenance
 from driftline.storage.memory.binding import Generations, open_own_catalog
-from driftline.storage.memory.catalog import entities as entity_tree
-from driftline.storage.memory.catalog import queries as entry_queries
-from driftline.storage.memory.catalog import writes
-from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog
-from driftline.storage.memory.catalog.entities import EntityRecord
-from driftline.storage.memory.catalog.queries import EntryRow, Everywhere, Scope
+from driftline.storage.memory.catalog.entry_queries import EntryRow, Everywhere, Scope
 from driftline.storage.memory.catalog.values import DEFAULT_CACHE_SECONDS, Blobs, check_fields, check_key
 from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, as_shown
 from driftline.storage.memory.flush import Flusher
-from driftline.storage.memory.index import DeltaWatch
-from driftline.storage.memory.listings import Cursor, KeyRange, MemoryListing, Page, check_count
-from driftline.storage.memory.registry import DEFAULT_LIMIT, EntityRegistry, bound_names, split_filter, utc_now
+from driftline.storage.memory.listings import DEFAULT_LIMIT, Cursor, KeyRange, MemoryListing, Page, check_count
+from driftline.storage.memory.memory_indexes import DeltaWatch
+from driftline.storage.memory.registry import EntityRegistry, bound_names, split_filter, utc_now
 from driftline.storage.memory.search import MODES, MemoryHit, MemoryHits, MemorySearch, Mode, Question, relevance
 from driftline.storage.memory.vectors import VectorFilter, added_up
 from driftline.storage.model import Embedder
@@ -97,8 +93,8 @@ DEFAULT_THREADS = 8
 """Blobs to read or write in parallel; in a bucket, each waits for a round trip."""
 
 
-class MemoryStore:
-    """The memory of all tenants of a workspace.
+class MemoryStore(EntityRegistry):
+    """The memory of all tenants of a workspace: their entities and entries.
 
     Every call is confined to one tenant: that of its entity or ``scope``, by default that of the configured root. A
     store writes nothing outside of its root. Without a root, a call without a scope sees the entries of all tenants; if
@@ -146,25 +142,20 @@ class MemoryStore:
         if redact not in get_args(Redaction):
             raise UsageError(f"Unknown redaction mode {redact!r}", "", f"Use one of {', '.join(get_args(Redaction))}.")
         self.workspace = Workspace.open_for_writing(storage_uri, storage_options)
-        self.catalog = open_own_catalog(self.workspace, catalog_url, pool_size)
-        self._now = now
-        self.names = bound_names(self.catalog, hierarchy or Hierarchy(), within)
-        self.hierarchy = self.names.hierarchy
-        self._blobs = Blobs(self.workspace.objects, cache_seconds)
-        self._pool = ThreadPoolExecutor(threads, "driftline-memory")
-        self._reader = EntryReader(self.catalog, self._blobs, self._pool, now)
-        self._search = MemorySearch(self.workspace.objects, embedder, self._reader.values) if embedder else None
-        watch = DeltaWatch(self.workspace.objects, compaction_threshold, on_threshold) if on_threshold else None
+        objects = self.workspace.objects
+        catalog = open_own_catalog(self.workspace, catalog_url, pool_size)
+        names = bound_names(catalog, hierarchy or Hierarchy(), within)
+        blobs, pool = Blobs(objects, cache_seconds), ThreadPoolExecutor(threads, "driftline-memory")
+        self._reader = EntryReader(catalog, blobs, pool, now)
+        self._search = MemorySearch(objects, embedder, self._reader.values) if embedder else None
+        watch = DeltaWatch(objects, compaction_threshold, on_threshold) if on_threshold else None
+        self._flusher = Flusher(catalog, objects, self._search, now, watch, names.boundary, encoding)
+        super().__init__(catalog, names, now, self._flusher.notify)
+        self.hierarchy = names.hierarchy
         self._encoding = encoding
-        self._flusher = Flusher(
-            self.catalog, self.workspace.objects, self._search, now, watch, self.names.boundary, encoding
-        )
-        self._entities = EntityRegistry(self.catalog, self.names, now, self._flusher.notify)
-        self._generations = Generations(self.workspace.objects, self.catalog)
-        self._writer = EntryWriter(
-            self.catalog, self.names, self._blobs, self._pool, inline_bytes, now, self._generations, redact
-        )
-        self._closing = Closing(self, self._flusher, self._pool, self.catalog)
+        self._generations = Generations(objects, catalog)
+        self._writer = EntryWriter(catalog, names, blobs, pool, inline_bytes, now, self._generations, redact)
+        self._closing = Closing(self, self._flusher, pool, catalog)
 
     def close(self) -> None:
         """Flush pending changes and close all connections, even if the flush raises StorageError or CatalogError.
@@ -256,172 +247,16 @@ class MemoryStore:
             tenant, now = entity_tree.lock_tenant(connection, visible.within), self._now()
             if tenant is None:
                 return 0
-            removed = entry_rows.remove(connection, tenant, [checked], visible, now)
+            removed = entry_writes.remove(connection, tenant, [checked], visible, now)
             if removed:
                 return removed
-            own = [row.key for row in writes.find(connection, [checked], visible, now).values()]
-            return entry_rows.remove(connection, tenant, own, visible, now) if own else 0
+            own = [row.key for row in entry_writes.find(connection, [checked], visible, now).values()]
+            return entry_writes.remove(connection, tenant, own, visible, now) if own else 0
 
         self._generations.check(visible.within.tenant)
         removed = self.catalog.write(work)
         self._flusher.notify(removed)
         return removed > 0
-
-    # -- entities ----------------------------------------------------------------------------
-
-    def register_entity(self, entity: EntityName) -> EntityRecord:
-        """Register an entity and its ancestors; existing entities stay unchanged.
-
-        Args:
-            entity: a path, a part of one, or a pair.
-
-        Returns:
-            Its record.
-
-        Examples:
-            >>> store.register_entity("org:acme/project:beta").entity
-            Entity(parts=(('org', 'acme'), ('project', 'beta')))
-        """
-        return self._entities.register_entity(entity)
-
-    def register_entity_with_defaults(
-        self, type: str, id: str, parents: Mapping[str, str] | None = None
-    ) -> EntityRecord:
-        """Register the entity ``type:id``; missing levels get their defaults.
-
-        Args:
-            type: its level.
-            id: its id.
-            parents: ids of levels above it.
-
-        Returns:
-            Its record.
-
-        Raises:
-            BadEntity: for an unknown level or an invalid id.
-
-        Examples:
-            >>> store.register_entity_with_defaults("user", "bob", {"org": "acme"}).entity.directory
-            'org:acme/project:_unassigned/user:bob'
-        """
-        return self._entities.register_entity_with_defaults(type, id, parents)
-
-    def get_entity(self, entity: EntityName) -> EntityRecord | None:
-        """Return the record of an entity.
-
-        Args:
-            entity: a path, a part of one, or a pair.
-
-        Returns:
-            The record; None if the entity is not registered.
-
-        Examples:
-            >>> store.get_entity("org:unknown") is None
-            True
-        """
-        return self._entities.get_entity(entity)
-
-    def list_entities(
-        self,
-        within: EntityName | None = None,
-        type: str | None = None,
-        *,
-        limit: int = DEFAULT_LIMIT,
-        after: EntityName | None = None,
-    ) -> list[EntityRecord]:
-        """Return entities by path.
-
-        Args:
-            within: only entities below this one; by default the configured root, else all, tenants included.
-            type: only entities of this level.
-            limit: maximum number of entities.
-            after: start after this entity.
-
-        Returns:
-            Their records, ordered by path.
-
-        Examples:
-            >>> _ = store.register_entity("org:listed/project:one")
-            >>> [record.entity.directory for record in store.list_entities("org:listed")]
-            ['org:listed/project:one']
-        """
-        return self._entities.list_entities(within, type, limit=limit, after=after)
-
-    def ancestors(self, entity: EntityName) -> list[EntityRecord]:
-        """Return the ancestors of an entity.
-
-        Args:
-            entity: a path, a part of one, or a pair.
-
-        Returns:
-            Their records, the parent first.
-
-        Examples:
-            >>> _ = store.register_entity("org:acme/project:gamma")
-            >>> [record.entity.directory for record in store.ancestors("org:acme/project:gamma")]
-            ['org:acme']
-        """
-        return self._entities.ancestors(entity)
-
-    def descendants(
-        self, entity: EntityName, type: str | None = None, max_depth: int | None = None
-    ) -> list[EntityRecord]:
-        """Return the entities below an entity.
-
-        Args:
-            entity: a path, a part of one, or a pair.
-            type: only entities of this level.
-            max_depth: the number of levels to descend; None is all.
-
-        Returns:
-            Their records, ordered by path.
-
-        Examples:
-            >>> _ = store.register_entity("org:deep/project:p/user:u")
-            >>> [record.entity.type for record in store.descendants("org:deep")]
-            ['project', 'user']
-        """
-        return self._entities.descendants(entity, type, max_depth)
-
-    def move_entity(self, entity: EntityName, parent: EntityName) -> Entity:
-        """Move an entity and its descendants below another parent. Blobs are not moved.
-
-        Args:
-            entity: the entity.
-            parent: an entity of the next higher level in the same tenant, which is registered if necessary.
-
-        Returns:
-            The entity with its new path.
-
-        Raises:
-            BadEntity: if the entity does not exist, or the new path does.
-
-        Examples:
-            >>> _ = store.register_entity("org:moves/project:p/user:u")
-            >>> store.move_entity("org:moves/project:p/user:u", "org:moves/project:q").directory
-            'org:moves/project:q/user:u'
-        """
-        return self._entities.move_entity(entity, parent)
-
-    def delete_entity(self, entity: EntityName, *, cascade: bool = False) -> int:
-        """Delete an entity.
-
-        Args:
-            entity: the entity.
-            cascade: also delete its descendants and entries.
-
-        Returns:
-            The number of deleted entries.
-
-        Raises:
-            BadEntity: if it does not exist, or has descendants or entries and ``cascade`` is not set.
-
-        Examples:
-            >>> store.store("note", 1, "org:gone")
-            >>> store.delete_entity("org:gone", cascade=True)
-            1
-        """
-        return self._entities.delete_entity(entity, cascade=cascade)
 
     # -- maintenance -------------------------------------------------------------------------
 
@@ -564,10 +399,10 @@ class MemoryStore:
 
     def _rows_of(self, keys: Sequence[str], visible: Scope | Everywhere) -> list[EntryRow]:
         """Return the entries of ``keys``. Raises BadEntry if two tenants have one of them, CatalogMismatch."""
-        rows = self.catalog.read(lambda connection: writes.get(connection, keys, visible, self._now()))
+        rows = self.catalog.read(lambda connection: entry_writes.get(connection, keys, visible, self._now()))
         paths_by_key: dict[str, list[str]] = {}
         for row in rows:
-            paths_by_key.setdefault(writes.shown(row.key), []).append(row.path)
+            paths_by_key.setdefault(entry_writes.shown(row.key), []).append(row.path)
         for key, paths in paths_by_key.items():
             if len(paths) > 1:
                 raise BadEntry(

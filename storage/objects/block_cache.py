@@ -32,7 +32,7 @@ from cachetools import LRUCache
 
 from driftline.storage.defaults import expanded
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, UsageError
-from driftline.storage.objects.backend import Range
+from driftline.storage.model import Range
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +58,10 @@ TAIL_BYTES = 2**16
 WHOLE_FILE_BYTES = 8 * 2**20
 """An index file up to this size is read whole."""
 DATA_END_BYTES, DATA_END_SHARE = 2**20, 0.018
-"""Of a data file, this is read at once: metadata and the columns that every search needs (``lines.table.schema``)."""
+"""Of a data file, this is read at once: metadata and the columns that every search needs (``line_table.schema``)."""
 TEXT_SHARE, AHEAD_BYTES = 0.05, 32 * 2**20
 """The share of a data file that the texts of blocks take at most, before the end that every search needs. They are read
-whole, which spares this and later searches many requests, up to so many bytes of a bucket in a process."""
+whole, up to AHEAD_BYTES of a bucket in a process, which saves this and later searches many requests."""
 REQUESTS_AT_ONCE = 128
 FILES_REMEMBERED = 10_000
 CLIENTS_REMEMBERED = 16
@@ -347,7 +347,7 @@ class _Files:
                 await self._arrival(file, [(start, end)])
 
     async def _whole(self, file: _CachedFile, start: int, end: int | None = None) -> tuple[bytes, int]:
-        """Read a file of unknown size, for which all other reads wait."""
+        """Read a file of unknown size; all other reads of it wait."""
         future = asyncio.get_running_loop().create_future()
         coming = ((start, sys.maxsize), future)
         file.coming.append(coming)
@@ -366,7 +366,7 @@ class _Files:
         return file
 
     def _widened(self, file: _CachedFile, start: int, end: int) -> _Part:
-        """Return the range to read instead of the first one of a file, which is its end, or of the next one."""
+        """Return a larger range to read instead of the first range of a file, which is its end, or of the next one."""
         if any(first <= start and end <= last for (first, last), _ in (*file.coming, *file.waiting)):
             return start, end
         if len(file.blocks) == 1 and end - start < TAIL_BYTES and (size := file.size):
@@ -382,7 +382,7 @@ class _Files:
         return max(0, end - max(DATA_END_BYTES, int(end * DATA_END_SHARE))), end
 
     def _assembled(self, file: _CachedFile, start: int, end: int) -> bytes | None:
-        """Return bytes that the blocks have; None if one of them was lost, which is then forgotten."""
+        """Return bytes from the blocks; if one is lost, forget it and return None."""
         parts: list[memoryview] = []
         for block in file.blocks:
             if block.start <= start < block.end:
@@ -467,7 +467,7 @@ _XML = '<?xml version="1.0" encoding="UTF-8"?>'
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """``length`` is that of the body, or the one of an object that was asked for without its body."""
+    """``length`` is that of the body or, for a HEAD request, of the object."""
 
     status: int
     body: bytes

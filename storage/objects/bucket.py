@@ -38,11 +38,12 @@ from driftline.storage.errors import (
     UnsafeStore,
     UsageError,
 )
-from driftline.storage.objects.backend import ObjectInfo, Range, delays, is_exhausted, with_retries
+from driftline.storage.model import ObjectInfo, Range
 from driftline.storage.objects.block_cache import cached_reads, read_ahead
 from driftline.storage.objects.bucket_options import BucketOptions
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX
 from driftline.storage.objects.request_counts import count
+from driftline.storage.objects.retries import delays, is_exhausted, with_retries
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ListResult, ObjectMeta, PutResult, UpdateVersion
@@ -222,7 +223,8 @@ class BucketErrors:
             return AccessDenied(describe(text, self.options.endpoint), where, FIX)
         if code in _WRONG_REGION or status == "301":
             return AccessDenied("The bucket is in another region", self.uri, "Set AWS_REGION to its region.")
-        if code in _REFUSED or status in ("401", "403"):
+        # Amazon S3 answers with 400 if a token has expired, and a HEAD has no code.
+        if code in _REFUSED or status in ("401", "403") or (status == "400" and not code):
             return AccessDenied(f"The store refused to {action} ({code or status})", where, credentials)
         return None
 

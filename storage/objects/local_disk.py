@@ -22,7 +22,7 @@ from driftline.storage.errors import (
     StorageError,
     UnsafeStore,
 )
-from driftline.storage.objects.backend import ObjectInfo, Range
+from driftline.storage.model import ObjectInfo, Range
 
 TEMPORARY_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"

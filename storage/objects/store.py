@@ -14,6 +14,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -28,8 +29,40 @@ from driftline.storage.errors import (
     UsageError,
     may_hold_secret,
 )
-from driftline.storage.objects.backend import Backend, ObjectInfo, Range
+from driftline.storage.model import ObjectInfo, Range
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
+
+
+class Backend(Protocol):
+    """Conditional writes, reads and listings below one root; the caller has validated the paths.
+
+    Methods raise the errors of ``storage/errors.py``. AlreadyExists and PreconditionFailed may stem from our own write
+    if its acknowledgement was lost and the client library retried it.
+    """
+
+    lance_options: dict[str, str] | None
+
+    def lance_uri(self, path: str) -> str: ...
+
+    def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None: ...
+
+    def read_ahead(self, ranges: Mapping[str, Range]) -> None: ...
+
+    def get(self, path: str) -> tuple[bytes, str]: ...
+
+    def open_input(self, path: str) -> pa.NativeFile: ...
+
+    def head(self, path: str) -> ObjectInfo | None: ...
+
+    def create(self, path: str, data: bytes) -> str: ...
+
+    def replace(self, path: str, data: bytes, version: str) -> str: ...
+
+    def walk(self, prefix: str, *, recursive: bool) -> Iterator[ObjectInfo]: ...
+
+    def directories(self, prefix: str) -> list[str]: ...
+
+    def delete(self, paths: Sequence[str]) -> None: ...
 
 
 class BufferCache:

@@ -7,22 +7,18 @@ A listing is complete only if every page arrived, every entry could be read, and
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import time
-import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urljoin, urlsplit
 
-from driftline.storage.entities import DEFAULT_IDS, INDEX_LEVELS, Entity, encode_id
 from driftline.storage.errors import (
     AccessDenied,
-    BadEntity,
     DriftlineError,
     SourceNotFound,
     StorageError,
@@ -30,7 +26,7 @@ from driftline.storage.errors import (
     redacted,
 )
 from driftline.storage.globs import check_glob, glob_pattern
-from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote
+from driftline.storage.sources.mirror import COMMIT_ID, Remote, bare_repository, parse_remote
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -41,6 +37,8 @@ Visibility = Literal["public", "internal", "private"]
 
 MAX_REPOSITORIES = 100_000
 MAX_PAGES = 10_000
+MAX_OPEN_PULLS = 1_000
+"""Open pull requests of a repository."""
 MAX_PAGE_BYTES = 32 * 1024 * 1024
 MAX_LIST_BYTES = 16 * 1024 * 1024
 MAX_FOLDER_DEPTH = 6
@@ -57,12 +55,6 @@ _PART = r"~?[A-Za-z0-9_.][A-Za-z0-9_.+~-]*"
 _PATH = re.compile(rf"(?!(?:.*/)?\.{{1,2}}(?:/|$)){_PART}(?:/{_PART})+")
 _NEXT = re.compile(r'<([^>]*)>\s*(?:;[^,<]*)?;\s*rel="?next"?')
 _MAX_ID = 200
-
-
-TEMPLATE = "org:{org}/project:{group}/source:{name}"
-"""The entity of a repository, unless the fleet has a template of its own."""
-_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-_PLACEHOLDERS = frozenset({"org", "group", "name", "path", "id"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +74,11 @@ class Repository:
     visibility: Visibility = "private"
     topics: tuple[str, ...] = ()
     size_bytes: int = 0
+
+    @property
+    def naming(self) -> tuple[str, str, str]:
+        """The fields that determine its entity."""
+        return self.id, self.path, self.branch
 
     @property
     def stamp(self) -> str:
@@ -158,6 +155,15 @@ class Host:
         scheme, _, rest = self.site.partition("://")
         reference = f"{api.git_user}:${{{self.variable}}}@" if self.variable else ""
         return f"git+{scheme}://{reference}{rest}{api.clone_path}/{repository.path}.git"
+
+    @property
+    def has_pulls(self) -> bool:
+        """Whether the host lists the open pull requests of a repository."""
+        return self.provider not in ("folder", "list") and bool(_api_of(self).pulls)
+
+    def pull_ref(self, number: int) -> str:
+        """Return the ref of a pull request."""
+        return _api_of(self).pull_ref.format(number)
 
     @property
     def settle_seconds(self) -> float | None:
@@ -260,6 +266,25 @@ def discover(
     return listing
 
 
+def open_pulls(
+    host: Host,
+    repository: Repository,
+    known: Collection[int] = (),
+    etag: str = "",
+    *,
+    environ: Mapping[str, str] = os.environ,
+    sleep: Callable[[float], object] = time.sleep,
+    notify: Callable[[str], object] = lambda text: None,
+) -> tuple[dict[int, str], str] | None:
+    """Return the commit of each open pull request by its number, and the etag of the listing, "" for several pages.
+
+    Of those ``known`` that are not listed, it has "" if the host says that they are closed or merged. Returns None if
+    the listing still has ``etag``. Raises AccessDenied, SourceNotFound, StorageError, UsageError.
+    """
+    reader = _Reader(host, host.token(environ), Listing(), {}, (), time.time, sleep, notify)
+    return reader.pulls(repository, known, etag)
+
+
 # -- folders and lists --------------------------------------------------------------------------
 
 
@@ -334,6 +359,7 @@ class _Api:
     """How a host lists repositories.
 
     ``root`` is the URL of the API of a site, and ``targets`` the path of a listing by the kind of its owner.
+    ``pulls`` is the path of the open pull requests of a repository, and ``pull_ref`` the ref of one.
     """
 
     site: str
@@ -346,6 +372,8 @@ class _Api:
     clone_path: str = ""
     settle_seconds: float | None = 60.0
     headers: tuple[tuple[str, str], ...] = ()
+    pulls: str = ""
+    pull_ref: str = "refs/pull/{}/head"
 
 
 def _github(item: Any) -> Repository:
@@ -420,6 +448,7 @@ _API_OF: dict[str, _Api] = {
         _linked,
         _github,
         headers=(("Accept", "application/vnd.github+json"), ("X-GitHub-Api-Version", "2022-11-28")),
+        pulls="/repos/{path}/pulls?state=open&per_page=100&sort=created&direction=asc",
     ),
     "gitlab": _Api(
         "https://gitlab.com",
@@ -435,6 +464,8 @@ _API_OF: dict[str, _Api] = {
         _gitlab,
         git_user="oauth2",
         settle_seconds=7200.0,  # last_activity_at is raised at most once an hour
+        pulls="/projects/{id}/merge_requests?state=opened&per_page=100&order_by=created_at&sort=asc",
+        pull_ref="refs/merge-requests/{}/head",
     ),
     "gitea": _Api(
         "https://gitea.com",
@@ -447,6 +478,7 @@ _API_OF: dict[str, _Api] = {
         "token {token}",
         _linked,
         _gitea,
+        pulls="/repos/{path}/pulls?state=open&limit=50&page=1",
     ),
     "bitbucket": _Api(
         "https://bitbucket.org",
@@ -555,18 +587,22 @@ class _Reader:
             for each in known.ids:
                 self._take(self._known[each])
             return known
+        answer = self._parsed(url, headers, body)
+        ids = tuple(self._add(item) for item in answer.items)
+        total = answer.total if isinstance(answer.total, int) else None
+        return Page(url, "" if "" in ids else headers.get("ETag") or "", answer.next, ids, total)
+
+    def _parsed(self, url: str, headers: Mapping[str, str], body: bytes) -> _Answer:
         try:
             answer = self._api.read(url, json.loads(body), headers)
             following = self._on_this_host(url, answer.next) if answer.next else ""
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StorageError(
-                "The host did not return a page of repositories", self._host.name, f"({type(error).__name__})"
+                "The host did not return a page", self._host.name, f"({type(error).__name__})"
             ) from error
         if not isinstance(answer.items, list):
-            raise StorageError("The host did not return a page of repositories", self._host.name)
-        ids = tuple(self._add(item) for item in answer.items)
-        total = answer.total if isinstance(answer.total, int) else None
-        return Page(url, "" if "" in ids else headers.get("ETag") or "", following, ids, total)
+            raise StorageError("The host did not return a page", self._host.name)
+        return replace(answer, next=following)
 
     def _add(self, item: Any) -> str:
         """Add an entry, and return its id; "" if it cannot be understood."""
@@ -595,6 +631,49 @@ class _Reader:
                 "The host redirects to another host", redacted(where), "Name that one as the fleet's url."
             )
         return whole
+
+    def pulls(self, repository: Repository, known: Collection[int], etag: str) -> tuple[dict[int, str], str] | None:
+        """Return the result of ``open_pulls``."""
+        named = self._api.pulls.format(path=repository.path, id=quote(repository.id, safe=""))
+        first = url = self._root + named
+        found, tag = dict[int, str](), ""
+        while url:
+            status, headers, body = self._ask(url, etag if url == first else "")
+            if status == _NOT_MODIFIED:
+                return None
+            answer = self._parsed(url, headers, body)
+            before = len(found)
+            found |= {number: commit for number, commit in map(self._pull, answer.items) if commit}
+            if len(found) > MAX_OPEN_PULLS or (answer.next and len(found) == before):
+                raise StorageError(f"The host lists more than {MAX_OPEN_PULLS:,} open pull requests", repository.path)
+            tag = (headers.get("ETag") or "") if url == first and not answer.next else ""
+            url = answer.next
+        for number in sorted(set(known) - found.keys()):  # one may slip from page to page, and no answer is no proof
+            if self._is_closed(f"{first.partition('?')[0]}/{number}"):
+                found[number] = ""
+            else:
+                tag = ""
+        return found, tag
+
+    def _is_closed(self, url: str) -> bool:
+        """Return whether the host says that a pull request is closed or merged."""
+        _, _, body = self._ask(url, "")
+        try:
+            return json.loads(body)["state"] in ("closed", "merged")
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return False
+
+    def _pull(self, item: Any) -> tuple[int, str]:
+        """Return the number of a pull request, and the commit of its head, "" if it has none. Raises StorageError."""
+        try:
+            number = item.get("iid") or item["number"]
+            commit = item["sha"] if "sha" in item else item["head"]["sha"]
+            is_right = isinstance(number, int) and number > 0 and (not commit or COMMIT_ID.fullmatch(commit))
+        except (KeyError, TypeError, AttributeError):
+            is_right = False
+        if not is_right:
+            raise StorageError("The host lists a pull request that cannot be understood", self._host.name)
+        return number, commit or ""
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -688,7 +767,7 @@ def _time_of(headers: Mapping[str, str]) -> float | None:
 
 
 def moment(text: str) -> float | None:
-    """Return a time as hosts write it, in seconds; None if it is not one.
+    """Parse a host's time, in seconds; None if it is invalid.
 
     >>> moment("1970-01-01T00:01:00Z")
     60.0
@@ -698,57 +777,3 @@ def moment(text: str) -> float | None:
     except ValueError:
         return None
     return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
-
-
-# -- entities -----------------------------------------------------------------------------------
-
-
-def check_template(template: str) -> None:
-    """Check the template of entities. Raises UsageError."""
-    unknown = [name for name in _PLACEHOLDER.findall(template) if name not in _PLACEHOLDERS]
-    if unknown or "{" in _PLACEHOLDER.sub("", template) or "}" in _PLACEHOLDER.sub("", template):
-        known = ", ".join(f"{{{name}}}" for name in sorted(_PLACEHOLDERS))
-        raise UsageError("The entity template has an unknown placeholder", repr(template), f"Placeholders: {known}.")
-    entity = Entity.parse(_PLACEHOLDER.sub("x", template))
-    if entity.type != INDEX_LEVELS[-1]:
-        raise BadEntity("The entity template has no source", repr(template), "Append /source:{name}.")
-    if not {"name", "path", "id"} & set(_PLACEHOLDER.findall(template)):
-        raise UsageError(
-            "The entity template yields one entity for all repositories", repr(template), "Use {name} or {path}."
-        )
-
-
-def spelling(entity: str) -> str:
-    """Return the form of a name on disks that ignore case and Unicode normalization.
-
-    >>> spelling("source:\u00dc") == spelling("source:u\u0308")
-    True
-    """
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", entity).casefold())
-
-
-def entity_of(template: str, repository: Repository, taken: Collection[str]) -> str:
-    """Return an entity for ``repository``. If the ``spelling`` of the name is already in ``taken``, a suffix is added.
-
-    >>> entity_of(TEMPLATE, Repository("1", "acme/tools/lint/cli"), ())
-    'org:acme/project:tools.lint/source:cli'
-
-    Raises BadEntity.
-    """
-    *groups, name = repository.path.split("/")
-    values = {
-        "org": groups[0] if groups else DEFAULT_IDS["org"],
-        "group": ".".join(groups[1:]) or DEFAULT_IDS["project"],
-        "name": name + (f"@{repository.branch}" if "@" in repository.id else ""),
-        "path": repository.path,
-        "id": repository.id,
-    }
-    filled = _PLACEHOLDER.sub(lambda match: values[match[1]].replace("/", "."), template)
-    suffix = hashlib.blake2b(repository.id.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
-    for candidate in (filled, f"{filled}-{suffix}"):
-        entity = Entity.parse(candidate)
-        for _, each in entity.parts:
-            encode_id(each)
-        if spelling(str(entity)) not in taken:
-            return str(entity)
-    raise BadEntity("Another repository already has this entity", repository.path, "Use {path} in the template.")

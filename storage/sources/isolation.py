@@ -323,7 +323,7 @@ def spawn(
 
 
 def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = False) -> bytes | None:
-    """Return the output of git; None if it fails, works for too long, or sleeps without a host to wait for."""
+    """Return the output of git; None if it fails, takes too long, or sleeps although it need not wait for a host."""
     if process is None:
         return None
     started = time.monotonic()

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import resource
 import stat
 import subprocess
 import threading
@@ -34,8 +35,10 @@ _ENTRY_BYTES = 100
 MAX_BLOB_BYTES = 1 << 30
 OPEN_READERS = 4
 """Git processes that wait for further reads, besides those of ``more_readers``; others are ended."""
-MAX_MORE_READERS = 32
-"""Git processes that ``more_readers`` adds at most: each has two pipes and a lock, and a process may have 256 files."""
+MAX_MORE_READERS = 128
+"""Git processes that ``more_readers`` adds at most: four groups of sources, each process with .3 MB."""
+_FILES_A_READER = 8
+"""Files that this process may open, for each of these: two pipes and a lock, and the rest for others."""
 _IDS_AT_ONCE = 500
 """Requests of 90 bytes each: fewer than fill a pipe, so that neither side blocks."""
 _FOLDERS_AT_ONCE_BYTES = 1 << 20
@@ -264,7 +267,7 @@ def _start(tree: CommitTree, *command: str) -> subprocess.Popen[bytes]:
 
 @cache
 def _takes_commands() -> bool:
-    """Return whether one process of git tells both sizes and contents, as those of version 2.36 and later."""
+    """Return whether one git process returns both sizes and contents (git 2.36 and later)."""
     version = re.match(rb"git version (\d+)\.(\d+)", ask("/", "version") or b"")
     return version is not None and (int(version[1]), int(version[2])) >= (2, 36)
 
@@ -455,9 +458,14 @@ def _read_objects(tree: CommitTree, ids: Sequence[str], kind: _Request, peeled: 
 
 def _reader(tree: CommitTree) -> _Reader:
     """Return the reader of this process for a commit, which other threads may use as well."""
-    tree.mirror.ensure(tree.known_commit)  # not under the lock: a fetch may take long
     pid, folder = os.getpid(), str(tree.mirror.folder)
     key = pid, folder, tree.known_commit
+    with _readers_lock:
+        known = _readers.get(key)
+        if known is not None and known.is_open:  # it holds the mirror
+            _readers.move_to_end(key)
+            return known
+    tree.mirror.ensure(tree.known_commit)  # not under the lock: a fetch may take long
     with _readers_lock:
         known = _readers.pop(key, None)
         if known is None or not known.is_open:
@@ -465,7 +473,7 @@ def _reader(tree: CommitTree) -> _Reader:
         for other in [each for each in _readers if each[0] != pid]:
             del _readers[other]  # of the process that this one was forked from
         done = [each for each in _readers if each[1] == folder]
-        excess = len(_readers) - len(done) + 1 - OPEN_READERS - min(sum(_more_readers), MAX_MORE_READERS)
+        excess = len(_readers) - len(done) + 1 - OPEN_READERS - _more_allowed()
         done += [each for each in _readers if each not in done][: max(0, excess)]
         idle = [_readers.pop(each) for each in done]
         _readers[key] = known
@@ -474,11 +482,17 @@ def _reader(tree: CommitTree) -> _Reader:
     return known
 
 
+def _more_allowed() -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MAX_MORE_READERS if files == resource.RLIM_INFINITY else min(MAX_MORE_READERS, files // _FILES_A_READER)
+    return min(sum(_more_readers), limit)
+
+
 @contextlib.contextmanager
 def more_readers(count: int) -> Iterator[None]:
-    """Let ``count`` more processes wait, of .3 MB each, for sources whose files are read after others are listed.
+    """Let ``count`` more processes wait for sources whose files are read after others are listed.
 
-    There are at most ``MAX_MORE_READERS``.
+    There are at most ``MAX_MORE_READERS``, and fewer if this process may open few files.
     """
     _more_readers.append(count)
     try:

@@ -104,7 +104,7 @@ class SafeFolder:
 
 
 def check_names_are_utf8() -> None:
-    """Raise UsageError unless this process decodes file names as UTF-8: known documents would seem to be deleted."""
+    """Raise UsageError unless this process decodes file names as UTF-8: others would make documents seem deleted."""
     encoding = sys.getfilesystemencoding()
     if encoding != "utf-8":
         raise UsageError(
@@ -137,7 +137,7 @@ def _opened(path: str, dir_fd: int | None) -> Iterator[BinaryIO | None]:
 
 
 def only_owner_reads(folder: str) -> bool:
-    """Return whether modes keep group and others from reading ``folder``, its own or those of a folder above it."""
+    """Return whether group and others cannot read ``folder``, by its own mode or that of a folder above it."""
     root = Path(os.path.realpath(folder))
     try:
         own = root.stat().st_mode

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from driftline.storage.entities import Entity
 from driftline.storage.errors import ObjectNotFound
 from driftline.storage.layout import CONFIG, SOURCE, Kind, is_tenant, parse_name
-from driftline.storage.lines.table import LineTable
-from driftline.storage.objects.backend import ObjectInfo
+from driftline.storage.lines.line_table import LineTable
+from driftline.storage.model import ObjectInfo
 from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ import contextvars
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from driftline.storage.deltas.manifest import Manifest, token_of, totals
 from driftline.storage.entities import Boundary, Entity, decode_id
@@ -43,8 +44,8 @@ from driftline.storage.layout import (
     tables_directory,
 )
 from driftline.storage.leases.lease import Lease, acquire
-from driftline.storage.lines.deep_table import DeepTable
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.definition_table import DeepTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import DeepModel, WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import LOCAL, SourceAccess
@@ -59,6 +60,9 @@ from driftline.storage.workspace.records import (
     read_record,
 )
 
+_Item = TypeVar("_Item")
+_Read = TypeVar("_Read")
+READ_THREADS = 16
 LISTING_SECONDS = 5.0
 """How long the listing that began with the opening of a workspace tells its tenants."""
 
@@ -127,7 +131,7 @@ class Branch:
 
 @dataclass(slots=True)
 class _EarlyListing:
-    """The listing of tenants that began with the opening of a workspace, which serves one call. Pickled without it."""
+    """A listing of tenants that starts when a workspace is opened, and serves one call; pickling drops it."""
 
     names: Future[list[str]] | None = None
     began: float = 0.0
@@ -418,17 +422,27 @@ class Workspace:
 
     def sources(self, below: Entity | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
         """Yield the sources at or below an entity, by default all, with their records, sorted."""
-        for entity in self.entities(below):
-            record = self.source(entity)
-            if record is not None:
-                yield entity, record
+        return self._known(self.source, below)
 
     def readable_sources(self, below: Entity | Boundary | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
         """Like ``sources``, for readers: sources with damaged records are skipped."""
-        for entity in self.entities(below):
-            record = self.readable_source(entity)
+        return self._known(self.readable_source, below)
+
+    def _known(
+        self, read: Callable[[Entity], SourceRecord | None], below: Entity | Boundary | None
+    ) -> Iterator[tuple[Entity, SourceRecord]]:
+        entities = self.entities(below)
+        for entity, record in zip(entities, self.side_by_side(read, entities), strict=True):
             if record is not None:
                 yield entity, record
+
+    def side_by_side(self, read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iterable[_Read]:
+        """Return what ``read`` returns for each of ``items``; at once in a bucket, where each read takes long."""
+        if self.objects.is_local or len(items) < 2:
+            return map(read, items)
+        with ThreadPoolExecutor(READ_THREADS) as pool:
+            reading = [pool.submit(contextvars.copy_context().run, read, item) for item in items]
+            return [each.result() for each in reading]
 
     def entities(self, below: Entity | Boundary | None = None) -> list[Entity]:
         """Return all entities with a directory at the level of sources, with or without a source record, sorted."""
@@ -438,16 +452,13 @@ class Workspace:
         levels = self.config.hierarchy[len(start.parts) :]
         nodes = [start]
         for level in levels:
-            nodes = [
-                Entity((*parent.parts, (level, name)))
-                for parent in nodes
-                for name in self._children(parent.directory, level)
-            ]
+            nodes = [child for found in self.side_by_side(partial(self._children, level), nodes) for child in found]
         return nodes
 
-    def _children(self, directory: str, level: str) -> list[str]:
-        names = self.objects.list_dirs(directory)
-        return [decode_id(name.partition(":")[2]) for name in names if name.startswith(f"{level}:")]
+    def _children(self, level: str, parent: Entity) -> list[Entity]:
+        names = self.objects.list_dirs(parent.directory)
+        ids = (decode_id(name.partition(":")[2]) for name in names if name.startswith(f"{level}:"))
+        return [Entity((*parent.parts, (level, each))) for each in ids]
 
 
 def fingerprint_mismatch(where: str, current: WorkspaceConfig, model: str) -> FingerprintMismatch:

@@ -423,7 +423,7 @@ class WordTableEmbedder:
     def _plan_for(self, lines: int) -> WordPlan | None:
         """Return the plan, if the model has one.
 
-        Few lines do without until it exists, so that no search waits for it.
+        A few lines are embedded without it while it is being built, so that no search waits.
         """
         if self._waits_for_plan or lines >= _BULK_LINES or "_plan" in vars(self):
             return self._plan

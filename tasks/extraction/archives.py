@@ -239,7 +239,7 @@ def _walk(
 def _opened(
     path: str, data: bytes, limits: _Limits, depth: int, requested: Set[str] | None, *, is_folder: bool
 ) -> Iterator[tuple[str, _Content]]:
-    """Yield the members of a container that is one itself; if it cannot be opened, the reason is its own."""
+    """Yield the members of a nested container; if it cannot be opened, yield the reason for the container itself."""
     if depth >= MAX_NESTING:
         if is_folder:
             yield path, SkipReason.NESTED
@@ -277,7 +277,7 @@ _JUDGED_BYTES = 16 * 1024
 
 
 def _limited(file: IO[bytes], limits: _Limits) -> _Content:
-    """Read a member; of one that is larger than any document, no more than that."""
+    """Read a member, up to the maximum size of a document."""
     content = file.read(MAX_UNPACKED_BYTES + 1)
     limits.take(len(content))
     return content if len(content) <= MAX_UNPACKED_BYTES else SkipReason.TOO_LARGE

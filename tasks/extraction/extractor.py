@@ -41,7 +41,7 @@ MAX_EXTRACTED_CHARACTERS = 64 * 2**20
 """No document has more text; a file that expands to more is skipped."""
 MAX_UNPACKED_BYTES = 64 * 2**20
 MAX_MEMBERS = 100_000
-"""No compressed file has more members; more of them than that are refused, however little they hold."""
+"""A compressed file with more members is refused, however small they are."""
 _SLICE_BYTES = 16 * 1024
 """Bytes to unpack at once; after the end of each member, the rest of it is copied."""
 _STREAMED_BYTES = 2**20
@@ -647,7 +647,7 @@ def _parts(mark: str) -> set[str]:
 
 
 def current_marks(*, outputs: bool = False) -> frozenset[str]:
-    """Return the marks that documents get today; ``outputs`` includes those of notebooks."""
+    """Return the marks of the current extractors; ``outputs`` includes those for the outputs of notebooks."""
     readers = (_as_asked(each, outputs=outputs) if isinstance(each, Extractor) else each for each in READERS)
     return frozenset(each.mark for each in readers if each is not None)
 

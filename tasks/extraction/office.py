@@ -219,7 +219,7 @@ class _Paragraphs(_Handler):
 
 
 class _Comments(_Paragraphs):
-    """Also adds the comments on slides, and those on the cells of ``sheet``, which are their anchors."""
+    """Adds comments as well: on slides, and on the cells of ``sheet``, which become their anchors."""
 
     def __init__(self, draft: Draft, sheet: str = "") -> None:
         super().__init__(draft)
@@ -360,7 +360,7 @@ _MAX_DAYS = 2_950_000
 
 
 class _Styles(_Handler):
-    """Which styles of cells, by number, show a number as a date or a time, and from which day they count."""
+    """The cell styles, by number, that show a number as a date or a time, and the day from which they count."""
 
     def __init__(self) -> None:
         super().__init__()

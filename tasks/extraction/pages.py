@@ -157,7 +157,7 @@ def add_html(draft: Draft, data: bytes, file: str = "") -> None:
 
 
 def _decoded(data: bytes) -> str:
-    """Return a page in the encoding that it declares, if it is in that."""
+    """Return a page in its declared encoding, if that is valid."""
     head = data[:_DECLARED_WITHIN]
     declared = (
         None

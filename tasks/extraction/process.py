@@ -27,7 +27,7 @@ from driftline.storage.model import SkipReason
 CPU_SECONDS = 60
 """Of one document: a PDF of thousands of pages takes less."""
 WALL_SECONDS = 600.0
-"""As long on a machine that is ten times as busy as it should be."""
+"""Long enough for a machine that is ten times overloaded."""
 MEMORY_BYTES = 2**30
 """Address space beyond that of the process before its first document."""
 MAX_ANSWER_BYTES = 512 * 2**20

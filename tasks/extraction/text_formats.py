@@ -1,4 +1,4 @@
-"""Extract text from formats that are text inside: notebooks, mail, subtitles and RTF."""
+"""Extract text from text-based formats: notebooks, mail, subtitles and RTF."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _add_message(draft: Draft, data: bytes) -> None:
 
 
 def _texts(part: MIMEPart, body: object) -> Iterator[MIMEPart]:
-    """Yield the body of a message and other text between its attachments, with that of forwarded messages."""
+    """Yield the text of a message outside of its attachments, and that of forwarded messages."""
     if part is body:
         yield part
     elif part.get_content_type() == "multipart/alternative":

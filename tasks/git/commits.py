@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from driftline.storage.globs import is_unicode
 from driftline.storage.sources.isolation import Repository, ask, ask_remote, find_repository, finish, run, start
 from driftline.tasks.git.work_tree import WorkTree
 
@@ -204,17 +205,9 @@ def _within(tree: WorkTree, names: list[bytes], ignore_files: Collection[str]) -
             return ChangedPaths(None, f"{name} is a nested repository")
         if name.rpartition("/")[2] in (*ignore_files, _ATTRIBUTES):
             return ChangedPaths(None, f"{name} has changed")
-        if name.startswith(tree.prefix) and _is_unicode(name):  # other names are never indexed
+        if name.startswith(tree.prefix) and is_unicode(name):  # other names are never indexed
             paths.add(name[len(tree.prefix) :])
     return ChangedPaths(tuple(sorted(paths)))
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 _REQUEST_NAME = re.compile(r"((?:heads/)*)pr/\d+")

@@ -193,9 +193,7 @@ class NestedRepository:
 
 
 def find_nested(tree: SafeFolder, folder: str) -> NestedRepository | None:
-    """Return the repository that the ``.git`` in ``folder`` of a source makes, or None if git does not accept it as
-    one.
-    """
+    """Return the repository of the ``.git`` in ``folder`` of a source; None if git does not accept it."""
     entry = f"{tree.root.rstrip('/')}/{folder}.git"
     git_dir = entry
     try:

@@ -21,12 +21,12 @@ from driftline.storage.defaults import DEFAULT_REDACTION, container_of
 from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
+from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import Definition
-from driftline.storage.lines.table import LINES_PER_BLOCK
 from driftline.storage.model import DocumentState, ManifestRow, SkipReason, content_hash
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
-from driftline.tasks.definitions.worker import definitions_in_worker
-from driftline.tasks.embedding.context import CountReporter, Stopwatch, TaskContext
+from driftline.tasks.definitions.parser_process import definitions_in_worker
+from driftline.tasks.embedding.task_context import CountReporter, Stopwatch, TaskContext
 from driftline.tasks.extraction.archives import OF_CONTENT, is_of_member, read_members, reason_in, without_opened
 from driftline.tasks.extraction.extractor import (
     UNOPENED,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,12 +18,13 @@ from driftline.storage.deltas.delta_index import ADD, REMOVE
 from driftline.storage.deltas.manifest import SCHEMA, BatchId, Manifest, revision
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld, LeaseLost
+from driftline.storage.lance.lance_table import rewrite
 from driftline.storage.leases.lease import Lease, fenced
 from driftline.storage.lines.indexes import Segment, SegmentSpec, build_segment
-from driftline.storage.lines.table import LineTable, SourceCommit
+from driftline.storage.lines.line_table import LineTable, SourceCommit
 from driftline.storage.model import derived_ulid, new_ulid
 from driftline.storage.workspace.workspace import Workspace, acquire_source
-from driftline.tasks.embedding.context import ModelRef, TaskContext
+from driftline.tasks.embedding.task_context import ModelRef, TaskContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,11 @@ class Committer:
 
     def _delta(self, changes: ChangeSet) -> pa.Table:
         rev, now = revision(self.lease.token, self.batch), datetime.now(UTC)
+        added = self._documents.changes(ADD, rev, changes.rows.select(SCHEMA.names), now=now)
+        if not changes.removed:
+            return added
         paths = pa.table({"path": pa.array(changes.removed, pa.string())})
-        return pa.concat_tables(
-            [
-                self._documents.changes(ADD, rev, changes.rows.select(SCHEMA.names), now=now),
-                self._documents.changes(REMOVE, rev, paths, now=now),
-            ]
-        )
+        return pa.concat_tables([added, self._documents.changes(REMOVE, rev, paths, now=now)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,20 @@ class SegmentTask:
 def build(task: SegmentTask, context: TaskContext) -> Segment:
     """Build the segment; it is invisible until the coordinator publishes it. Raises StorageError."""
     return build_segment(context.workspace.lines(task.owner, task.fingerprint), task.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteSpec:
+    """A task of a compaction plan for the table of a tenant and a fingerprint."""
+
+    tenant: Entity
+    fingerprint: str
+    task: Any
+
+
+def rewrite_fragments(spec: RewriteSpec, context: TaskContext) -> Any:
+    """Execute a task of a plan on any worker and return its result for the commit."""
+    return rewrite(context.workspace.lines(spec.tenant, spec.fingerprint), spec.task)
 
 
 def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, report: Callable[[str], None]) -> bool:

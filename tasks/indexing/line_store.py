@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import NotIndexed, UsageError
-from driftline.storage.lines.queries import LineFilter, nearest_lines
+from driftline.storage.lines.line_queries import LineFilter, nearest_lines
 from driftline.storage.model import CURRENT_EMBEDDING_VERSION, DocMeta, LineEmbedding, ManifestRow, new_ulid
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source

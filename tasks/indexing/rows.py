@@ -22,12 +22,12 @@ from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.lines.block_codes import encode as encode_blocks
-from driftline.storage.lines.exact import packs, text_of_lines
+from driftline.storage.lines.line_table import CODE_COLUMN, CONTINUED, LINES_PER_BLOCK, SPELLED, schema
 from driftline.storage.lines.outline import Anchor, Definition, encode
-from driftline.storage.lines.table import CODE_COLUMN, CONTINUED, LINES_PER_BLOCK, SPELLED, schema
-from driftline.storage.lines.words import spelled_for_index
+from driftline.storage.lines.packs import packs, text_of_lines
+from driftline.storage.lines.tokenizer import spelled_for_index
 from driftline.storage.model import ManifestRow
-from driftline.storage.workspace.branches import branch_at, branch_records
+from driftline.storage.workspace.branch_cuts import branch_at, branch_records
 from driftline.storage.workspace.records import BranchRecord
 from driftline.storage.workspace.workspace import Branch, Workspace
 
@@ -45,7 +45,7 @@ def line_rows(
     texts: Sequence[str] | None = None,
     first_line: int = 0,
 ) -> pa.Table:
-    """Build a table of ``storage.lines.table.schema``; arrays have equal length, ``vectors`` is ``(n, dim) float16``.
+    """Build rows of ``storage.lines.line_table.schema``; arrays have equal length, ``vectors`` is ``(n, dim) float16``.
 
     ``entities`` is one source for all documents, or one for each document. ``doc_index`` points into ``documents``,
     ``anchors``, and ``definitions``, which are None if they were not determined. Documents, and the rows of each, are

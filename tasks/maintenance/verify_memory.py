@@ -12,16 +12,15 @@ from functools import partial
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile
-from driftline.storage.lance.worker import survived
+from driftline.storage.lance.reader_process import survived
 from driftline.storage.layout import Kind, parse_name
 from driftline.storage.memory import maintenance as memory_maintenance
-from driftline.storage.memory.catalog import entities as entity_tree
-from driftline.storage.memory.catalog import outbox
+from driftline.storage.memory.catalog import entity_tree, outbox
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.verify import Finding, FindingKind, Verification
+from driftline.tasks.maintenance.verify_documents import Finding, FindingKind, Verification
 
 READ_THREADS = 16
 EVER = datetime(1, 1, 1, tzinfo=UTC)

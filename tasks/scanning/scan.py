@@ -1,8 +1,6 @@
 """Scan a source in partitions, on any worker: list each one and compare it with its slice of the manifest.
 
-A run can be limited to the paths that git reports as changed (DESIGN, "After a commit"). If several sources of a tenant
-select a file, ``Claim`` assigns it to the source with the nearest folder, then to the first by entity, in whatever
-order the sources run.
+A run can be limited to the paths that git reports as changed (DESIGN, "After a commit").
 """
 
 from __future__ import annotations
@@ -11,13 +9,10 @@ import logging
 import os
 import re
 import time
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
-from itertools import islice, takewhile
-from operator import itemgetter
 from typing import Self
 
 import numpy as np
@@ -44,10 +39,10 @@ from driftline.storage.errors import (
 )
 from driftline.storage.model import DocumentState, SkipReason, content_hash
 from driftline.storage.sources.source import FileInfo, RepositorySource, Source, open_source
-from driftline.storage.workspace.records import IndexedCommit, SourceRecord, WorkspaceConfig
+from driftline.storage.workspace.records import IndexedCommit, WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.embedding.context import TaskContext
 from driftline.tasks.embedding.models import fingerprint, is_earlier_version, resolve_model
+from driftline.tasks.embedding.task_context import TaskContext
 from driftline.tasks.extraction.archives import Member, Opened, is_of_member, members_of, opened_mark
 from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT, How
 from driftline.tasks.extraction.process import Refused
@@ -62,93 +57,17 @@ from driftline.tasks.git.commits import (
 )
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, clean_blobs, find_work_tree
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA, Diff, classify, diff, is_inside, joined
-from driftline.tasks.scanning.ignore import IGNORE_FILES, NEVER_ENTERED, OUR_IGNORE_FILE, Matcher, OwnIgnoreFiles, Rules
+from driftline.tasks.scanning.overlap import Claim, Neighbours, claimed
+from driftline.tasks.scanning.path_patterns import (
+    IGNORE_FILES,
+    NEVER_ENTERED,
+    OUR_IGNORE_FILE,
+    Matcher,
+    OwnIgnoreFiles,
+    Rules,
+)
 from driftline.tasks.scanning.walk import Listing, Subtree, Walk, above_and_self
 from driftline.tasks.text import MAX_TEXT_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Files below ``prefix`` ("" or a folder with a trailing slash) that ``rules`` admit belong to another source."""
-
-    prefix: str
-    rules: Rules
-
-    @property
-    def is_whole(self) -> bool:
-        return self.rules == Rules()
-
-    def covers(self, paths: pa.Array) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: which ``paths``, relative to the source that loses them, the claim takes."""
-        below = np.asarray(pc.starts_with(paths, self.prefix).to_numpy(zero_copy_only=False), dtype=bool)
-        if not self.is_whole and below.any():
-            inside = pc.utf8_slice_codeunits(paths.filter(pa.array(below)), len(self.prefix))
-            below[np.flatnonzero(below)] = ~Matcher(self.rules).excluded(inside)
-        return below
-
-
-def claimed(paths: pa.Array, claims: Iterable[Claim]) -> NDArray[np.bool_]:
-    """Return ``(n,) bool``: the paths that any of ``claims`` covers."""
-    taken = np.zeros(len(paths), dtype=bool)
-    for claim in claims:
-        taken |= claim.covers(paths)
-    return taken
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """The sources of a workspace by their folders, which makes it fast to find sources that may share files."""
-
-    records: Mapping[Entity, SourceRecord]
-    _sorted: list[tuple[str, Entity]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_sorted", sorted((_root(record.uri), e) for e, record in self.records.items()))
-
-    def at_or_below(self, uri: str) -> list[Entity]:
-        """Return the sources whose folder is ``uri``, or is in it."""
-        root = _root(uri)
-        start = bisect_left(self._sorted, root, key=itemgetter(0))
-        return [
-            entity for _, entity in takewhile(lambda item: item[0].startswith(root), islice(self._sorted, start, None))
-        ]
-
-    def at_or_above(self, uri: str) -> list[Entity]:
-        """Return the sources whose folder is ``uri``, or contains it."""
-        root = _root(uri)
-        lengths = [at + 1 for at, character in enumerate(root) if character == "/"]
-        found: list[Entity] = []
-        for folder in (root[:length] for length in lengths):
-            start = bisect_left(self._sorted, folder, key=itemgetter(0))
-            end = bisect_right(self._sorted, folder, start, key=itemgetter(0))
-            found += [entity for _, entity in self._sorted[start:end]]
-        return found
-
-    def claims_on(self, entity: Entity, record: SourceRecord) -> tuple[Claim, ...]:
-        """Return the claims of other sources of the tenant on files below the folder of ``record``."""
-        others = (other for other in self.at_or_below(record.uri) if other != entity)
-        claims = (claim_of(other, self.records[other], entity, record) for other in others)
-        return tuple(claim for claim in claims if claim is not None)
-
-
-def claim_of(entity: Entity, record: SourceRecord, on: Entity, loser: SourceRecord) -> Claim | None:
-    """Return the claim of ``record`` on files of another source; None if it has none, or yields to that source."""
-    inside = below(loser.uri, record.uri)
-    if inside is None or entity.tenant != on.tenant or (not inside and str(entity) >= str(on)):
-        return None
-    return Claim(f"{inside}/" if inside else "", Rules(record.include, record.exclude))
-
-
-def below(folder: str, path: str) -> str | None:
-    """Return a path or URI relative to ``folder`` ("" for itself), or None if it is elsewhere."""
-    if path == folder:
-        return ""
-    root = _root(folder)
-    return path[len(root) :] if path.startswith(root) else None
-
-
-def _root(uri: str) -> str:
-    return uri.rstrip("/") + "/"
 
 
 @dataclass(frozen=True, slots=True)

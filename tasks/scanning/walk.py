@@ -24,7 +24,7 @@ from driftline.storage.sources.safe_folder import SafeFolder, read_regular
 from driftline.storage.sources.source import INODE_BITS, VANISHED
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, find_nested, tracked_in
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA
-from driftline.tasks.scanning.ignore import (
+from driftline.tasks.scanning.path_patterns import (
     BY_GIT,
     BY_US,
     GIT,

@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from driftline.storage.lines.line_table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
-from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
-from driftline.storage.lines.words import distinct_terms, is_constant, is_paired, keywords, names_in, places_in, terms
+from driftline.storage.lines.tokenizer import distinct_terms, is_paired, keywords, terms
 from driftline.storage.model import Embedder
 from driftline.tasks.definitions.outlines import begins_definition
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
+from driftline.tasks.search.query_form import is_constant, names_in, places_in
 from driftline.tasks.search.ranking import (
     BM25_K1,
     WEIGHTS,
@@ -347,7 +348,7 @@ def _of_documents(candidates: Candidates, holds: Callable[[str], bool]) -> NDArr
 def _named(candidates: Candidates) -> NDArray[np.float32]:
     """Return ``(n,)``: 1 if a line begins a definition that the query names, half in prose, else less.
 
-    Also 1 for the lines that its places name, and for one that sets a constant.
+    Also 1 for the lines that the query locates, and for a line that sets a constant.
     """
     found = _placed(candidates)
     if not candidates.names:
@@ -365,7 +366,7 @@ def _named(candidates: Candidates) -> NDArray[np.float32]:
 
 
 def _placed(candidates: Candidates) -> NDArray[np.float32]:
-    """Return ``(n,)``: 1 for a line that the query names by its place and for the first of a file that it names.
+    """Return ``(n,)``: 1 for a line that the query locates, and for the first line of a file that it names.
 
     The lines around that first one get less, so that a result shows how the file begins.
     """
@@ -373,7 +374,8 @@ def _placed(candidates: Candidates) -> NDArray[np.float32]:
     lines = candidates.lines
     for path, line in candidates.places:
         for document, (_, own, _) in enumerate(candidates.documents):
-            if not (f"/{own}".endswith(f"/{path.lstrip('/')}") or ("/" in own and path.endswith(f"/{own}"))):
+            is_named = f"/{own}".lower().endswith(f"/{path.lstrip('/')}".lower())
+            if not (is_named or ("/" in own and path.endswith(f"/{own}"))):
                 continue
             of_file = np.flatnonzero(lines.document == document)
             away = np.abs(lines.number[of_file] - (line - 1 if line else 0))

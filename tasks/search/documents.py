@@ -1,9 +1,9 @@
-"""List the documents of an index in pages or by folder, and search the lines that only a branch has."""
+"""List the documents of an index, in pages or by folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Any
@@ -11,16 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.entities import Boundary, Entity, is_within
 from driftline.storage.errors import NotIndexed
 from driftline.storage.globs import is_unicode
-from driftline.storage.lines.filters import LineFilter, normalise
-from driftline.storage.workspace.branches import read_branch
-from driftline.storage.workspace.workspace import Branch, Workspace
-from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.query import SearchReport, answer, notes_on
-from driftline.tasks.search.request import SearchRequest
+from driftline.storage.lines.line_filter import normalise
+from driftline.storage.workspace.workspace import Workspace
 
 _COLUMNS = ["path", "size_bytes", "mtime_ns", "hash", "lines", "reason"]
 
@@ -157,50 +152,3 @@ def _time(nanoseconds: int | None) -> str | None:
     if not nanoseconds:
         return None
     return datetime.fromtimestamp(nanoseconds / 1e9, UTC).isoformat(timespec="seconds")
-
-
-MAX_FETCHED = 400
-"""Hits to fetch for a search of lines that the main index lacks."""
-
-
-def changed_paths(workspace: Workspace, branch: Branch) -> list[str]:
-    """Return the documents of a branch that differ from the main index at its cut, sorted. Raises CorruptFile."""
-    record = read_branch(workspace, branch.entity, branch.name)
-    since = record.main_revision if record is not None else 0
-    changed = workspace.manifest(branch.entity).changes_since(since, columns=["path", "reason"])
-    found = changed.filter(pc.and_(pc.equal(changed["op"], ADD), pc.is_null(changed["reason"])))
-    paths: list[str] = found["path"].to_pylist()
-    return paths
-
-
-def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Search as ``answer`` does on the branches of ``workspace``, without hits whose best line is in the main index.
-
-    A line that only moved within its document is not new. Raises the errors of ``search``.
-    """
-    changed = {branch.entity: changed_paths(workspace, branch) for branch in workspace.branches}
-    where = LineFilter(
-        any_of=tuple(LineFilter(entities=(entity,), paths=tuple(paths)) for entity, paths in changed.items())
-    )
-    count = request.top_k
-    while True:
-        report = answer(workspace, replace(request, also=(*request.also, where), top_k=count))
-        new = [*_new(workspace, report.results)]
-        if len(new) >= request.top_k or len(report.results) < count or count >= MAX_FETCHED:
-            best = tuple(new[: request.top_k])
-            return SearchReport(request.query, best, report.explanation, notes_on(best))
-        count = min(4 * count, MAX_FETCHED)
-
-
-def _new(workspace: Workspace, hits: tuple[Hit, ...]) -> Iterator[Hit]:
-    main = workspace.on(())
-    known: dict[str, set[tuple[str, str]]] = {}
-    for source in {hit.source for hit in hits}:
-        entity = Entity.parse(source, workspace.config.hierarchy)
-        rows = main.lines(entity).of_documents(entity, sorted({hit.path for hit in hits if hit.source == source}))
-        known[source] = set(zip(rows["path"].to_pylist(), rows["text"].to_pylist(), strict=True))
-    rank = 0
-    for hit in hits:
-        if (hit.path, hit.text) not in known[hit.source]:
-            rank += 1
-            yield replace(hit, rank=rank)

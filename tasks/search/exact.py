@@ -8,10 +8,11 @@ from __future__ import annotations
 import posixpath
 import time
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Literal
 
 import numpy as np
@@ -21,12 +22,12 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.lance.errors import without_panic
-from driftline.storage.lines.exact import Packs, allowed, packs_of, texts
-from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lance.retries import without_panic
+from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.line_queries import LineQuery
 from driftline.storage.lines.outline import Definition, parts_of_name
-from driftline.storage.lines.patterns import Pattern, quoted
-from driftline.storage.lines.queries import LineQuery
+from driftline.storage.lines.packs import Packs, allowed, packs_of, texts
+from driftline.storage.lines.regex_patterns import Pattern, quoted
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Match, counted
 from driftline.tasks.search.filters import LineKinds, line_filter, relative_to_sources
@@ -47,8 +48,8 @@ from driftline.tasks.search.hits import (
     symbol_of,
 )
 from driftline.tasks.search.links import SourceRecords
-from driftline.tasks.search.query import ExactCounts, SearchReport, answer, nothing_indexed, tables_of
 from driftline.tasks.search.request import Explanation, SearchRequest, is_auxiliary, is_prose, is_test
+from driftline.tasks.search.search import ExactCounts, SearchReport, answer, nothing_indexed, tables_of
 from driftline.tasks.text import rows_of_line
 
 MAX_SECONDS = 30.0
@@ -56,7 +57,7 @@ MAX_SECONDS = 30.0
 MAX_RANKED = 10_000
 """Matching lines among which words choose."""
 RANKED_WINDOWS = 200
-"""The number of windows found by words in which matching lines are ranked."""
+"""Number of windows, found by words, in which to rank matching lines."""
 MAX_PATHS_IN_FILTER = 1_000
 """Up to this many matching documents become the filter of a ranked search; its results are filtered otherwise."""
 MAX_FACET_PACKS = 300
@@ -140,7 +141,7 @@ class ExactFinder:
 
     ``order`` sorts the documents, and ``chosen`` leaves some of them out; ``documents`` are the only ones, if given.
     ``late`` returns whether the time is up, and ``max_packs`` is the number to read; ``cut`` then means that some were
-    not read. ``read`` counts them; ``matched`` has the texts of some that match, by table and row id.
+    not read. ``read`` counts them.
     """
 
     tables: Sequence[LineQuery]
@@ -152,7 +153,6 @@ class ExactFinder:
     max_packs: int | None = None
     cut: bool = False
     read: int = 0
-    matched: dict[tuple[int, int], pa.StringScalar] = field(default_factory=dict)
 
     def lines(self) -> Iterator[Matches]:
         """Yield each document that matches every pattern, with its lines that match any of them."""
@@ -186,7 +186,7 @@ class ExactFinder:
                 return
             whole = [*packs]
             self.read += len(whole)
-            read = texts(self.tables[document.table], [row for _, row, _ in whole]).to_pylist()
+            read = texts([(self.tables[document.table], row) for _, row, _ in whole]).to_pylist()
             text = "\n".join([*(each.removesuffix("\n") for each in read[:-1]), read[-1]])
             lines = text.removesuffix("\n").split("\n")
             matched = np.zeros((len(self.patterns), len(lines)), np.bool_)
@@ -201,18 +201,17 @@ class ExactFinder:
 
     def _candidate_packs(self) -> list[_PackRow]:
         """Return the packs that may match, in the order of the results."""
-        found: list[_PackRow] = []
+        found: dict[IndexedDocument, list[tuple[int, int]]] = {}
         for table, query in enumerate(self.tables):
             packs = packs_of(query)
-            rows = packs.rows.take(pa.array(np.flatnonzero(self._may_match(query, packs))))
-            columns = (rows[name].to_pylist() for name in ("path", "entity", "hash"))
-            of_packs = [*zip(*columns, strict=True)]
-            documents = {each: IndexedDocument(each[0], each[1], each[2], table) for each in {*of_packs}}
-            others = (rows[name].to_pylist() for name in ("_rowid", "line"))
-            found += zip(map(documents.__getitem__, of_packs), *others, strict=True)
-        keys = {document: (self.order(*document.key), document.path, document.entity) for document, _, _ in found}
-        chosen = {document: at for at, document in enumerate(self.chosen(sorted(keys, key=keys.__getitem__)))}
-        return sorted((each for each in found if each[0] in chosen), key=lambda each: (chosen[each[0]], each[2]))
+            rows = packs.rows.take(pa.array(np.flatnonzero(self._may_match(query, packs)).tolist(), pa.int64()))
+            of_table: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
+            columns = (rows[name].to_pylist() for name in ("path", "entity", "hash", "line", "_rowid"))
+            for path, entity, digest, line, row in zip(*columns, strict=True):
+                of_table[path, entity, digest].append((line, row))
+            found |= {IndexedDocument(*document, table): of_document for document, of_document in of_table.items()}
+        documents = sorted(found, key=lambda each: (self.order(*each.key), each.path, each.entity))
+        return [(each, row, line) for each in self.chosen(documents) for line, row in sorted(found[each])]
 
     def _may_match(self, query: LineQuery, packs: Packs) -> NDArray[np.bool_]:
         """Return which packs may match a pattern, of documents that may match all patterns."""
@@ -232,35 +231,24 @@ class ExactFinder:
         return left
 
     def _matching(self, batch: Sequence[_PackRow]) -> Iterator[Matches]:
-        read = self._texts(batch)
+        read = texts([(self.tables[document.table], row) for document, row, _ in batch])
         may = np.zeros(len(read), np.bool_)
         for pattern in self.patterns:
             may |= pattern.in_lines_only or pattern.matches(read).to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(may)
-        read = read.take(pa.array(rows))
+        read = read.take(pa.array(rows.tolist(), pa.int64()))
         split = pc.split_pattern(read, "\n")
         lines, bounds = split.flatten(), split.offsets.to_numpy()
         matched = np.stack([pattern.matches(lines).to_numpy(zero_copy_only=False) for pattern in self.patterns])
         # The empty text after the last line feed of a pack is not a line.
         matched[:, bounds[1:][pc.ends_with(read, "\n").to_numpy(zero_copy_only=False)] - 1] = False
         limits = zip(rows.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-        for at, (row, start, stop) in enumerate(limits):
+        for row, start, stop in limits:
             inside = matched[:, start:stop]
             numbers = np.flatnonzero(inside.any(axis=0))
             if len(numbers):
-                document, row_id, first = batch[row]
-                if len(self.matched) < _MOST_PACKS:
-                    self.matched[document.table, row_id] = read[at]
+                document, _, first = batch[row]
                 yield document, np.asarray(first + numbers, np.int64), np.asarray(inside[:, numbers])
-
-    def _texts(self, batch: Sequence[_PackRow]) -> pa.StringArray:
-        tables = sorted({document.table for document, _, _ in batch})
-        rows = [(at, row) for table in tables for at, (document, row, _) in enumerate(batch) if document.table == table]
-        parts = [
-            texts(self.tables[table], [row for document, row, _ in batch if document.table == table])
-            for table in tables
-        ]
-        return pa.concat_arrays(parts).take(pa.array(np.argsort([at for at, _ in rows])))
 
 
 # -- the search --------------------------------------------------------------------------------
@@ -352,7 +340,6 @@ class ExactSearch:
     records: SourceRecords = field(init=False)
     timers: Explanation = field(default_factory=lambda: Explanation("exact", "auto"))
     cut: bool = False
-    matched: dict[tuple[int, int], pa.StringScalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.records = SourceRecords(self.workspace)
@@ -406,7 +393,6 @@ class ExactSearch:
         """Yield documents, and the lines that match each pattern, or without patterns those of the definitions."""
         if self.patterns:
             finder = ExactFinder(self.tables, self.patterns, self.late, order, self._chosen, documents, self.max_packs)
-            self.matched = finder.matched
             for document, numbers, matched in finder.lines():
                 yield document, [{*numbers[of_pattern].tolist()} for of_pattern in matched]
             self.cut = finder.cut
@@ -522,7 +508,7 @@ class ExactSearch:
         read = read_documents(self.workspace, windows, self.records, context=False)
         anchors = anchors_of(self.tables, windows, read)
         links = links_of(self.workspace, windows, self.records, read)
-        contexts = [*_contexts(self.tables, lines, n_lines, self.matched)]
+        contexts = [*_contexts(self.tables, lines, n_lines)]
         own = [context[number - start] for (_, number), (start, context) in zip(lines, contexts, strict=True)]
         spans = self.terms.spans(own)
         named = {document for document, _ in lines}
@@ -609,37 +595,27 @@ def _these(workspace: Workspace, documents: Iterable[Document]) -> LineFilter:
 
 
 def _contexts(
-    tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int, read: Mapping[tuple[int, int], pa.StringScalar]
+    tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield for each of ``lines`` the number of the first line of its context, and the context.
-
-    ``read`` has texts of packs by table and row id.
-    """
-    packs = {
-        document: packs_of(tables[document.table]).of(*document.key) for document in {document for document, _ in lines}
-    }
+    """Yield for each of ``lines`` the number of the first line of its context, and the context."""
+    packs: dict[IndexedDocument, tuple[list[int], list[int]]] = {}
+    for table, query in enumerate(tables):
+        of_table = {document.key: document for document, _ in lines if document.table == table}
+        packs |= {of_table[key]: found for key, found in packs_of(query).of(of_table).items()} if of_table else {}
     needed: dict[Line, range] = {}
     for document, number in lines:
         first_lines, _ = packs[document]
         first = bisect_right(first_lines, max(0, number - n_lines)) - 1
         needed[document, number] = range(first, bisect_right(first_lines, number + n_lines))
-    keys = {(document.table, packs[document][1][at]) for (document, _), span in needed.items() for at in span}
-    texts_of: dict[tuple[int, int], str] = {key: read[key].as_py() for key in keys & read.keys()}
-    for table in range(len(tables)):
-        rows = sorted(row for of, row in keys - read.keys() if of == table)
-        for start in range(0, len(rows), _MOST_PACKS):
-            part = rows[start : start + _MOST_PACKS]
-            found = texts(tables[table], part).to_pylist()
-            texts_of |= {(table, row): text for row, text in zip(part, found, strict=True)}
-    split: dict[tuple[int, int], list[str]] = {}
+    keys = sorted({(document.table, packs[document][1][at]) for (document, _), span in needed.items() for at in span})
+    lines_of: dict[tuple[int, int], list[str]] = {}
+    for start in range(0, len(keys), _MOST_PACKS):
+        part = keys[start : start + _MOST_PACKS]
+        read = texts([(tables[table], row) for table, row in part]).to_pylist()
+        lines_of |= {key: text.removesuffix("\n").split("\n") for key, text in zip(part, read, strict=True)}
     for document, number in lines:
         first_lines, rows = packs[document]
-        known: list[str] = []
-        for at in needed[document, number]:
-            key = document.table, rows[at]
-            if key not in split:
-                split[key] = texts_of[key].removesuffix("\n").split("\n")
-            known += split[key]
+        known = [*chain.from_iterable(lines_of[document.table, rows[at]] for at in needed[document, number])]
         first = first_lines[needed[document, number].start]
         start = max(first, number - n_lines)
         yield start, tuple(known[start - first : number + n_lines + 1 - first])

@@ -14,11 +14,11 @@ from unicodedata import normalize
 
 from driftline.storage.entities import Entity
 from driftline.storage.globs import check_glob, literal_glob, rests
-from driftline.storage.lines.filters import LineFilter, normalise
+from driftline.storage.lines.line_filter import LineFilter, normalise
 from driftline.storage.lines.outline import Definition
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.scanning.scan import below
+from driftline.tasks.scanning.overlap import below
 from driftline.tasks.search.request import FILTERS, WILDCARD, SearchFilter, extensions_of
 
 Kind = Literal["file", "folder", "either"]
@@ -207,7 +207,7 @@ ALL_LINES = LineKinds()
 
 _ESCAPED = re.compile(r"\\([][*?{}!])")
 MAX_REPORTED = 20
-"""Maximum number of values of one filter that are reported one by one."""
+"""Maximum number of values of one filter to report individually."""
 _LABELS = {
     "paths": "path",
     "dirs": "directory",

@@ -32,13 +32,13 @@ from driftline.storage.defaults import (
 )
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
-from driftline.storage.lance.errors import without_panic
-from driftline.storage.lines.exact import lines_of_document
+from driftline.storage.lance.retries import without_panic
+from driftline.storage.lines.line_queries import LineQuery, Passage
+from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import Definition, anchor_at, anchors_in, fragment_of, innermost, location_of
 from driftline.storage.lines.outline import decode as decode_outline
-from driftline.storage.lines.queries import LineQuery, Passage
-from driftline.storage.lines.table import LINES_PER_BLOCK
-from driftline.storage.lines.words import QueryForm, keywords
+from driftline.storage.lines.packs import lines_of_document
+from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.model import content_hash, html_table
 from driftline.storage.sources.source import Source, known_source
 from driftline.storage.workspace.records import SourceRecord
@@ -46,6 +46,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.scanning.scan import holds_records
 from driftline.tasks.search.links import Links, SourceRecords, find_links, is_archive_unchanged
+from driftline.tasks.search.query_form import QueryForm
 from driftline.tasks.search.ranking import WEIGHTS, Document, FoundLine, Weights, stem_shares
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
@@ -53,7 +54,7 @@ from driftline.tasks.text import decode, lines_between, rows_of_line, split_line
 MAX_WINDOW_LINES = 32
 """Maximum number of lines of a window without its context."""
 GROWTH = 0.7
-"""The share of a window's relevance that a hit needs to extend it: others cost a reader more than they tell."""
+"""The share of a window's relevance that a hit needs to extend it; weaker hits cost a reader more than they tell."""
 GROWTH_ACROSS = 0.9
 """The same for a hit in another definition, unless the query is a sentence, whose answer may be in either."""
 MAX_HEAD_LINES = 8
@@ -69,13 +70,13 @@ MAX_WINDOWS_OF_DEFINITION = 3
 class Window:
     """Neighbouring hits of one document; lines are 0-based, both ends included.
 
-    ``best`` is the hit that answers best by itself, and ``fit`` its quality. ``distance``, ``text``, ``column``, at
-    which the text begins in its line, and ``definition``, the innermost around it, belong to this hit; the definition
-    is unknown unless the window is ``outlined``. ``score`` is that of the hit that ranks the window: its relevance, of
-    which ``attainable`` is the maximum, or its cosine if hits are ordered by that; nothing is attainable then.
-    ``set_back`` is what better windows of its file have taken from the score, which makes it no less likely. ``copies``
-    are other documents of its source with the same content. If the query has ``named`` the definition, the window stays
-    inside it.
+    ``best`` is the hit that answers best by itself, and ``fit`` its quality. ``distance``, ``text``, ``column`` (where
+    the text begins in its line) and ``definition`` (the innermost one) belong to this hit; the definition is unknown
+    unless the window is ``outlined``. ``score`` is that of the hit that ranks the window: its relevance, of which
+    ``attainable`` is the maximum, or its cosine if hits are ordered by that; nothing is attainable then. ``set_back``
+    is what better windows of its file have taken from the score, which makes it no less likely. ``copies`` are other
+    documents of its source with the same content. If the query has ``named`` the definition, the window stays inside
+    it.
     """
 
     entity: str

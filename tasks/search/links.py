@@ -52,7 +52,7 @@ TEMPLATES: Mapping[str, str] = {
 }
 """How each kind of host links to a line."""
 _AS_SOURCE = {"github": "plain=1", "gitlab": "plain=1", "gitea": "display=source"}
-"""The query that makes a host show the lines of a file that it would render."""
+"""The query that makes a host show the lines of a file instead of rendering it."""
 _RENDERED = frozenset({"adoc", "asciidoc", "ipynb", "markdown", "md", "mdx", "mkd", "org", "rst", "textile"})
 _HOSTS = {"codeberg": "gitea", "forgejo": "gitea", "gitea": "gitea", "github": "github", "gitlab": "gitlab"}
 """The kind of a host, by a part of its name."""

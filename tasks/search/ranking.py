@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.lines.outline import Definition
-from driftline.storage.lines.words import QueryForm, name_parts, terms, terms_of
+from driftline.storage.lines.tokenizer import name_parts, terms, terms_of
+from driftline.tasks.search.query_form import QueryForm
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,11 @@ from driftline.storage.defaults import (
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import alternatives, check_glob, is_unicode
 from driftline.storage.lines.outline import KINDS
-from driftline.storage.options import INTERFACES, Option, option, options_of
+from driftline.storage.request_options import INTERFACES, Option, option, options_of
 
 if TYPE_CHECKING:
     from driftline.storage.entities import Boundary, Entity
-    from driftline.storage.lines.filters import LineFilter
+    from driftline.storage.lines.line_filter import LineFilter
 
 
 Mode = Literal["hybrid", "vector", "text"]
@@ -52,7 +52,7 @@ _DOTTED = rf"\.|\.[^/\x00.]{_NAME}|\.\.[^/\x00]{_NAME}"
 """A name that begins with a dot, but is not '..'."""
 _SEGMENT = rf"(?:{_DOTTED}|[^/\x00.]{_NAME})?"
 _PATH = rf"^(?:{_SEGMENT}(?:/{_SEGMENT})+|{_DOTTED}|[^/\x00.{_BLANK}]{_NAME}|[{_BLANK}]+[^/\x00{_BLANK}]{_NAME})$"
-"""Paths and directories as ``_check_name`` reads them, other than those of this machine."""
+"""Matches the paths and directories that ``_check_name`` accepts, except those of this machine."""
 _GLOB = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
 """Some of the globs that ``check_glob`` accepts."""
 _HERE = INTERFACES - {"http"}

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from driftline.flows.runs.branches import list_branches
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.garbage.survey import survey
-from driftline.storage.workspace.branches import on_branch
+from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.query import search
+from driftline.tasks.search.search import search
 from tests.servers.delaying import DelayingProxy, delaying
 from tests.servers.s3_server import running_s3
 

@@ -17,7 +17,7 @@ from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.storage.deltas import manifest as documents
 from driftline.storage.deltas.manifest import Manifest
 from driftline.storage.entities import Entity
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import ManifestRow, new_ulid
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import SourceRecord

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.query import search
+from driftline.tasks.search.search import search
 
 CHANGED_FILES = 20
 ROUNDS = 5

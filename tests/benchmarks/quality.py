@@ -35,8 +35,8 @@ from semble.index import SembleIndex
 from semble.types import ContentType
 
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.query import search
 from driftline.tasks.search.request import Mode
+from driftline.tasks.search.search import search
 
 TOP_K = 10
 CHUNK_LINES = 16

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 MIN_WORDS = 4

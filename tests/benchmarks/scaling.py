@@ -21,7 +21,7 @@ import measure
 from queries import choose_directories, sample_texts
 from searching import HEAD, measured
 
-from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.workspace.workspace import Workspace
 
 STEP = 4

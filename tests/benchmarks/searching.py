@@ -22,11 +22,11 @@ import numpy as np
 from queries import choose_directories, recall, sample_texts
 
 from driftline.storage.defaults import Strategy
-from driftline.storage.lines import queries as storage_queries
-from driftline.storage.lines.queries import LineFilter, LineQuery, nearest_lines
+from driftline.storage.lines import line_queries as storage_queries
+from driftline.storage.lines.line_queries import LineFilter, LineQuery, nearest_lines
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
-from driftline.tasks.search.query import search
+from driftline.tasks.search.search import search
 
 TOP_K = 10
 SHARES = (0.5, 0.1, 0.01, 0.001)

@@ -35,7 +35,7 @@ from bucket import QUERIES
 
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.query import search
+from driftline.tasks.search.search import search
 from tests.servers.browser import CHROMIUM, open_browser
 
 STARTS = 5

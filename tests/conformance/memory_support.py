@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from driftline.flows.memory import HierarchicalLTMBackend
+from driftline.flows.memory_backend import HierarchicalLTMBackend
 from driftline.storage.objects.local_disk import LocalDisk
 
 LEVELS = ["org", "project", "user", "session"]

@@ -19,9 +19,9 @@ import pytest
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.config.memory_settings import MemoryConfiguration, load_memory_configuration
-from driftline.flows.memory import HierarchicalLTMBackend
+from driftline.flows.memory_backend import HierarchicalLTMBackend
 from driftline.storage.errors import BadEntity, CatalogError, StorageError
-from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.catalog import entry_writes
 from driftline.storage.objects.local_disk import LocalDisk
 from tests.conformance.memory_support import (
     ACME,
@@ -112,7 +112,7 @@ def failing_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise CatalogError("The catalog failed", "")
 
-    monkeypatch.setattr(entry_rows, "put", fail)
+    monkeypatch.setattr(entry_writes, "put", fail)
 
 
 def orphan(backend: HierarchicalLTMBackend, folder: Path, key: str = "lost") -> str:

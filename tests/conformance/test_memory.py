@@ -24,12 +24,12 @@ from mcp import Client, StdioServerParameters
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.config.memory_settings import MemoryConfiguration, find_memory, load_memory_configuration
-from driftline.flows.memory import HierarchicalLTMBackend
+from driftline.flows.memory_backend import HierarchicalLTMBackend
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 from driftline.storage.errors import BadEntity, BadEntry, CatalogError, DriftlineError
-from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.catalog import entry_writes
 from driftline.storage.memory.store import MemoryItem
 from tests.conformance.memory_support import (
     ACME,
@@ -389,7 +389,7 @@ def walls(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Walls:
             ok(backend.store("plan", f"{HIDDEN} parser {LARGE}", GLOBEX))
             ok(backend.store(f"{HIDDEN} key", f"{HIDDEN} parser", f"org:globex/project:{HIDDEN}", {"phase": HIDDEN}))
             with patch.context() as failing:
-                failing.setattr(entry_rows, "put", _fail)
+                failing.setattr(entry_writes, "put", _fail)
                 assert not backend.store("lost", LARGE, GLOBEX)["success"]
     return Walls(folder, tiny_model)
 
@@ -661,7 +661,7 @@ def damaged(folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) 
         ok(backend.store("key", LARGE, S123))
         (folder / blobs(folder)[0]).unlink()
         with monkeypatch.context() as patch:
-            patch.setattr(entry_rows, "put", _fail)
+            patch.setattr(entry_writes, "put", _fail)
             assert not backend.store("lost", LARGE, S123)["success"]
     (orphan,) = blobs(folder)
     return Damaged(folder, sqlite_catalog, orphan)
@@ -851,7 +851,7 @@ def test_the_backend_can_raise(folder: Path) -> None:
 def test_every_orphaned_blob_is_reported(
     backend: HierarchicalLTMBackend, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(entry_rows, "put", _fail)
+    monkeypatch.setattr(entry_writes, "put", _fail)
     with caplog.at_level(logging.WARNING), pytest.raises(CatalogError) as failure:
         backend.core.store_many([MemoryItem(f"key {n}", LARGE + str(n), S123) for n in range(3)])
     written = blobs(folder)

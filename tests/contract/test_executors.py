@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from driftline.flows.output.reports import IndexReport
+from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs import source_run
 from driftline.flows.runs.executors import DaskExecutor, Executor, InlineExecutor, open_executor, running_loop
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.errors import CorruptFile, ExecutorError, UsageError
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.embedding.context import ModelRef, TaskContext
+from driftline.tasks.embedding.task_context import ModelRef, TaskContext
 from driftline.tasks.indexing.batch import BatchSpec
 from driftline.tasks.scanning.scan import plan_partitions
 from tests.servers.ports import free_port

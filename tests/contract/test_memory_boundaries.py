@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from driftline.storage.errors import AccessDenied, BadEntity, BadEntry
-from driftline.storage.memory.catalog.writes import MAX_BOUND_CHARACTERS
+from driftline.storage.memory.catalog.entry_writes import MAX_BOUND_CHARACTERS
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, BadEntity, CatalogMismatch, UsageError
-from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 
 ACME = "org:acme"

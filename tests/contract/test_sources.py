@@ -29,7 +29,7 @@ from driftline.storage.model import DocumentState
 from driftline.storage.sources.source import Source, open_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.scanning.diff import MANIFEST_SCHEMA
-from driftline.tasks.scanning.ignore import Rules
+from driftline.tasks.scanning.path_patterns import Rules
 from driftline.tasks.scanning.scan import ScanSpec, plan_partitions, scan, scan_paths
 from driftline.tasks.search.documents import document_page
 

@@ -6,17 +6,24 @@ import contextlib
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
+import driftline as dl
 from driftline.storage.errors import AccessDenied, PreconditionFailed, StorageError
-from driftline.storage.objects import backend, bucket
+from driftline.storage.lance.retries import unreadable_fragments
+from driftline.storage.lines.line_counts import take_inventory
+from driftline.storage.objects import bucket, retries
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import open_source
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.search import search
 from tests.servers.flaky import Fault, FlakyProxy
-from tests.servers.proxies import CephProxy, SkewedProxy
+from tests.servers.proxies import CephProxy, Proxy, SkewedProxy
 from tests.servers.serving import serving
 
 SHARE = 0.25
@@ -26,7 +33,7 @@ ROUNDS = 3
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
 
 
 @pytest.mark.parametrize("fault", list(Fault))
@@ -116,8 +123,8 @@ def test_a_broken_unsorted_listing_is_incomplete(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("error", "attempts"),
     [
-        (GenericError("HttpError { kind: Interrupted"), backend.ATTEMPTS),
-        (GenericError("status code: 503 Service Unavailable"), backend.ATTEMPTS),
+        (GenericError("HttpError { kind: Interrupted"), retries.ATTEMPTS),
+        (GenericError("status code: 503 Service Unavailable"), retries.ATTEMPTS),
         (GenericError("in 8s, after 5 retries, max_retries: 5 - status code: 503"), 1),
         (GenericError("HttpError { kind: Connect"), 1),
         (PermissionDeniedError("status code: 403 Forbidden"), 1),
@@ -141,11 +148,11 @@ def test_only_transient_failures_are_retried_and_only_a_few_times(
 
 def test_attempts_end_in_time_and_their_delays_grow() -> None:
     now = itertools.count(0, 6)
-    assert len(list(backend.delays(clock=lambda: next(now), chance=lambda: 1.0))) == 3
-    waits = list(backend.delays(clock=lambda: 0.0, chance=lambda: 1.0))
+    assert len(list(retries.delays(clock=lambda: next(now), chance=lambda: 1.0))) == 3
+    waits = list(retries.delays(clock=lambda: 0.0, chance=lambda: 1.0))
     assert waits == sorted(waits)
-    assert len(waits) == backend.ATTEMPTS - 1
-    assert max(waits) <= backend.MAX_DELAY_SECONDS
+    assert len(waits) == retries.ATTEMPTS - 1
+    assert max(waits) <= retries.MAX_DELAY_SECONDS
 
 
 # --- etags ------------------------------------------------------------------------------------------------------------
@@ -215,3 +222,31 @@ def test_a_store_without_times_still_reports_a_skewed_clock() -> None:
     with contextlib.suppress(ValueError):
         now = datetime(2026, 1, 2, tzinfo=UTC)
         assert "1:00:00 h fast" in bucket.describe("<ServerTime>2026-01-01T23:00:00Z</ServerTime>", "", now=now)
+
+
+class RefusingProxy(Proxy):
+    """A store that no longer knows the caller when it reads the rows of a table."""
+
+    def __init__(self, upstream: Any, status: int, code: str) -> None:
+        super().__init__(upstream)
+        self._answer = status, f"<Error><Code>{code}</Code></Error>"
+
+    def own_answer(self, method: str, path: str) -> tuple[int, bytes, str] | None:
+        status, body = self._answer
+        return (status, body.encode(), "application/xml") if "/data/" in path else None
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, "ExpiredToken"), (403, "AccessDenied")])
+def test_a_table_that_the_store_refuses_to_read_is_not_damaged(
+    s3_bucket: str, s3_server: Any, tiny_model: Path, tmp_path: Path, status: int, code: str
+) -> None:
+    (tmp_path / "a.txt").write_text("a lease\n")
+    dl.index(str(tmp_path), workspace=s3_bucket, model=str(tiny_model), executor="inline")
+    with serving(RefusingProxy(s3_server, status, code)) as proxy:
+        workspace = Workspace.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
+        table = workspace.lines(workspace.tenants()[0])
+        with pytest.raises((OSError, ValueError), match=code):
+            unreadable_fragments(table.open())
+        for read in (partial(take_inventory, table), partial(search, workspace, "lease")):
+            with pytest.raises(AccessDenied, match=code):
+                read()

@@ -129,7 +129,7 @@ def test_an_unrecorded_figure_is_found() -> None:
 
 def test_a_page_that_explains_a_key_that_the_code_lacks_is_refused() -> None:
     module = hooks()
-    part = "<!-- generated: keys driftline.flows.config.schema:SourceTable\nurl: A folder.\n-->"
+    part = "<!-- generated: keys driftline.flows.config.toml_schema:SourceTable\nurl: A folder.\n-->"
     with pytest.raises(module.StalePage, match=r"'url'"):
         module.fill(part)
     part = "<!-- generated: enumeration driftline.storage.model:SkipReason\nBINARY: Not text.\nBINARIES: Not text.\n-->"

@@ -19,10 +19,10 @@ from pathlib import Path
 from random import Random
 
 from driftline.flows.commands.main import main
-from driftline.storage.lance.worker import ProcessDied, survived
-from driftline.storage.lines import inventory
-from driftline.storage.lines.table import LineTable
-from driftline.tasks.maintenance import compact, verify
+from driftline.storage.lance.reader_process import ProcessDied, survived
+from driftline.storage.lines import line_counts
+from driftline.storage.lines.line_table import LineTable
+from driftline.tasks.maintenance import search_quality, verify_documents
 
 DOCUMENTS = 8
 MEASURED_QUERIES = 3
@@ -129,16 +129,16 @@ def fuzzed(data: bytes, random: Random) -> bytes:
 
 def checked_indexes(table: LineTable) -> list[tuple[str, str]]:
     """As verify does it in another process."""
-    inventory.SAMPLE_ROWS = SAMPLED_ROWS
-    return list(inventory.check_indexes(table))
+    line_counts.SAMPLE_ROWS = SAMPLED_ROWS
+    return list(line_counts.check_indexes(table))
 
 
 def _command(arguments: list[str]) -> tuple[int, str, str]:
     """Exit code, output and errors of a command in this process."""
     from tests.faults import damage as this
 
-    compact.QUERIES = MEASURED_QUERIES
-    verify._checked_indexes = this.checked_indexes
+    search_quality.QUERIES = MEASURED_QUERIES
+    verify_documents._checked_indexes = this.checked_indexes
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)

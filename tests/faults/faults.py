@@ -16,7 +16,7 @@ import pytest
 
 from driftline.storage.errors import LeaseLost, StorageError
 from driftline.storage.leases.liveness import ProcessIdentity
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.bucket import Bucket
 from driftline.storage.objects.local_disk import LocalDisk
 

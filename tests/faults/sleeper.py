@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_table import LineTable
 from tests.support.waiting import PATIENCE_SECONDS
 
 CLOCKS = (

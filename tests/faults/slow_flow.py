@@ -8,7 +8,7 @@ from prefect.events.worker import EventsWorker
 runpy.run_path(str(Path(__file__).with_name("small_run.py")))
 
 from driftline.flows.prefect_flows import index  # noqa: E402
-from driftline.storage.lines.table import LineTable  # noqa: E402
+from driftline.storage.lines.line_table import LineTable  # noqa: E402
 
 transact = LineTable._transact
 

@@ -15,7 +15,7 @@ from driftline.flows.commands.main import command_line
 from driftline.flows.runs import source_run
 from driftline.storage.leases import lease as leases
 from driftline.storage.lines import indexes
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_table import LineTable
 
 source_run.BATCH_DOCUMENTS = int(os.environ.get("BATCH_DOCUMENTS", "4"))
 source_run.BATCHES_PER_COMMIT = 1

@@ -14,7 +14,7 @@ from driftline.flows.runs.branches import delete_named
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, UsageError
-from driftline.storage.workspace.branches import branch_records, cuts_of, on_branch
+from driftline.storage.workspace.branch_cuts import branch_records, cuts_of, on_branch
 from driftline.storage.workspace.workspace import Workspace
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.faults.test_interrupted_runs import (

@@ -15,7 +15,7 @@ from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_wo
 from driftline.storage.errors import CleanupAborted, StorageError
 from driftline.storage.garbage.orphans import Reason
 from driftline.storage.layout import lease_path
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.local_disk import LocalDisk
 from tests.support.leftovers import ENTITY, Corner, make_corner
 from tests.support.oracle import save_tiny_model

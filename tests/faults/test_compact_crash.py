@@ -19,8 +19,9 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StorageError
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance import compact
-from driftline.tasks.maintenance.compact import SearchQuality
+from driftline.tasks.indexing import commit
+from driftline.tasks.maintenance import search_quality
+from driftline.tasks.maintenance.search_quality import SearchQuality
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.support.effort import examples
 from tests.support.oracle import assert_in_step, assert_nothing_staged, files_below, save_tiny_model
@@ -28,7 +29,7 @@ from tests.support.oracle import assert_in_step, assert_nothing_staged, files_be
 ENTITY = Entity.parse("source:tree")
 STEPS_OF_TABLES = (
     (compaction, "maintain"),
-    (compact, "rewrite"),
+    (commit, "rewrite"),
     (compaction, "commit_compaction"),
     (compaction, "remove_old_versions"),
 )
@@ -55,7 +56,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_compaction_that_is_interrupted_anywhere_is_finished_by_the_next(
     tmp_path: Path, template: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compact, "measure", lambda table: SearchQuality(0.001, 1.0))
+    monkeypatch.setattr(search_quality, "measure", lambda table: SearchQuality(0.001, 1.0))
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     uri, files = str(tmp_path / "workspace"), files_below(template / "tree")
 
@@ -73,7 +74,7 @@ def test_a_compaction_in_a_bucket_that_is_interrupted_is_finished_by_the_next(
     s3_bucket: str, template: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sample of the steps of a compaction; all of them under ``make soak``."""
-    monkeypatch.setattr(compact, "measure", lambda table: SearchQuality(0.001, 1.0))
+    monkeypatch.setattr(search_quality, "measure", lambda table: SearchQuality(0.001, 1.0))
     attempts = count()
     uri = ""
 

@@ -14,7 +14,7 @@ from lance import LanceDataset, Transaction
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseLost
-from driftline.storage.lines.table import LineTable, SourceCommit, schema
+from driftline.storage.lines.line_table import LineTable, SourceCommit, schema
 from driftline.storage.objects.store import ObjectStore
 from tests.support.waiting import PATIENCE_SECONDS
 

@@ -11,7 +11,7 @@ from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
-from driftline.storage.lance.table import commit_compaction, plan_compaction, rewrite
+from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, rewrite
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.flaky import Fault, FlakyProxy
 from tests.servers.serving import serving

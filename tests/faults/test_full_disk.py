@@ -15,8 +15,8 @@ from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.lines.indexes import COLUMNS, coverage
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance import compact
-from driftline.tasks.maintenance.compact import SearchQuality
+from driftline.tasks.maintenance import search_quality
+from driftline.tasks.maintenance.search_quality import SearchQuality
 from tests.faults.faults import Faults, injected
 from tests.faults.segment_sizes import small_segments
 from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
@@ -99,7 +99,7 @@ def index(
     driftline: Callable[..., Any], tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
     """Index the tree in small batches, so that the disk can fill up between any two steps."""
-    monkeypatch.setattr(compact, "measure", lambda table: SearchQuality(0.001, 1.0))
+    monkeypatch.setattr(search_quality, "measure", lambda table: SearchQuality(0.001, 1.0))
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 4)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
 

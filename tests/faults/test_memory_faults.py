@@ -16,12 +16,11 @@ from sqlalchemy.exc import OperationalError
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.storage.errors import CatalogConnectionError, CatalogError, ObjectNotFound, StorageError
 from driftline.storage.memory.catalog import database as catalog_module
-from driftline.storage.memory.catalog import writes as entry_drafts
-from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.catalog import entry_writes
 from driftline.storage.memory.catalog.database import BULK_ROWS, Catalog
 from driftline.storage.memory.catalog.outbox import claim
 from driftline.storage.memory.catalog.tables import entries, outbox, retired_blobs
-from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.vectors import VectorTable
 from driftline.storage.model import Embedder
@@ -98,7 +97,7 @@ def test_a_catalog_failure_after_the_blob_write_names_the_blob(
 
     store.store("key", LARGE, S1)
     with monkeypatch.context() as patch:
-        patch.setattr(entry_rows, "_enqueue", fail)
+        patch.setattr(entry_writes, "_enqueue", fail)
         with pytest.raises(CatalogError) as failure:
             store.store("key", LARGE + "new", S2)
     assert failure.value.blob_path in blobs(store)
@@ -112,14 +111,14 @@ def test_a_catalog_failure_after_the_blob_write_names_the_blob(
 def test_a_dropped_connection_is_reopened_and_the_transaction_repeated(
     shared_store: MemoryStore, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    enqueue, drops = entry_rows._enqueue, iter([True, True, False])
+    enqueue, drops = entry_writes._enqueue, iter([True, True, False])
 
     def drop_then_enqueue(*arguments: Any) -> None:
         if next(drops):
             assert postgres_server.drop_connections()
         enqueue(*arguments)
 
-    monkeypatch.setattr(entry_rows, "_enqueue", drop_then_enqueue)
+    monkeypatch.setattr(entry_writes, "_enqueue", drop_then_enqueue)
     shared_store.store_many(MemoryItem(f"key {n}", LARGE if n == 0 else n, S1) for n in range(number))
     entry = shared_store.retrieve("key 0", ACME)
     assert entry is not None
@@ -130,7 +129,7 @@ def test_a_dropped_connection_is_reopened_and_the_transaction_repeated(
 def test_a_refused_bulk_insert_raises_and_writes_nothing(
     store: MemoryStore, shared_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry_drafts, "check_metadata", lambda metadata: None)  # a column that must not be null
+    monkeypatch.setattr(entry_writes, "check_metadata", lambda metadata: None)  # a column that must not be null
     for each in (store, shared_store):
         with pytest.raises(CatalogError, match=r"NOT NULL|NotNull"):
             each.store_many(MemoryItem(f"key {n}", n, S1) for n in range(BULK_ROWS))

@@ -13,7 +13,7 @@ from driftline.flows.runs.index import IndexRequest, index_sources, remove_sourc
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.query import search
+from driftline.tasks.search.search import search
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.support.oracle import (
     WORDS,

@@ -17,12 +17,12 @@ from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.flows.runs.source_run import SegmentBuilds
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StorageError
-from driftline.storage.lance.table import commit_compaction, plan_compaction, rewrite
+from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, rewrite
 from driftline.storage.lines import indexes
 from driftline.storage.lines.indexes import COLUMNS, build_segment, coverage, maintain, plan_new_segments, publish
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.query import search
+from driftline.tasks.search.search import search
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.faults.segment_sizes import small_segments
 from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model

@@ -11,7 +11,7 @@ import pytest
 
 from driftline.storage.sources.source import open_source
 from driftline.tasks.git.work_tree import TrackedFiles, find_work_tree
-from driftline.tasks.scanning.ignore import Rules
+from driftline.tasks.scanning.path_patterns import Rules
 from driftline.tasks.scanning.scan import plan_partitions
 from driftline.tasks.scanning.walk import Subtree, Walk, above_and_self
 

@@ -20,7 +20,7 @@ from driftline.storage.sources.source import Source, open_source
 from driftline.tasks.git.work_tree import find_work_tree
 from driftline.tasks.indexing.batch import read_all
 from driftline.tasks.scanning.diff import MANIFEST_SCHEMA
-from driftline.tasks.scanning.ignore import Rules
+from driftline.tasks.scanning.path_patterns import Rules
 from driftline.tasks.scanning.scan import ScanSpec, scan
 from driftline.tasks.scanning.walk import Subtree, Walk
 

@@ -22,8 +22,8 @@ from mcp import Client
 
 import driftline as dl
 from driftline.flows.mcp_server.server import make_server
-from driftline.flows.web.requests import Reader
-from driftline.flows.web.serving import web_server
+from driftline.flows.web.api import Reader
+from driftline.flows.web.server import web_server
 from driftline.storage.credentials import KNOWN, STRICT
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder

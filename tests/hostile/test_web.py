@@ -15,9 +15,10 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
 
+from driftline.flows.http_server import HttpServer
+from driftline.flows.web.api import Reader
 from driftline.flows.web.pages import static, version_of
-from driftline.flows.web.requests import Reader
-from driftline.flows.web.serving import WebServer, web_server
+from driftline.flows.web.server import web_server
 from driftline.storage.errors import UsageError
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import PATIENCE_SECONDS
@@ -28,7 +29,7 @@ PAGE_TAGS = frozenset(
     {"html", "head", "meta", "title", "link", "body", "header", "main", "nav", "article", "div", "span", "code"}
     | {"details", "section", "summary", "script"}
     | {"form", "label", "input", "select", "option", "button", "h1", "h2", "h3", "p", "ul", "li", "a"}
-    | {"fieldset", "legend", "noscript"}
+    | {"datalist", "fieldset", "legend", "noscript", "kbd", "table", "tr", "th", "td"}
 )
 
 
@@ -61,7 +62,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path, tree: Path, driftline: Callable[..., Any]) -> Iterator[WebServer]:
+def server(tmp_path: Path, tree: Path, driftline: Callable[..., Any]) -> Iterator[HttpServer]:
     assert driftline("index", tree, "--workspace", tmp_path / "ws").code == 0
     reader = Reader(Workspace.open(str(tmp_path / "ws")).reread)
     reader.warm()
@@ -74,7 +75,7 @@ def server(tmp_path: Path, tree: Path, driftline: Callable[..., Any]) -> Iterato
     assert not thread.is_alive()
 
 
-def ask(server: WebServer, target: str, **headers: str) -> tuple[http.client.HTTPResponse, str]:
+def ask(server: HttpServer, target: str, **headers: str) -> tuple[http.client.HTTPResponse, str]:
     parts = urlsplit(server.url)
     assert parts.hostname is not None
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE_SECONDS)
@@ -83,7 +84,7 @@ def ask(server: WebServer, target: str, **headers: str) -> tuple[http.client.HTT
     return response, response.read().decode()
 
 
-def test_the_api_answers_as_the_command_line(server: WebServer, driftline: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_api_answers_as_the_command_line(server: HttpServer, driftline: Callable[..., Any], tmp_path: Path) -> None:
     ws = ("--workspace", tmp_path / "ws", "--json")
     for target, arguments in (
         ("search?q=lease&top_k=5&n_lines=1", ("search", "lease", "--top-k", 5, "-n", 1)),
@@ -97,7 +98,7 @@ def test_the_api_answers_as_the_command_line(server: WebServer, driftline: Calla
 
 
 def test_a_commit_is_found_by_the_next_request(
-    server: WebServer, driftline: Callable[..., Any], tmp_path: Path, tree: Path
+    server: HttpServer, driftline: Callable[..., Any], tmp_path: Path, tree: Path
 ) -> None:
     (tree / "new.md").write_text("a zebra crosses\n")
     assert driftline("index", tree, "--workspace", tmp_path / "ws").code == 0
@@ -106,7 +107,7 @@ def test_a_commit_is_found_by_the_next_request(
 
 
 def test_a_branch_is_searched_and_read_by_its_name(
-    server: WebServer, driftline: Callable[..., Any], tmp_path: Path, tree: Path
+    server: HttpServer, driftline: Callable[..., Any], tmp_path: Path, tree: Path
 ) -> None:
     (tree / "sub/plain.md").write_text("who renews the lease of a zebra\n")
     ws, name = ("--workspace", tmp_path / "ws"), "feature/<b>ä"
@@ -130,7 +131,7 @@ def test_a_branch_is_searched_and_read_by_its_name(
     assert (response.status, json.loads(body)["fix"]) == (404, f"It has: {name}.")
 
 
-def test_the_page_of_sql_survives_what_is_no_number(server: WebServer) -> None:
+def test_the_page_of_sql_survives_what_is_no_number(server: HttpServer) -> None:
     for over in ("'a'", "TIMESTAMP '2026-01-01' + INTERVAL (i) DAY"):
         rows = "(VALUES (1, 'nan'), (2, 'inf'), (3, '-inf'), (4, '7')) AS t(i, v)"
         response, body = ask(server, f"/sql?{urlencode({'q': f'SELECT {over} AS x, v::DOUBLE AS v FROM {rows}'})}")
@@ -138,7 +139,7 @@ def test_the_page_of_sql_survives_what_is_no_number(server: WebServer) -> None:
         assert "<td" in body
 
 
-def test_wrong_requests_are_problems_with_a_kind(server: WebServer) -> None:
+def test_wrong_requests_are_problems_with_a_kind(server: HttpServer) -> None:
     excerpt = {"source": "org:default/project:default/source:tree", "path": "../secret", "line": 1}
     for target in (
         *("search", "search?q=", "search?q=x&top_k=51", "search?q=x&n_lines=21", "search?q=x&mode=best"),
@@ -159,7 +160,7 @@ def test_wrong_requests_are_problems_with_a_kind(server: WebServer) -> None:
     assert (response.status, "There is no such page." in Page(body).text) == (404, True)
 
 
-def test_the_openapi_document_lists_the_routes_of_programs(server: WebServer) -> None:
+def test_the_openapi_document_lists_the_routes_of_programs(server: HttpServer) -> None:
     document = json.loads(ask(server, "/api/v1/openapi.json")[1])
     assert sorted(document["paths"]) == [
         f"/api/v1/{name}"
@@ -167,7 +168,7 @@ def test_the_openapi_document_lists_the_routes_of_programs(server: WebServer) ->
     ]
 
 
-def test_names_and_contents_are_escaped_on_every_page(server: WebServer) -> None:
+def test_names_and_contents_are_escaped_on_every_page(server: HttpServer) -> None:
     _, body = ask(server, "/?q=lease")
     page = Page(body)
     (document,) = {link for link in page.links() if "img" in link and link.startswith("/d/")}
@@ -187,7 +188,7 @@ def test_names_and_contents_are_escaped_on_every_page(server: WebServer) -> None
         assert all(re.match(r"/|(\?line=\d+)?#L\d+$", link) for link in each.links())
 
 
-def test_a_page_marks_words_and_its_facets_narrow(server: WebServer) -> None:
+def test_a_page_marks_words_and_its_facets_narrow(server: HttpServer) -> None:
     page = Page(ask(server, "/?q=lease")[1])
     assert any((attributes.get("class") or "").endswith("-Mark") for _, attributes in page.tags)
     boxes = [given for tag, given in page.tags if tag == "input" and given.get("type") == "checkbox"]
@@ -198,7 +199,7 @@ def test_a_page_marks_words_and_its_facets_narrow(server: WebServer) -> None:
     assert "/?q=lease&mode=hybrid" in narrowed.links()  # removes the filter
 
 
-def test_the_home_page_says_what_is_indexed_and_its_examples_work(server: WebServer) -> None:
+def test_the_home_page_says_what_is_indexed_and_its_examples_work(server: HttpServer) -> None:
     page = Page(ask(server, "/")[1])
     assert re.search(r"2 documents · 4 lines · 1 source · indexed (just now|\d+ minutes? ago)", page.text)
     examples = [link for link in page.links() if link.startswith("/?q=")]
@@ -206,7 +207,7 @@ def test_the_home_page_says_what_is_indexed_and_its_examples_work(server: WebSer
     assert [ask(server, link)[0].status for link in examples] == [200] * 3
 
 
-def test_results_are_grouped_by_file_and_show_only_states_that_matter(server: WebServer, tree: Path) -> None:
+def test_results_are_grouped_by_file_and_show_only_states_that_matter(server: HttpServer, tree: Path) -> None:
     (tree / "sub/plain.md").write_text("another line\n")
     page = Page(ask(server, "/?q=%22lease%22")[1])
     assert [tag for tag, _ in page.tags].count("article") == 2
@@ -222,7 +223,7 @@ def test_results_are_grouped_by_file_and_show_only_states_that_matter(server: We
     assert re.search(r"\b(strong|likely|weak)\b", Page(ask(server, "/?q=lease")[1]).text)
 
 
-def test_a_document_page_says_that_the_file_has_changed(server: WebServer, tree: Path) -> None:
+def test_a_document_page_says_that_the_file_has_changed(server: HttpServer, tree: Path) -> None:
     target = "/d/org:default/project:default/source:tree/sub/plain.md"
     assert "has changed" not in ask(server, target)[1]
     (tree / "sub/plain.md").write_text("secret\n")
@@ -232,7 +233,7 @@ def test_a_document_page_says_that_the_file_has_changed(server: WebServer, tree:
     assert "secret" not in body
 
 
-def test_only_own_names_and_origins_are_answered(server: WebServer) -> None:
+def test_only_own_names_and_origins_are_answered(server: HttpServer) -> None:
     address = urlsplit(server.url).netloc
     for target in ("/", "/healthz", "/readyz", "/static/style.css", "/d/source:a/b", "/index", "/api/v1/status"):
         assert ask(server, target, Host=address, Origin=f"http://{address}")[0].status in (200, 400, 404)
@@ -242,7 +243,7 @@ def test_only_own_names_and_origins_are_answered(server: WebServer) -> None:
             assert ask(server, target, Origin=origin)[0].status == 403
 
 
-def test_every_answer_has_the_headers_that_guard_it(server: WebServer) -> None:
+def test_every_answer_has_the_headers_that_guard_it(server: HttpServer) -> None:
     numbers = set()
     for target in ("/", "/?q=lease", "/d/x", "/healthz", "/static/style.css", "/api/v1/status", "/api/v1/nothing"):
         response, _ = ask(server, target)
@@ -260,7 +261,7 @@ def test_an_address_that_other_machines_reach_requires_tokens(host: str) -> None
         web_server(Reader(lambda: pytest.fail("nothing is read")), host, 0)
 
 
-def test_pages_of_a_search_and_of_documents_follow_each_other(server: WebServer) -> None:
+def test_pages_of_a_search_and_of_documents_follow_each_other(server: HttpServer) -> None:
     for target, field in (("search?q=lease&top_k=1&n_lines=0", "results"), ("documents?limit=1", "documents")):
         whole = json.loads(ask(server, f"/api/v1/{target.replace('=1', '=50')}")[1])[field]
         link, found = f"/api/v1/{target}", []
@@ -277,7 +278,7 @@ def test_pages_of_a_search_and_of_documents_follow_each_other(server: WebServer)
                 assert (response.status, json.loads(body)["error"]) == (404, "not_indexed"), (target, cursor)
 
 
-def test_an_unchanged_answer_is_not_sent_again(server: WebServer) -> None:
+def test_an_unchanged_answer_is_not_sent_again(server: HttpServer) -> None:
     target = "/api/v1/search?q=lease"
     tag = ask(server, target)[0].getheader("etag")
     assert tag
@@ -287,7 +288,7 @@ def test_an_unchanged_answer_is_not_sent_again(server: WebServer) -> None:
         assert (response.status, bool(body), response.getheader("etag")) == (status, status == 200, tag)
 
 
-def test_answers_are_compressed_for_clients_that_ask(server: WebServer) -> None:
+def test_answers_are_compressed_for_clients_that_ask(server: HttpServer) -> None:
     whole = ask(server, "/static/style.css")[1].encode()
     parts = urlsplit(server.url)
     connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=PATIENCE_SECONDS)
@@ -299,7 +300,7 @@ def test_answers_are_compressed_for_clients_that_ask(server: WebServer) -> None:
     assert gzip.decompress(body) == whole
 
 
-def test_browsers_keep_what_all_pages_load_until_it_changes(server: WebServer) -> None:
+def test_browsers_keep_what_all_pages_load_until_it_changes(server: HttpServer) -> None:
     for name, version, kept in (
         ("style.css", version_of("style.css"), "public, max-age=31536000, immutable"),
         ("style.css", "0123456789ab", "private, no-cache"),

@@ -32,15 +32,15 @@ from starlette.types import Receive, Scope, Send
 
 import driftline as dl
 from driftline.flows import http_server
-from driftline.flows.http_server import TimeoutProtocol, listen
+from driftline.flows.http_server import HttpServer, TimeoutProtocol, listen
 from driftline.flows.web import guard
+from driftline.flows.web.api import MAX_QUERY_CHARACTERS, Reader
 from driftline.flows.web.authentication import cookie
 from driftline.flows.web.guard import MAX_BODY_BYTES
-from driftline.flows.web.requests import MAX_QUERY_CHARACTERS, Reader
-from driftline.flows.web.serving import MAX_HEAD_BYTES, Exposure, WebServer, web_server
-from driftline.flows.web.tools import Tools
+from driftline.flows.web.mcp_endpoint import Tools
+from driftline.flows.web.server import MAX_HEAD_BYTES, Exposure, web_server
 from driftline.storage.errors import UsageError
-from driftline.storage.options import MAX_SERVED_NAMES
+from driftline.storage.request_options import MAX_SERVED_NAMES
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask, serving
@@ -68,7 +68,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Wor
     return Workspace.open(str(folder / "ws"))
 
 
-def server(workspace: Workspace, exposure: Exposure | None = None) -> WebServer:
+def server(workspace: Workspace, exposure: Exposure | None = None) -> HttpServer:
     return web_server(Reader(workspace.reread), "127.0.0.1", 0, exposure)
 
 
@@ -307,7 +307,7 @@ def test_clients_that_never_read_lose_their_connection(monkeypatch: pytest.Monke
     running = uvicorn.Server(
         uvicorn.Config(app, http=http_server.timeout_protocol(), lifespan="off", timeout_keep_alive=1)
     )
-    with serving(WebServer(f"http://{address}", running, listener)):
+    with serving(HttpServer(f"http://{address}", running, listener)):
         held = [never_reading(address) for _ in range(3)]
         until(lambda: answered[0] == 3 and not running.server_state.connections)
         assert answered[0] == 3  # not one for each request that they sent
@@ -463,7 +463,7 @@ def test_documents_with_odd_names_have_pages(address: str) -> None:
         assert ask(address, link.partition("#")[0]).status == 200, link
 
 
-def mcp_server(workspace: Workspace) -> WebServer:
+def mcp_server(workspace: Workspace) -> HttpServer:
     reader = Reader(workspace.reread)
     return web_server(reader, "127.0.0.1", 0, mcp=Tools(reader))
 

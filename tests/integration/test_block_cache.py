@@ -25,7 +25,7 @@ import driftline as dl
 from driftline.storage.objects import block_cache
 from driftline.storage.objects.block_cache import Block, BlockCache, ReadServer, cached_reads
 from driftline.storage.objects.bucket import Bucket
-from driftline.tasks.search.query import search_workspace
+from driftline.tasks.search.search import search_workspace
 from tests.faults.damage import WAYS, fuzzed
 from tests.faults.faults import Crash
 from tests.servers.delaying import DelayingProxy, Exchange, delaying

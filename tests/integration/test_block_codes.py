@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.lines import block_codes
-from driftline.storage.lines.filters import LineFilter
-from driftline.storage.lines.queries import LineQuery
-from driftline.storage.lines.table import LINES_PER_BLOCK, LineTable
+from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.line_queries import LineQuery
+from driftline.storage.lines.line_table import LINES_PER_BLOCK, LineTable
 from driftline.storage.model import ManifestRow, new_ulid
 from driftline.storage.objects.store import ObjectStore
 from driftline.tasks.indexing.rows import line_rows
@@ -113,14 +113,14 @@ def test_only_new_fragments_are_read_and_replaced_documents_are_gone(
     read: list[int | None] = []
     original = block_codes.codes_of
 
-    def counting(dataset: object, reads: block_codes._Read) -> block_codes.BlockCodes:
+    def counting(dataset: object, reads: block_codes._Read, announce: object) -> block_codes.BlockCodes:
         def count(fragments: object) -> pa.Table:
             read.append(None if fragments is None else len(fragments))  # type: ignore[arg-type]
             return reads(fragments)  # type: ignore[arg-type]
 
-        return original(dataset, count)  # type: ignore[arg-type]
+        return original(dataset, count, announce)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("driftline.storage.lines.queries.codes_of", counting)
+    monkeypatch.setattr("driftline.storage.lines.line_queries.codes_of", counting)
     old, new = vectors_of(40, 20, seed=7), vectors_of(1, 20, seed=8)
     paths = [f"{at}.py" for at in range(40)]
     committed(table, old, paths)
@@ -131,7 +131,7 @@ def test_only_new_fragments_are_read_and_replaced_documents_are_gone(
     assert all(count in (1, 2) for count in read[1:])  # the rows, and a commit marker without a code
     gone = locations(LineQuery(table).near_blocks(old[4, 2], 100))
     assert len(gone) == len({*gone}) == 80
-    cached = original(table.open(), lambda _: pytest.fail("codes of a known version are read again"))
+    cached = original(table.open(), *[lambda _: pytest.fail("codes of a known version are read again")] * 2)
     block_codes._CODES.clear()
     afresh = LineQuery(table)._codes
     assert {*afresh.rows.tolist()} < {*cached.rows.tolist()}  # cached ones include the replaced blocks

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import driftline
-from driftline.flows.output.reports import SourceReport
+from driftline.flows.output.run_reports import SourceReport
 from driftline.flows.runs.branches import delete_named, prune_branches
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
@@ -19,9 +19,9 @@ from driftline.flows.runs.index import remove_source
 from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StaleBuild, UsageError
-from driftline.storage.workspace.branches import on_branch
+from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.verify import FindingKind
+from driftline.tasks.maintenance.verify_documents import FindingKind
 from tests.support.oracle import assert_in_step, files_below, indexed_rows, save_tiny_model
 from tests.support.waiting import PATIENCE_SECONDS
 

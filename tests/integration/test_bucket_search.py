@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 import driftline as dl
+from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace, _EarlyListing
-from driftline.tasks.search.query import SearchReport, search
+from driftline.tasks.search.search import SearchReport, search
 from tests.servers.delaying import DelayingProxy, Exchange, delaying, rounds
 from tests.servers.s3_server import S3Server
 from tests.support.oracle import WORDS, save_tiny_model
@@ -99,3 +100,29 @@ def test_a_command_asks_for_each_range_once(proxy: DelayingProxy, workspace: str
     indexes = [(each.path, each.range) for each in proxy.take() if "/_indices/" in each.path and each.range]
     assert len(indexes) <= 80
     assert len(indexes) == len(set(indexes))
+
+
+def test_a_search_of_branches_reads_the_files_that_they_share_from_the_main_table(
+    s3_environment: S3Server, s3_bucket: str, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(save_tiny_model(tmp_path / "model"))
+    for number in range(3):
+        part = tmp_path / f"part{number}"
+        part.mkdir()
+        for path in sorted(tree.iterdir())[number::50]:
+            shutil.copy(path, part)
+        dl.index(str(part), workspace=s3_bucket, entity=f"source:{number}", model=model)
+        if number:
+            (part / "new.txt").write_text(f"{WORDS[number]}\n")
+            dl.index(str(part), workspace=s3_bucket, entity=f"source:{number}", branch="topic")
+    with delaying(s3_environment.endpoint, 0) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        found = on_branch(Workspace.open(s3_bucket), "topic")
+        report, exchanges = requested(proxy, found, WORDS[1])
+    assert "new.txt" in {hit.path for hit in report.results}
+    read = {(folder, name) for each in exchanges for folder, _, name in [each.path.rpartition("/")] if each.range}
+    of_main = {name for folder, name in read if "/tree/" not in folder and folder.endswith("/data")}
+    of_branches = {name for folder, name in read if "/tree/" in folder and folder.endswith("/data")}
+    assert of_main
+    assert of_branches
+    assert not of_main & of_branches

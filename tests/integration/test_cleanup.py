@@ -270,7 +270,7 @@ def test_live_files_survive_in_a_bucket_of_another_kind(
 def test_a_workspace_whose_files_are_not_listed_is_not_cleaned(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = local.plant()
     spelled = {f"./{path}" for path in local.table.tracked_files()}
-    monkeypatch.setattr("driftline.storage.lines.table.LineTable.tracked_files", lambda table: frozenset(spelled))
+    monkeypatch.setattr("driftline.storage.lines.line_table.LineTable.tracked_files", lambda table: frozenset(spelled))
     with pytest.raises(CleanupAborted, match="missing files"):
         clean(local.uri)
     assert set(planted) <= local.paths()
@@ -411,7 +411,7 @@ def test_a_table_without_a_first_version_is_deleted(corner: Corner) -> None:
 def test_a_crash_after_any_deletion_leaves_the_rest_for_the_next_cleanup(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driftline.tasks.maintenance.cleanup.DELETE_BATCH", 1)
+    monkeypatch.setattr("driftline.tasks.maintenance.fence_and_delete.DELETE_BATCH", 1)
     original = make_corner(tmp_path, str(tmp_path / "workspace"), tiny_model)
     planted = original.plant()
     step = 0

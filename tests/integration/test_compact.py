@@ -18,16 +18,16 @@ from driftline.flows.runs.index import IndexRequest, index_sources, remove_sourc
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseHeld, RecallTooLow
-from driftline.storage.lance.table import plan_compaction
+from driftline.storage.lance.lance_table import plan_compaction
 from driftline.storage.lance.vector_index import VECTOR
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines import indexes
 from driftline.storage.lines.indexes import coverage
-from driftline.storage.lines.queries import LineQuery
+from driftline.storage.lines.line_queries import LineQuery
 from driftline.storage.workspace.records import RunHistory
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.compact import SearchQuality, measure
+from driftline.tasks.maintenance.search_quality import SearchQuality, measure
 from tests.support.oracle import WORDS, assert_in_step, files_below, manifest_of, save_tiny_model
 
 ENTITY = Entity.parse("source:tree")
@@ -248,7 +248,7 @@ def test_low_recall_stops_the_compaction_before_any_removal(
 ) -> None:
     workspace = str(tmp_path / "workspace")
     index_often(tree, workspace, model)
-    monkeypatch.setattr("driftline.tasks.maintenance.compact.measure", lambda table: SearchQuality(0.001, 0.94))
+    monkeypatch.setattr("driftline.tasks.maintenance.search_quality.measure", lambda table: SearchQuality(0.001, 0.94))
     outcome = driftline("compact", "--workspace", workspace, "--retention-seconds", "0", "--json")
     assert (outcome.code, outcome.json["error"]) == (3, RecallTooLow.kind)
     assert "94.0%" in outcome.json["message"]

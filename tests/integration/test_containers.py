@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from driftline.flows.config.toml_file import load_config
+from driftline.flows.config.driftline_toml import load_config
 from tests.servers.compose import BIN, FILE, compose_command, services
 from tests.servers.ports import free_port
 from tests.servers.prefect_server import PrefectServer, answers, started, wait_until

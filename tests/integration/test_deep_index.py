@@ -16,7 +16,7 @@ from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.errors import MissingExtra, UsageError
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.deep import files
+from driftline.tasks.embedding import transformer
 from tests.faults.faults import Crash, Faults, Mode, injected
 
 Driftline = Callable[..., Any]
@@ -172,7 +172,7 @@ def test_lines_are_indexed_and_searched_without_the_extra(
             "Definition embeddings need optional dependencies", "onnx", "Run: pip install 'driftline[deep]'"
         )
 
-    monkeypatch.setattr(files, "require_extra", missing)
+    monkeypatch.setattr(transformer, "require_extra", missing)
     (tree / "new.py").write_text("def added():\n    pass\n")
     assert index(tree, workspace) == 0
     assert found(workspace)

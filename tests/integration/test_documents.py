@@ -18,7 +18,7 @@ import pytest
 
 import driftline as dl
 from driftline.flows.mcp_server.answers import context_answer
-from driftline.flows.output.plain import own_appearance, print_search, show_as
+from driftline.flows.output.plain_text import own_appearance, print_search, show_as
 from driftline.flows.runs import source_run
 from driftline.storage.model import DocumentState, SkipReason, content_hash
 from driftline.storage.workspace.workspace import Workspace
@@ -27,7 +27,7 @@ from driftline.tasks.extraction.extractor import read_document
 from driftline.tasks.indexing import batch
 from driftline.tasks.indexing.rows import Donated
 from driftline.tasks.search.hits import read_excerpt
-from driftline.tasks.search.query import search
+from driftline.tasks.search.search import search
 from tests.servers.s3_server import S3Server
 from tests.support.documents import DOCUMENTS, pdf
 from tests.support.waiting import until

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import driftline
-from driftline.flows.output.run_series import searches_table
+from driftline.flows.output.run_history import searches_table
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.search import find as served
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.lines.filters import LineFilter
-from driftline.storage.lines.patterns import MAX_PATTERN_CHARACTERS, Pattern
+from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS, Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import (
     MAX_FACET_PACKS,
@@ -30,8 +30,8 @@ from driftline.tasks.search.exact import (
     open_tables,
     search_exactly,
 )
-from driftline.tasks.search.query import ExactCounts, SearchReport
 from driftline.tasks.search.request import SearchRequest
+from driftline.tasks.search.search import ExactCounts, SearchReport
 from driftline.tasks.text import decode, split_lines
 
 FILES: dict[str, bytes] = {
@@ -99,6 +99,14 @@ def some_patterns() -> Iterator[str]:
         joined = "".join(chance.choices(ATOMS, k=chance.randint(1, 3)))
         other = chance.choice(ATOMS)
         yield chance.choice((joined, f"({joined})+", f"{joined}|{other}", f"^{joined}", f"{joined}$"))
+
+
+def test_a_pack_is_read_once_for_all_searches(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = found(workspace, Pattern.of("csrf_"))
+    scanned: list[str] = []
+    monkeypatch.setattr("driftline.storage.lines.exact._scan", lambda query, columns, where: scanned.extend(columns))
+    assert found(workspace, Pattern.of("csrf_")) == before
+    assert not scanned
 
 
 @pytest.mark.parametrize("ignore_case", [False, True], ids=["with case", "without case"])

@@ -15,13 +15,12 @@ from driftline.flows.runs import branches as branch_runs
 from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs.branches import prune_branches
 from driftline.flows.runs.fleet import has_failed, summary
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Entity, spelling
 from driftline.storage.errors import StorageError
-from driftline.storage.sources.discovery import spelling
-from driftline.storage.workspace.branches import branch_at, branch_records
-from driftline.storage.workspace.fleet import read_fleets
+from driftline.storage.workspace.branch_cuts import branch_at, branch_records
+from driftline.storage.workspace.fleet_state import read_fleets
 from tests.servers.git_server import Checkout, GitServer, git
-from tests.support.fleets import Fleet, rows, states
+from tests.support.fleets import Fleet, branches, rows, states
 
 Driftline = Callable[..., Any]
 
@@ -233,16 +232,6 @@ def test_two_fleets_with_one_repository_index_it_once(
     report = fleet.sync(has_all_fleets=False)  # as a deployment does, which has the table of its own fleet only
     assert states(report) == {str(projects["a"].remote)[1:].removesuffix(".git"): "failing"}
     assert fleet.documents() == files
-
-
-def branches(fleet: Fleet) -> dict[str, dict[str, set[str]]]:
-    """The paths of the documents of each branch of each source."""
-    workspace, found = fleet.workspace, dict[str, dict[str, set[str]]]()
-    for entity, _ in workspace.sources():
-        for record in branch_records(workspace, entity):
-            documents = workspace.on([branch_at(entity, record)]).manifest(entity).read(columns=["path"])
-            found.setdefault(entity.id, {})[record.name] = set(documents["path"].to_pylist())
-    return found
 
 
 @pytest.mark.parametrize("kind", ["folder", "list"])

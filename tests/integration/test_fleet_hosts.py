@@ -13,10 +13,10 @@ import pytest
 
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError
 from driftline.storage.sources import discovery
-from driftline.storage.sources.discovery import Host, Listing, Selection, discover
-from tests.servers.git_server import Checkout, GitServer
-from tests.servers.host_api import PREFIXES, HostApi, Hosted, failing, moved, throttled
-from tests.support.fleets import Fleet, rows, states
+from driftline.storage.sources.discovery import Host, Listing, Repository, Selection, discover, open_pulls
+from tests.servers.git_server import Checkout, GitServer, git
+from tests.servers.host_api import PREFIXES, HostApi, Hosted, answering, failing, moved, throttled
+from tests.support.fleets import Fleet, branches, rows, states
 
 OWNERS = {"github": "org", "gitlab": "group", "gitea": "org", "cloud": "org", "server": "org"}
 
@@ -123,6 +123,34 @@ def test_a_selection_narrows_what_a_host_lists(selection: Selection, chosen: set
     ]
     why_not = selection.reasons()
     assert {each.path for each in found if not why_not(each)} == chosen
+
+
+@pytest.mark.parametrize("api", ["github", "gitlab", "gitea"], indirect=True)
+def test_a_pull_request_is_closed_only_if_the_host_says_so(api: HostApi) -> None:
+    commits = {number: f"{number:040x}" for number in (4, 5, 9)}
+    api.repositories[1].pulls = dict(commits)
+    host, repository = host_of(api), Repository("2", "acme/r2")
+    assert open_pulls(host, repository, [4]) == (commits, "")
+    api.repositories[1].closed = {4, 9}
+    found = open_pulls(host, repository, [4, 9])
+    assert found is not None
+    commits_now, etag = found
+    assert (commits_now, bool(etag)) == ({4: "", 5: commits[5], 9: ""}, True)
+    assert open_pulls(host, repository, [5], etag) is None, "the listing is unchanged"
+    api.faults = [answering(b"[]")]
+    assert open_pulls(host, repository, [5]) == ({}, ""), "it is not listed, and the host says that it is open"
+    api.faults = [lambda _: None, failing(404)]
+    with pytest.raises(SourceNotFound):
+        open_pulls(host, repository, [5, 77])
+    for wrong in (
+        b'[{"number": 1, "head": {"sha": "--upload-pack=x"}}]',
+        b'[{"iid": "../1", "sha": ""}]',
+        b"[7]",
+        b"{}",
+    ):
+        api.faults = [answering(wrong)]
+        with pytest.raises(StorageError):
+            open_pulls(host, repository)
 
 
 # -- from the listing to the index --------------------------------------------------------------
@@ -294,3 +322,53 @@ def test_the_token_reaches_the_api_and_git_and_no_file(
     assert "s3cret" not in outcome.out + outcome.err
     state = json.loads((fleet.folder / "index/_fleet.json").read_text())
     assert "ACME_TOKEN" not in json.dumps(state)
+
+
+def test_open_pull_requests_are_branches_until_the_host_closes_them(
+    hosted: tuple[Fleet, HostApi, dict[int, Checkout]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, api, trees = hosted
+    fleet.tables += "pull_requests = true\n"
+    monkeypatch.setattr(discovery, "ATTEMPTS", 1)
+
+    def propose(number: int, text: str) -> None:
+        """Push a commit of a fork, which only the ref of its pull request has."""
+        trees[1].write("fork.md", text)
+        api.repositories[0].pulls[number] = trees[1].push(f"fork{number}")
+        remote = trees[1].remote
+        git(remote, "update-ref", f"refs/pull/{number}/head", f"fork{number}")
+        git(remote, "branch", "-D", f"fork{number}")
+
+    for number in range(4, 9):
+        propose(number, "first\n")
+    first = fleet.sync()
+    assert {each["name"] for each in first["branches"]} == {f"pr/{number}" for number in range(4, 9)}
+    assert branches(fleet) == {"r1": {f"pr/{number}": {"f1.md", "fork.md"} for number in range(4, 9)}}
+    assert fleet.documents()["r1"] == {"f1.md"}, "no text of a fork is in the main index"
+    propose(7, "second\n")
+    api.repositories[0].closed = {4, 5, 6, 8}
+    changes = {each["name"]: each["commit"] for each in fleet.sync()["branches"]}
+    assert changes == {"pr/7": api.repositories[0].pulls[7]} | dict.fromkeys(("pr/4", "pr/5", "pr/6", "pr/8"))
+    assert set(branches(fleet)["r1"]) == {"pr/7"}
+    requests = len(api.served)
+    assert fleet.sync()["branches"] == []
+    assert len(api.served) - requests == 5, "two pages of repositories, and one of pull requests for each"
+    api.repositories[0].closed.add(7)
+    api.faults = [lambda _: None, lambda _: None, *[failing()] * 3]
+    report = fleet.sync()
+    assert "the host failed" in rows(report)["acme/r1"]["pull_requests_problem"].lower()
+    assert set(branches(fleet)["r1"]) == {"pr/7"}, "a host that fails closes nothing"
+    fleet.sync()
+    assert branches(fleet) == {}
+    api.repositories[0].closed.clear()
+    assert len(fleet.sync()["branches"]) == 5
+    fleet.tables = fleet.tables.replace("pull_requests = true\n", "")
+    fleet.sync()
+    assert branches(fleet) == {}
+
+
+def test_a_fleet_without_an_api_has_no_pull_requests(hosted: tuple[Fleet, HostApi, dict[int, Checkout]]) -> None:
+    fleet, _, _ = hosted
+    fleet.tables = '[[fleet]]\nprovider = "folder"\nurl = "."\npull_requests = true\n'
+    with pytest.raises(UsageError, match="does not list pull requests"):
+        fleet.sync()

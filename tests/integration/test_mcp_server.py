@@ -482,7 +482,7 @@ def test_the_server_survives_the_death_of_the_process_that_reads(
         ended = 0
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):  # of another test, and just ended
-                if child.ppid() != os.getpid() and "storage.lance.worker" in " ".join(child.cmdline()):
+                if child.ppid() != os.getpid() and "storage.lance.reader_process" in " ".join(child.cmdline()):
                     child.kill()
                     ended += 1
         return ended

@@ -13,7 +13,7 @@ import pytest
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.config.memory_settings import CONFIG_VARIABLE, VARIABLES
-from driftline.flows.memory import HierarchicalLTMBackend
+from driftline.flows.memory_backend import HierarchicalLTMBackend
 from driftline.storage.errors import CatalogConnectionError, UsageError
 from driftline.storage.memory.catalog.database import Catalog
 

@@ -13,10 +13,10 @@ from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_wo
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.storage.errors import CatalogError, CatalogMismatch
 from driftline.storage.garbage.orphans import Reason
-from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.catalog import entry_writes
 from driftline.storage.memory.catalog.tables import retired_blobs
-from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.memory.listings import MemoryListing, Totals
+from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
@@ -48,7 +48,7 @@ def test_only_blobs_without_an_entry_are_deleted(store: MemoryStore, monkeypatch
     store.store("replaced", LARGE + "3", S2)
     store.delete("deleted", ACME)
     with monkeypatch.context() as patch:
-        patch.setattr(entry_rows, "put", _fail)
+        patch.setattr(entry_writes, "put", _fail)
         with pytest.raises(CatalogError) as failure:
             store.store("lost", LARGE, S1)
     store.flush()

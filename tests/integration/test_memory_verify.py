@@ -17,13 +17,13 @@ from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.verify import VerifyReport, VerifyRequest, verify_workspace
 from driftline.storage.entities import Hierarchy
 from driftline.storage.errors import CatalogMismatch
-from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.vectors import VectorRow, vector_tables
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from driftline.tasks.maintenance import verify_memory as memory_verifying
-from driftline.tasks.maintenance.verify import FindingKind
+from driftline.tasks.maintenance.verify_documents import FindingKind
 
 ACME, S1 = "org:acme", "org:acme/project:a b/user:u/session:s1"
 S1_DIRECTORY = "org:acme/project:a~20b/user:u/session:s1"

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from driftline.flows.output.terminal import requests_text
+from driftline.flows.output.rich_tables import requests_text
 from driftline.storage.objects.bucket import USER_AGENT
 from driftline.storage.objects.request_counts import by_kind, count, merged, phase, price, tally, watch
 from driftline.storage.sources.source import Source

@@ -15,14 +15,13 @@ import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.mcp_server.tools import LineTools
 from driftline.storage.errors import MissingExtra, UsageError, install_command
-from driftline.storage.lines.queries import LineQuery, Passage
+from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.deep.files import as_words
-from driftline.tasks.deep.transformer import load_transformer
-from driftline.tasks.search.deep import reranked, texts_of
+from driftline.tasks.embedding.transformer import as_words, load_transformer
 from driftline.tasks.search.hits import Window
-from driftline.tasks.search.query import search
 from driftline.tasks.search.request import Mode
+from driftline.tasks.search.rerank import reranked, texts_of
+from driftline.tasks.search.search import search
 
 Driftline = Callable[..., Any]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from driftline.flows.output.html_report import bar_plot, line_plot, number, render
-from driftline.flows.output.run_series import History, Series, newest_runs, to_row
+from driftline.flows.output.run_history import History, Series, newest_runs, to_row
 from driftline.storage.entities import Entity
 from driftline.storage.model import WorkspaceStats
 from driftline.storage.workspace.records import RunHistory, RunRecord
@@ -61,7 +61,7 @@ def test_the_runs_of_a_workspace_and_its_page(driftline: Driftline, tiny_model: 
     assert (second["sources"], second["new"], second["lines_embedded"]) == ([entity], 1, 2)
     assert len(driftline("runs", *at, "--json", "--limit", 2).json["runs"]) == 2
     text = driftline("runs", *at).out
-    assert text.index("remove") < text.index("compact") < text.index("lines embedded 2")
+    assert text.index("remove") < text.index("compact") < text.index("2 lines embedded")
     page = tmp_path / "report.html"
     assert driftline("report", *at, "-o", page, "--json").json == {
         "workspace": str(tmp_path / "index"),

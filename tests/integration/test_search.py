@@ -16,12 +16,12 @@ import pytest
 
 import driftline as dl
 from driftline.storage.entities import Entity
+from driftline.storage.lines.line_queries import LineFilter, nearest_lines
 from driftline.storage.lines.outline import Definition
-from driftline.storage.lines.queries import LineFilter, nearest_lines
-from driftline.tasks.search import query as searching
+from driftline.tasks.search import search as searching
 from driftline.tasks.search.hits import GROWTH_ACROSS, MAX_WINDOW_LINES, Hit, merge_windows
-from driftline.tasks.search.query import search, search_workspace
 from driftline.tasks.search.ranking import FoundLine
+from driftline.tasks.search.search import search, search_workspace
 
 Driftline = Callable[..., Any]
 
@@ -555,3 +555,21 @@ def test_a_hit_shows_a_window_of_a_long_line_around_its_match(tmp_path: Path, dr
         assert max(map(len, (hit["text"], *hit["context"]))) <= 500
         assert len(outcome.out) < 5_000
         assert f"long.js:2:{hit['column']}" in driftline(*command).out
+
+
+def test_a_file_is_found_by_its_name_or_the_end_of_its_path(
+    tmp_path: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "CANDIDATE_BLOCKS", 1)  # which other files fill
+    monkeypatch.setattr(searching, "CANDIDATE_NEAR_BLOCKS", dict.fromkeys(searching.CANDIDATE_NEAR_BLOCKS, 1))
+    deep = tmp_path / "tree/a/b/Lease.py"
+    deep.parent.mkdir(parents=True)
+    deep.write_text("import os\n" * 40)
+    (tmp_path / "tree/notes.md").write_text("lease.py\n\nb/lease.py, py of the lease\n")
+    workspace = ("--workspace", tmp_path / "ws")
+    assert driftline("index", tmp_path / "tree", *workspace).code == 0
+    for name, line in (("lease.py", 1), ("b/lease.py", 1), ("lease.py:20", 20), ("/srv/tree/a/b/Lease.py", 1)):
+        found = driftline("search", name, "--json", *workspace).json["results"][0]
+        assert (found["path"], found["line"]) == ("a/b/Lease.py", line), name
+    found = driftline("search", "lease.py", "--json", "--ext", "md", *workspace).json["results"]
+    assert {each["path"] for each in found} == {"notes.md"}

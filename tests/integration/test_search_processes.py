@@ -28,7 +28,7 @@ from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import CorruptFile, StorageError, UsageError
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
-from driftline.tasks.search.query import SearchReport, search
+from driftline.tasks.search.search import SearchReport, search
 from tests.support.oracle import WORDS
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask
@@ -223,7 +223,7 @@ def test_other_processes_end_with_the_server_however_it_ends(workspace: Workspac
                     answers = list(pool.map(lambda query: ask(address, f"/api/v1/search?q={query}"), WORDS[:12]))
                 assert {answer.status for answer in answers} == {200}
                 others[:] = [
-                    child for child in process.children() if "storage.lance.worker" in " ".join(child.cmdline())
+                    child for child in process.children() if "storage.lance.reader_process" in " ".join(child.cmdline())
                 ]
                 return len(others) == 2
 

@@ -16,7 +16,7 @@ import pytest
 
 import driftline as dl
 from driftline.storage.errors import CorruptFile, OutOfMemory, UsageError
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.sql import query
 from driftline.storage.workspace.workspace import Workspace
 

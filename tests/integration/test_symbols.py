@@ -11,12 +11,12 @@ import lance
 import pytest
 
 import driftline as dl
-from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, innermost
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.definitions.outlines import definitions
-from driftline.tasks.search.query import search
 from driftline.tasks.search.request import Mode
+from driftline.tasks.search.search import search
 
 Driftline = Callable[..., Any]
 

@@ -22,7 +22,7 @@ from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.model import ManifestRow, new_ulid
 from driftline.storage.objects.store import ObjectStore
-from driftline.tasks.maintenance.verify import FindingKind
+from driftline.tasks.maintenance.verify_documents import FindingKind
 from tests.support.leftovers import ENTITY, Corner, make_corner
 from tests.support.oracle import save_tiny_model
 
@@ -237,13 +237,14 @@ def test_an_index_that_misses_lines_is_detected_and_rebuilt(local: Corner, monke
     assert check(local).findings == []
     # An index of the wrong rows, from a table in which every path differs.
     with monkeypatch.context() as patch:
-        from driftline.storage.lines import inventory
+        from driftline.storage.lines import line_counts
 
-        patch.setattr("driftline.tasks.maintenance.verify.survived", operator.call)  # in this process, which is patched
-        original = inventory._finds
+        # In this process, which is patched:
+        patch.setattr("driftline.tasks.maintenance.verify_documents.survived", operator.call)
+        original = line_counts._finds
         lost = {local.table.open().version}
         patch.setattr(
-            inventory,
+            line_counts,
             "_finds",
             lambda at, counts, name, line: (
                 original(at, counts, name, line) and not (name == "path_idx" and at.version in lost)

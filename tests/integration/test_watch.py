@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import driftline as dl
-from driftline.flows.output.reports import IndexReport
+from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs import watch
 from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest

@@ -12,9 +12,9 @@ import pytest
 
 import driftline as dl
 from driftline.flows.client import Connection
+from driftline.flows.web.api import Reader
 from driftline.flows.web.authentication import Authentication, KnownTokens
-from driftline.flows.web.requests import Reader
-from driftline.flows.web.serving import Exposure, web_server
+from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.workspace.tokens import create_token, read_tokens
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.web import serving

@@ -17,11 +17,12 @@ import yaml
 
 import driftline as dl
 from driftline.flows.config.memory_settings import boundary_in
+from driftline.flows.http_server import HttpServer
 from driftline.flows.runs.pull import PullRequest, pull_workspace
+from driftline.flows.web.api import Reader
 from driftline.flows.web.authentication import Authentication, KnownTokens
 from driftline.flows.web.observability import tracer
-from driftline.flows.web.requests import Reader
-from driftline.flows.web.serving import Exposure, WebServer, web_server
+from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.workspace.tokens import create_token, read_tokens
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import until
@@ -40,7 +41,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Wor
     return Workspace.open(str(folder / "ws"))
 
 
-def server(workspace: Workspace, exposure: Exposure | None = None) -> WebServer:
+def server(workspace: Workspace, exposure: Exposure | None = None) -> HttpServer:
     return web_server(Reader(workspace.reread), "127.0.0.1", 0, exposure)
 
 

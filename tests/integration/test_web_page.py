@@ -18,8 +18,8 @@ from playwright.sync_api import Page, expect
 
 from driftline.flows.web.pages import DocumentView, document_page, search_page
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.query import ExactCounts, SearchReport
 from driftline.tasks.search.request import SearchRequest
+from driftline.tasks.search.search import ExactCounts, SearchReport
 from tests.servers.axe import SCRIPT as AXE
 from tests.servers.axe import violations
 from tests.servers.browser import WAIT_MILLISECONDS, Browser, open_browser
@@ -170,6 +170,62 @@ def test_facets_narrow_and_filters_go(site: Site) -> None:
     assert results(page).count() > 0
     page.get_by_role("link", name="Remove the filter branch: feature/x").click()
     page.wait_for_url(lambda url: "branch" not in url)
+
+
+def test_terms_are_completed_and_a_file_is_found_by_its_name(site: Site) -> None:
+    page = site.page
+    box, offers = page.locator("#q"), page.locator("#offers li")
+    site.browser.open(site.url)
+    box.press_sequentially("lease la")
+    expect(offers).to_have_text([re.compile("^lang: Only")])
+    box.press("ArrowDown")
+    expect(offers).to_have_attribute("aria-selected", "true")
+    assert violations(page) == [] if AXE.exists() else True
+    box.press("Enter")
+    expect(box).to_have_value("lease lang:")
+    page.wait_for_url("**q=lease+la&*")
+    expect(offers.first).to_have_text("lang:python 2 files")  # counted in the results for what was typed before
+    box.press_sequentially("mark")
+    offers.get_by_text("lang:markdown").click()
+    expect(box).to_have_value("lease lang:markdown ")
+    expect(box).to_be_focused()
+    page.wait_for_url("**q=lease+lang%3Amarkdown*")
+    expect(files(page)).to_have_text(["notes.md"])
+    box.fill("who -re")
+    expect(offers).to_have_text([re.compile("^-repo:")])
+    box.press("Escape")
+    expect(offers).to_have_count(0)
+    expect(box).to_have_value("who -re")
+    box.fill("renew lang")
+    expect(offers).to_have_count(1)
+    page.wait_for_url("**q=renew+lang&*")
+    box.press("ArrowDown")
+    box.press("ArrowDown")  # beyond the last one
+    expect(results(page).first).to_be_focused()
+    expect(offers).to_have_count(0)
+    box.fill("def:ren")
+    expect(offers).to_have_text(["def:Lease.renew"])
+    box.fill("branch:feat")
+    expect(offers).to_have_text(["branch:feature/x"])
+    box.fill("SRC/Lease.py")
+    page.wait_for_url("**q=SRC*")
+    expect(files(page).first).to_have_text("src/lease.py")
+
+
+def test_results_stay_while_the_query_is_wrong(site: Site) -> None:
+    page = site.page
+    site.browser.open(f"{site.url}?q=lease&mode=text", "notes.md")
+    shown = files(page).all_inner_texts()
+    page.fill("#q", "/lease(/")
+    expect(page.locator("#count.bad")).to_contain_text("Invalid pattern at character 6")
+    assert files(page).all_inner_texts() == shown
+    page.fill("#q", "/lease/")
+    expect(page.locator("#count")).to_contain_text("result")
+    site.said.clear()  # the answer 400
+    page.goto(f"{site.url}?q=/lease(/")
+    expect(page.get_by_role("alert")).to_contain_text("Invalid pattern at character 6")
+    expect(page.get_by_role("table", name="What a query can say")).to_be_visible()
+    site.said.clear()
 
 
 HIT = Hit("a.py", None, SOURCE, 3, 3, 3, 1.0, 0.0, 1.0, 1, "token = 1", ("token = 1",))
@@ -402,6 +458,8 @@ def test_pages_work_without_a_script(site: Site) -> None:
     page = browser.new_context(java_script_enabled=False).new_page()
     page.set_default_timeout(WAIT_MILLISECONDS)
     page.goto(site.url)
+    assert page.locator("#q").get_attribute("list") == "terms"
+    assert page.locator('#terms option[value="repo:tree"]').count() == 1
     page.fill("#q", "renews the lease")
     page.press("#q", "Enter")
     page.wait_for_url("**/?q=renews*")

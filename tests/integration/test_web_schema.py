@@ -14,8 +14,8 @@ from hypothesis import Phase as HypothesisPhase
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 import driftline as dl
-from driftline.flows.web.requests import Reader
-from driftline.flows.web.serving import web_server
+from driftline.flows.web.api import Reader
+from driftline.flows.web.server import web_server
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.web import serving
 

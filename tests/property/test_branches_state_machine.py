@@ -20,10 +20,10 @@ from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
-from driftline.storage.workspace.branches import branch_records, cuts_of, on_branch
+from driftline.storage.workspace.branch_cuts import branch_records, cuts_of, on_branch
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance import compact
-from driftline.tasks.maintenance.compact import SearchQuality
+from driftline.tasks.maintenance import search_quality
+from driftline.tasks.maintenance.search_quality import SearchQuality
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.support.effort import examples
 from tests.support.oracle import assert_in_step, save_tiny_model
@@ -186,7 +186,7 @@ def test_main_and_branches_keep_their_own_documents(
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 2)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
-    monkeypatch.setattr(compact, "measure", lambda table: SearchQuality(0.001, 1.0))
+    monkeypatch.setattr(search_quality, "measure", lambda table: SearchQuality(0.001, 1.0))
     BranchMachine.model = save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
     BranchMachine.TestCase.settings = settings(
         max_examples=examples(12), stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck)

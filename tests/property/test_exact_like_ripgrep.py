@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 import driftline
-from driftline.storage.lines.patterns import Pattern
+from driftline.storage.lines.regex_patterns import Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import ExactSearch, ExactTerms, open_tables
 from tests.support.effort import examples

@@ -17,11 +17,11 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import check_glob
 from driftline.storage.lance import vector_index
-from driftline.storage.lines import queries
-from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines import line_queries
 from driftline.storage.lines.indexes import maintain
-from driftline.storage.lines.queries import LineQuery, Strategy
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.line_queries import LineQuery, Strategy
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import LineEmbedding
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.line_store import LineStore
@@ -89,8 +89,8 @@ def rows(table: LineTable) -> list[Row]:
 @pytest.fixture
 def through_the_index() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queries, "EXACT_SEARCH_ROWS", -1)
-        patch.setattr(queries, "EXACT_SEARCH_SHARE", -1)
+        patch.setattr(line_queries, "EXACT_SEARCH_ROWS", -1)
+        patch.setattr(line_queries, "EXACT_SEARCH_SHARE", -1)
         patch.setattr(
             vector_index, "REFINED_ROWS", 10_000
         )  # refine all of them, because the index stores quantized vectors

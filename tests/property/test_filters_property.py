@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.lance import vector_index
-from driftline.storage.lines import queries
+from driftline.storage.lines import line_queries
 from driftline.storage.lines.indexes import maintain
-from driftline.storage.lines.queries import LineFilter, nearest_lines
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_queries import LineFilter, nearest_lines
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import LineEmbedding
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.line_store import LineStore
@@ -66,8 +66,8 @@ def indexed(table: LineTable, rows: list[Row]) -> Iterator[LineTable]:
     """The same table with all indexes, which are used however few lines match."""
     assert "vector_idx" in maintain(table)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queries, "EXACT_SEARCH_ROWS", 0)
-        patch.setattr(queries, "EXACT_SEARCH_SHARE", 0)
+        patch.setattr(line_queries, "EXACT_SEARCH_ROWS", 0)
+        patch.setattr(line_queries, "EXACT_SEARCH_SHARE", 0)
         patch.setattr(
             vector_index, "REFINED_ROWS", 10_000
         )  # refine all of them, because the index stores quantized vectors

@@ -20,8 +20,8 @@ import pytest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StorageError
 from driftline.storage.sources import discovery, mirror
-from driftline.storage.workspace.branches import branch_at, branch_records
-from driftline.storage.workspace.fleet import read_fleets
+from driftline.storage.workspace.branch_cuts import branch_at, branch_records
+from driftline.storage.workspace.fleet_state import read_fleets
 from tests.faults.faults import Crash, Faults, Mode, injected, wrap
 from tests.servers.git_server import GitServer, Reply
 from tests.servers.host_api import HostApi, Hosted, altered, failing, throttled

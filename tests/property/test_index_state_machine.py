@@ -19,7 +19,7 @@ from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.query import search
+from driftline.tasks.search.search import search
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.support.effort import examples
 from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, rows_of_file, save_tiny_model

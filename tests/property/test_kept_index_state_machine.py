@@ -19,8 +19,8 @@ from driftline.storage.errors import DriftlineError, LeaseLost
 from driftline.storage.layout import lease_path
 from driftline.storage.leases import lease as leases
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance import compact
-from driftline.tasks.maintenance.compact import SearchQuality
+from driftline.tasks.maintenance import search_quality
+from driftline.tasks.maintenance.search_quality import SearchQuality
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.faults.sleeper import Sleeper, allow_sleepers, clock_wrong_by
 from tests.property.test_index_state_machine import ENTITY, IndexMachine, texts
@@ -186,7 +186,7 @@ def test_the_index_survives_maintenance_and_late_writers(
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 3)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
-    monkeypatch.setattr(compact, "measure", lambda table: SearchQuality(0.001, 1.0))
+    monkeypatch.setattr(search_quality, "measure", lambda table: SearchQuality(0.001, 1.0))
     allow_sleepers(monkeypatch)
     model: Path = save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
     KeptIndexMachine.model = model

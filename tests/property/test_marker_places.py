@@ -11,10 +11,10 @@ import pytest
 
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
-from driftline.storage.lance.table import commit_compaction, plan_compaction, remove_old_versions, rewrite
-from driftline.storage.lines import table as lines
+from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, remove_old_versions, rewrite
+from driftline.storage.lines import line_table as lines
 from driftline.storage.lines.indexes import maintain
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.store import ObjectStore
 
 SOURCES = [Entity.parse(f"source:s{number}") for number in range(5)]

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, BadEntity
-from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.memory.listings import MemoryListing
+from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.model import Embedder
 from driftline.tasks.embedding.embedder import WordTableEmbedder

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import driftline as dl
 from driftline.storage.defaults import CUT
-from driftline.storage.lines.words import keywords
+from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.verify import verify
-from driftline.tasks.search.query import search
+from driftline.tasks.maintenance.verify_documents import verify
+from driftline.tasks.search.search import search
 from driftline.tasks.text import MAX_ROW_CHARACTERS, MAX_ROWS_OF_LINE
 
 SCRIPTS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,10 @@ from tests.servers.git_server import GitServer, Reply
 
 @dataclass
 class Hosted:
-    """A repository of the host; ``pushed`` is the time of its last push."""
+    """A repository of the host; ``pushed`` is the time of its last push.
+
+    ``pulls`` are the commits of its pull requests by number, ``closed`` those that are not open any more.
+    """
 
     id: int
     path: str
@@ -25,6 +29,15 @@ class Hosted:
     visibility: str = "private"
     topics: tuple[str, ...] = ()
     size_kb: int = 1
+    pulls: dict[int, str] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
+
+    def pull(self, number: int, provider: str) -> dict[str, Any]:
+        """The entry of a pull request."""
+        state = "closed" if number in self.closed else "opened" if provider == "gitlab" else "open"
+        if provider == "gitlab":
+            return {"id": 1000 + number, "iid": number, "sha": self.pulls[number], "state": state}
+        return {"id": 1000 + number, "number": number, "head": {"sha": self.pulls[number]}, "state": state}
 
     def item(self, provider: str) -> dict[str, Any]:
         """The entry of a listing."""
@@ -64,6 +77,9 @@ PREFIXES = {
 }
 
 
+_PULLS = re.compile(r"/api/v\d/(?:repos|projects)/(?P<path>.+)/(?:pulls|merge_requests)(?:/(?P<number>\d+))?")
+
+
 @dataclass
 class HostApi:
     """Answers listings of ``repositories`` in pages of ``per_page``.
@@ -93,8 +109,16 @@ class HostApi:
             return 401, {}, b'{"message": "Bad credentials"}'
         query = parse_qs(urlsplit(target).query)
         start = int(query.get("start", ["0"])[0]) or self.per_page * (int(query.get("page", ["1"])[0]) - 1)
-        items = [each.item(self.provider) for each in self.repositories[start : start + self.per_page]]
-        following = start + self.per_page if start + self.per_page < len(self.repositories) else None
+        if asked := _PULLS.fullmatch(target.partition("?")[0]):
+            named = asked["path"].replace("%2F", "/")
+            repository = next(each for each in self.repositories if named in (each.path, str(each.id)))
+            if asked["number"]:
+                return 200, {}, json.dumps(repository.pull(int(asked["number"]), self.provider)).encode()
+            found = [repository.pull(each, self.provider) for each in repository.pulls if each not in repository.closed]
+        else:
+            found = [each.item(self.provider) for each in self.repositories]
+        items = found[start : start + self.per_page]
+        following = start + self.per_page if start + self.per_page < len(found) else None
         answer, more = self._page(items, target, following)
         body = json.dumps(answer).encode()
         etag = f'W/"{hashlib.sha256(body + str(more).encode()).hexdigest()}"'
@@ -124,6 +148,11 @@ def throttled(status: int, **headers: str) -> Callable[[str], Reply | None]:
 def failing(status: int = 502) -> Callable[[str], Reply | None]:
     """A fault: the host fails."""
     return lambda _: (status, {}, b"<html>bad gateway</html>")
+
+
+def answering(body: bytes) -> Callable[[str], Reply | None]:
+    """A fault: another answer."""
+    return lambda _: (200, {}, body)
 
 
 def moved(address: str) -> Callable[[str], Reply | None]:

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from driftline.storage.entities import Boundary, Entity
-from driftline.storage.workspace.branches import on_branch
+from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace
 from tests.faults.damage import fuzzed
 from tests.servers.flaky import FlakyProxy

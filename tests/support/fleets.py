@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from driftline.flows.config.toml_file import load_config
+from driftline.flows.config.driftline_toml import load_config
 from driftline.flows.runs.fleet import FleetRequest, sync_fleets
+from driftline.storage.workspace.branch_cuts import branch_at, branch_records
 from driftline.storage.workspace.workspace import Workspace
 
 
@@ -54,3 +55,13 @@ def states(report: dict[str, Any]) -> dict[str, str]:
 
 def rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["path"]: row for fleet in report["fleets"] for row in fleet["repositories"]}
+
+
+def branches(fleet: Fleet) -> dict[str, dict[str, set[str]]]:
+    """The paths of the documents of each branch of each source."""
+    workspace, found = fleet.workspace, dict[str, dict[str, set[str]]]()
+    for entity, _ in workspace.sources():
+        for record in branch_records(workspace, entity):
+            documents = workspace.on([branch_at(entity, record)]).manifest(entity).read(columns=["path"])
+            found.setdefault(entity.id, {})[record.name] = set(documents["path"].to_pylist())
+    return found

@@ -73,7 +73,7 @@ def forked_dask_workers() -> Iterator[ForkServerContext]:
 PRELOADED = (
     *(f"driftline.flows.commands.{name}" for name in sorted({*COMMANDS.values()} - {"serve", "mcp", "web"})),
     *("driftline.flows.runs.index", "driftline.flows.runs.compact", "driftline.flows.runs.cleanup", "model2vec"),
-    *("driftline.flows.output.terminal", "driftline.tasks.embedding.embedder", "tree_sitter_python"),
+    *("driftline.flows.output.rich_tables", "driftline.tasks.embedding.embedder", "tree_sitter_python"),
     *("dateutil.relativedelta", "lance.commit", "lance.dataset", "numpy.ma", "pyarrow.dataset", "safetensors.numpy"),
     *("rich.console", "rich.table"),
 )
@@ -278,8 +278,8 @@ def _serve(path: str, patience_seconds: float, more: Sequence[str]) -> Callable[
 
 def _load_default_model() -> None:
     """Load the default model, as each program would in a quarter of a second; commands check its files as ever."""
-    from driftline.tasks.embedding.context import ModelRef, load_embedder
     from driftline.tasks.embedding.models import DEFAULT_MODEL, model_of
+    from driftline.tasks.embedding.task_context import ModelRef, load_embedder
 
     known = model_of(DEFAULT_MODEL)
     load_embedder(ModelRef(known.name, known.fingerprint, known.dim))

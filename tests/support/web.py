@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from driftline.flows.web.serving import WebServer
+from driftline.flows.http_server import HttpServer
 from tests.support.waiting import PATIENCE_SECONDS
 
 
@@ -23,7 +23,7 @@ class Answer:
 
 
 @contextmanager
-def serving(server: WebServer) -> Iterator[str]:
+def serving(server: HttpServer) -> Iterator[str]:
     """Serve in a thread until the end of the block; yields ``host:port``."""
     thread = threading.Thread(target=server.run)
     thread.start()

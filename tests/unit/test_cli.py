@@ -15,9 +15,9 @@ import pytest
 from typer.models import CommandInfo
 
 from driftline.flows.commands import main as cli
-from driftline.flows.commands import search
+from driftline.flows.commands import status
 from driftline.flows.commands.app import app
-from driftline.flows.output import plain
+from driftline.flows.output import plain_text
 from driftline.storage.errors import DeletionRefused, StorageError, UnknownScheme, UsageError
 
 HEAVY = ("prefect", "distributed", "dask", "lance", "pyarrow", "numpy", "model2vec", "sqlalchemy", "pydantic")
@@ -35,7 +35,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def failing(*_: Any) -> str:
         raise error
 
-    monkeypatch.setattr(search, "workspace_for_reading", failing)
+    monkeypatch.setattr(status, "workspace_for_reading", failing)
 
 
 @pytest.mark.parametrize(
@@ -259,16 +259,16 @@ def test_every_command_takes_the_options_of_output(command: str, capsys: pytest.
 def test_output_options_may_precede_or_follow_the_command(
     arguments: list[str], quiet: bool, verbose: int, color: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[plain.Appearance] = []
+    seen: list[plain_text.Appearance] = []
 
     def stop(*_: Any) -> str:
-        seen.append(plain.appearance())
+        seen.append(plain_text.appearance())
         raise UsageError("enough")
 
-    monkeypatch.setattr(search, "workspace_for_reading", stop)
+    monkeypatch.setattr(status, "workspace_for_reading", stop)
     assert cli.main(arguments) == 2
-    assert seen == [plain.Appearance(quiet, verbose, color)]
-    assert plain.appearance() == plain.Appearance()
+    assert seen == [plain_text.Appearance(quiet, verbose, color)]
+    assert plain_text.appearance() == plain_text.Appearance()
 
 
 def test_an_unknown_color_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,7 +285,7 @@ def test_a_verbose_command_says_what_has_caused_a_failure(
         except OSError as error:
             raise StorageError("The store does not answer", "s3://x") from error
 
-    monkeypatch.setattr(search, "workspace_for_reading", failing)
+    monkeypatch.setattr(status, "workspace_for_reading", failing)
     for option, count in (("-v", 1), ("-q", 0)):
         assert cli.main(["status", option]) == 3
         assert capsys.readouterr().err.count("caused by OSError: no route to the host") == count

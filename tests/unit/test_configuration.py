@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.config.environment import Environment
-from driftline.flows.config.toml_file import Configuration, Schedule, find_config, load_config, named_workspace_filter
+from driftline.flows.config.driftline_toml import (
+    Configuration,
+    Schedule,
+    find_config,
+    load_config,
+    named_workspace_filter,
+)
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.line_filter import LineFilter
 
 Write = Callable[[str], Path]
 
@@ -153,17 +158,21 @@ def test_a_file_that_is_not_text_is_an_error(write: Write) -> None:
 # Location.
 
 
-def test_the_nearest_file_from_here_upward_is_found(write: Write, tmp_path: Path) -> None:
+def test_the_nearest_file_from_here_upward_is_found(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write("")
     (tmp_path / "other.toml").touch()
-    below = path.parent / "web" / "api"
-    assert find_config(None, Environment({}, below)) == path
-    assert find_config(None, Environment({"DRIFTLINE_CONFIG": "../../../other.toml"}, below)) == tmp_path / "other.toml"
-    assert find_config(path, Environment({"DRIFTLINE_CONFIG": "../../../other.toml"}, below)) == path
-    with pytest.raises(UsageError, match="path in DRIFTLINE_CONFIG"):
-        find_config(None, Environment({"DRIFTLINE_CONFIG": "missing.toml"}, below))
+    monkeypatch.chdir(path.parent / "web" / "api")
+    assert find_config(None) == path
     with pytest.raises(UsageError, match="path in --config"):
-        find_config("missing.toml", Environment({}, below))
+        find_config("missing.toml")
+    monkeypatch.setenv("DRIFTLINE_CONFIG", "../../../other.toml")
+    assert find_config(None) == tmp_path / "other.toml"
+    assert find_config(path) == path
+    monkeypatch.setenv("DRIFTLINE_CONFIG", "missing.toml")
+    with pytest.raises(UsageError, match="path in DRIFTLINE_CONFIG"):
+        find_config(None)
 
 
 # Secrets.
@@ -202,10 +211,12 @@ def test_references_are_resolved_only_when_they_are_used(team: Configuration, mo
     assert team.storage_options["aws_access_key_id"] == "${TEAM_KEY}"
     assert team.storage_options["aws_secret_access_key"] == "block:team-secret"
     without_block = {key: value for key, value in team.storage_options.items() if not value.startswith("block:")}
-    resolved = Configuration(team.path, "x", storage_options=without_block).options({"TEAM_KEY": "abc"})
+    monkeypatch.setenv("TEAM_KEY", "abc")
+    resolved = Configuration(team.path, "x", storage_options=without_block).options()
     assert resolved == {"aws_region": "eu-central-1", "aws_access_key_id": "abc", "allow_http": "true"}
+    monkeypatch.delenv("TEAM_KEY")
     with pytest.raises(UsageError, match="'aws_access_key_id' needs the variable TEAM_KEY"):
-        team.options({})
+        team.options()
 
 
 # Named workspaces.

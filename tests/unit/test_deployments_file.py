@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from driftline.flows.config.schema import FleetTable
-from driftline.flows.config.toml_file import Configuration, fleets_of, load_config
+from driftline.flows.config.driftline_toml import Configuration, fleets_of, load_config
+from driftline.flows.config.toml_schema import FleetTable
 from driftline.flows.scheduling.deployments import deployment_name, deployments_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError

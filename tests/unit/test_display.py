@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.output.plain import print_json, print_search
+from driftline.flows.output.plain_text import print_json, print_search
 from driftline.flows.output.progress import EarlyProgress, NullProgress, QuietProgress
-from driftline.flows.output.terminal import print_index, print_sources, print_status
-from driftline.tasks.embedding.context import CountReporter
+from driftline.flows.output.rich_tables import print_index, print_sources, print_status
+from driftline.tasks.embedding.task_context import CountReporter
 from driftline.tasks.text import MAX_TEXT_BYTES
 
 
@@ -113,7 +113,9 @@ def test_without_a_terminal_no_source_is_folded(capsys: pytest.CaptureFixture[st
 
 
 def test_a_disconnected_reader_is_not_an_error() -> None:
-    code = "from driftline.flows.output.plain import print_json\nfor _ in range(5000): print_json({'x': 'y' * 100})"
+    code = (
+        "from driftline.flows.output.plain_text import print_json\nfor _ in range(5000): print_json({'x': 'y' * 100})"
+    )
     done = subprocess.run(
         ["bash", "-c", '"$1" -c "$2" | head -n 1 >/dev/null; echo "${PIPESTATUS[0]}"', "bash", sys.executable, code],
         capture_output=True,

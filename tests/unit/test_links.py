@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from driftline.flows.output.plain import print_search
+from driftline.flows.output.plain_text import print_search
 from driftline.storage.workspace.records import SourceRecord
 from driftline.tasks.search.links import LinkTemplate, address_of, wrong_link
 

@@ -115,7 +115,7 @@ def test_cache_and_threads_reach_the_store(tmp_path: Path, enabled: bool) -> Non
         environ={}, performance=performance, storage={"uri": str(tmp_path / "workspace")}
     )
     with open_memory(configuration) as store:
-        assert (store._pool._max_workers, store._blobs._cache.ttl) == (3, 60 if enabled else 0)
+        assert (store._writer._pool._max_workers, store._writer._blobs._cache.ttl) == (3, 60 if enabled else 0)
 
 
 @pytest.mark.parametrize("compression", ["zstd", "snappy", "gzip", "brotli", "lz4", "none"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftline.storage.lines.table import LINES_PER_BLOCK
+from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.tasks.indexing.batch import pieces
 from driftline.tasks.text import split_documents
 

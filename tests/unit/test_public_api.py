@@ -18,8 +18,8 @@ import pytest
 
 import driftline
 from driftline.flows.runs.plan import IndexRequest
-from driftline.flows.web.requests import Reader
-from driftline.flows.web.serving import web_server
+from driftline.flows.web.api import Reader
+from driftline.flows.web.server import web_server
 from driftline.storage import errors
 from driftline.tasks.search.request import SearchRequest
 from tests.support.web import serving
@@ -94,11 +94,18 @@ def public_functions() -> dict[str, Callable[..., Any]]:
         value = getattr(driftline, name)
         if inspect.isfunction(value):
             found[name] = value
-        for attribute, method in vars(value).items() if inspect.isclass(value) else ():
-            function = getattr(method, "__func__", method)
-            if inspect.isfunction(function) and not attribute.startswith("_"):
-                found[f"{name}.{attribute}"] = function
+        for cls in own_classes(value):
+            for attribute, method in vars(cls).items():
+                function = getattr(method, "__func__", method)
+                if inspect.isfunction(function) and not attribute.startswith("_"):
+                    found[f"{name}.{attribute}"] = function
     return found
+
+
+def own_classes(value: object) -> list[type]:
+    """A class and those of its bases that are ours."""
+    bases = inspect.getmro(value) if inspect.isclass(value) else ()
+    return [cls for cls in bases if cls.__module__.startswith("driftline.")]
 
 
 def raised_in(function: Callable[..., Any]) -> set[str]:
@@ -177,7 +184,9 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 def test_the_examples_of_public_names_run(name: str, names: dict[str, Any]) -> None:
     printed: list[str] = []
     runner = doctest.DocTestRunner()
-    found = [test for test in doctest.DocTestFinder().find(getattr(driftline, name), name) if test.examples]
+    value, finder = getattr(driftline, name), doctest.DocTestFinder()
+    tests = (test for each in own_classes(value) or [value] for test in finder.find(each, name))
+    found = [test for test in tests if test.examples]
     for test in found:
         test.globs |= names
         runner.run(test, out=printed.append)

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from driftline.storage.lines.words import QueryForm, query_form, terms
+from driftline.storage.lines.tokenizer import terms
 from driftline.tasks.search import ranking
 from driftline.tasks.search.hits import Window, arranged
+from driftline.tasks.search.query_form import QueryForm, query_form
 from driftline.tasks.search.ranking import (
     WEIGHTS,
     CandidateLines,

@@ -19,7 +19,7 @@ import pytest
 from driftline.storage.errors import StorageError
 from driftline.storage.sources.source import open_source
 from driftline.tasks.scanning.diff import CHANGE_SCHEMA, MANIFEST_SCHEMA
-from driftline.tasks.scanning.ignore import Rules
+from driftline.tasks.scanning.path_patterns import Rules
 from driftline.tasks.scanning.scan import ReadManifest, ScanResult, ScanSpec, plan_partitions, scan, scan_paths
 from driftline.tasks.scanning.walk import Subtree
 

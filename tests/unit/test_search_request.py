@@ -16,8 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from driftline.flows.config.schema import SearchTable
-from driftline.flows.web.requests import parameters
+from driftline.flows.config.toml_schema import SearchTable
+from driftline.flows.web.api import parameters
 from driftline.storage.errors import UsageError
 from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, options_in
 

@@ -6,97 +6,95 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.config.environment import Environment, local_path
+from driftline.flows.config.environment import local_path
 from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A project with a nested source and no workspace."""
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a nested source and no workspace: the current folder."""
     (tmp_path / "project" / "src" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project")
     return tmp_path / "project"
 
 
-def test_the_option_wins_over_the_environment(project: Path) -> None:
-    environ = {"DRIFTLINE_WORKSPACE": "s3://bucket/environment"}
-    assert workspace_for_reading("s3://bucket/option", Environment(environ, project)) == "s3://bucket/option"
-    assert (
-        workspace_for_indexing("s3://bucket/option", ["src"], environment=Environment(environ, project))
-        == "s3://bucket/option"
-    )
+def test_the_option_wins_over_the_environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRIFTLINE_WORKSPACE", "s3://bucket/environment")
+    assert workspace_for_reading("s3://bucket/option") == "s3://bucket/option"
+    assert workspace_for_indexing("s3://bucket/option", ["src"]) == "s3://bucket/option"
 
 
-def test_the_environment_wins_over_a_folder(project: Path) -> None:
+def test_the_environment_wins_over_a_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / ".driftline").mkdir()
-    environ = {"DRIFTLINE_WORKSPACE": "gs://bucket/x"}
-    assert workspace_for_reading(None, Environment(environ, project)) == "gs://bucket/x"
-    assert (
-        workspace_for_indexing(None, ["s3://remote/source"], environment=Environment(environ, project))
-        == "gs://bucket/x"
-    )
+    monkeypatch.setenv("DRIFTLINE_WORKSPACE", "gs://bucket/x")
+    assert workspace_for_reading(None) == "gs://bucket/x"
+    assert workspace_for_indexing(None, ["s3://remote/source"]) == "gs://bucket/x"
 
 
-def test_reading_finds_the_nearest_folder_upward(project: Path) -> None:
+def test_reading_finds_the_nearest_folder_upward(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project / "src" / "deep")
     (project.parent / ".driftline").mkdir()
-    assert workspace_for_reading(None, Environment({}, project / "src" / "deep")) == str(project.parent / ".driftline")
+    assert workspace_for_reading(None) == str(project.parent / ".driftline")
     (project / ".driftline").mkdir()
-    assert workspace_for_reading(None, Environment({}, project / "src" / "deep")) == str(project / ".driftline")
+    assert workspace_for_reading(None) == str(project / ".driftline")
 
 
-def test_a_file_named_like_the_folder_is_no_workspace(project: Path) -> None:
+def test_a_file_named_like_the_folder_is_no_workspace(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project / "src")
     (project / "src" / ".driftline").write_text("")
     (project / ".driftline").mkdir()
-    assert workspace_for_reading(None, Environment({}, project / "src")) == str(project / ".driftline")
+    assert workspace_for_reading(None) == str(project / ".driftline")
 
 
 def test_reading_without_any_workspace_says_what_to_do(project: Path) -> None:
     with pytest.raises(WorkspaceNotFound, match="driftline index"):
-        workspace_for_reading(None, Environment({}, project))
+        workspace_for_reading(None)
 
 
 def test_indexing_makes_a_workspace_at_the_root_of_the_source(project: Path) -> None:
-    assert workspace_for_indexing(None, ["project/src"], environment=Environment({}, project.parent)) == str(
-        project / "src" / ".driftline"
-    )
+    assert workspace_for_indexing(None, ["src"]) == str(project / "src" / ".driftline")
     assert not (project / "src" / ".driftline").exists()
 
 
-def test_indexing_prefers_a_folder_above_the_source_over_a_new_one(project: Path) -> None:
+def test_indexing_prefers_a_folder_above_the_source_over_a_new_one(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
     (project / ".driftline").mkdir()
-    assert workspace_for_indexing(None, [str(project / "src")], environment=Environment({}, Path("/"))) == str(
-        project / ".driftline"
-    )
+    assert workspace_for_indexing(None, [str(project / "src")]) == str(project / ".driftline")
 
 
 def test_sources_below_one_workspace_share_it(project: Path) -> None:
     (project / "other").mkdir()
     (project / ".driftline").mkdir()
-    assert workspace_for_indexing(None, ["src", "other"], environment=Environment({}, project)) == str(
-        project / ".driftline"
-    )
+    assert workspace_for_indexing(None, ["src", "other"]) == str(project / ".driftline")
 
 
 def test_sources_with_different_default_workspaces_are_refused(project: Path) -> None:
     (project / "other").mkdir()
     with pytest.raises(UsageError, match="--workspace"):
-        workspace_for_indexing(None, ["src", "other"], environment=Environment({}, project))
+        workspace_for_indexing(None, ["src", "other"])
 
 
 @pytest.mark.parametrize("sources", [["s3://bucket/code"], ["src", "memory://x"], []])
 def test_remote_sources_need_a_named_workspace(project: Path, sources: list[str]) -> None:
     with pytest.raises(UsageError):
-        workspace_for_indexing(None, sources, environment=Environment({}, project))
+        workspace_for_indexing(None, sources)
 
 
-def test_a_path_becomes_absolute_a_name_is_in_the_home_and_a_uri_stays_as_it_is(project: Path) -> None:
-    assert workspace_for_reading("./ws", Environment({}, project)) == str(project / "ws")
-    assert workspace_for_reading("a/ws", Environment({}, project)) == str(project / "a" / "ws")
-    assert workspace_for_reading("ws", Environment({"DRIFTLINE_HOME": "/home/of"}, project)) == str(project / "ws")
-    assert workspace_for_reading("@ws", Environment({"DRIFTLINE_HOME": "/home/of"}, project)) == "/home/of/ws"
-    data = Environment({"XDG_DATA_HOME": "/data"}, project)
-    assert workspace_for_reading("@ws", data) == "/data/driftline/workspaces/ws"
-    assert workspace_for_reading("file:///x/a%20b", Environment({}, project)) == "file:///x/a%20b"
+def test_a_path_becomes_absolute_a_name_is_in_the_home_and_a_uri_stays_as_it_is(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DRIFTLINE_HOME", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert workspace_for_reading("@ws") == "/data/driftline/workspaces/ws"
+    monkeypatch.setenv("DRIFTLINE_HOME", "/home/of")
+    assert workspace_for_reading("./ws") == str(project / "ws")
+    assert workspace_for_reading("a/ws") == str(project / "a" / "ws")
+    assert workspace_for_reading("ws") == str(project / "ws")
+    assert workspace_for_reading("@ws") == "/home/of/ws"
+    assert workspace_for_reading("file:///x/a%20b") == "file:///x/a%20b"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
-from driftline.storage.memory.catalog.entities import chunks
-from driftline.storage.memory.catalog.queries import COLUMNS, EntryRow
+from driftline.storage.memory.catalog.entity_tree import chunks
+from driftline.storage.memory.catalog.entry_queries import COLUMNS, EntryRow
 from driftline.storage.memory.catalog.tables import entities, entries, outbox, tenants
 
 

@@ -1,0 +1,549 @@
+"""Receive webhooks of git hosts: each delivery names a repository to fetch, and starts a run of its sources.
+
+A delivery needs a valid signature, and is accepted once. Its payload only selects a repository, a branch or a pull
+request; the run asks the host for the content. ``Build.index_branch`` maps branches and pull requests to
+branches of the index, as for ``driftline ci``. Deliveries for one index within DEBOUNCE_SECONDS start one run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from itertools import chain
+from typing import Any, Literal
+
+from cachetools import FIFOCache
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from driftline.flows.ci.build import Build
+from driftline.flows.config.driftline_toml import Configuration, HookSettings
+from driftline.flows.runs.branches import delete_branch
+from driftline.flows.runs.fleet import sources_of_fleets
+from driftline.flows.runs.index import index_sources
+from driftline.flows.runs.plan import IndexRequest, SourceRequest, requests_of
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError, SourceNotFound, StorageError, UsageError
+from driftline.storage.model import new_ulid
+from driftline.storage.sources.mirror import Remote, parse_remote, resolve, with_ref
+from driftline.storage.workspace.branch_cuts import check_name
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.links import address_of
+
+log = logging.getLogger(__name__)
+
+DEBOUNCE_SECONDS = 1.0
+"""A push and the pull requests that it updates arrive together, and a burst of pushes needs one run."""
+KNOWN_DELIVERIES = 10_000
+"""Number of remembered deliveries; replaying a forgotten one costs one listing of the refs of its repository."""
+MAX_WAITING = 1_000
+"""Indexes that may wait for a run."""
+ATTEMPTS = 3
+RETRY_SECONDS = 30.0
+"""A run that the store or the host has failed is retried, with a delay that doubles each time."""
+WAIT_SECONDS = 600.0
+"""Time that a run waits for another one of its source."""
+STOP_SECONDS = 10.0
+"""Time that the server waits at shutdown for a run; one that is killed loses only its uncommitted batches."""
+_LAG_BUCKETS = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+_HEX = re.compile(r"[0-9a-f]{64}")
+_NO_NUMBER = "?"
+_NOTHING = re.compile(r"0{40}(?:0{24})?")
+ACCEPTED, IGNORED, MALFORMED, FORGED, UNKNOWN, REPLAYED, BUSY = 202, 200, 400, 401, 404, 409, 503
+
+
+# -- what hosts send ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The event of a delivery: a change of a ``branch``, or of the pull request ``number`` from it.
+
+    ``is_own`` means that the branch of a pull request belongs to the repository itself.
+    """
+
+    kind: Literal["changed", "gone"]
+    branch: str
+    default: str = ""
+    number: str = ""
+    target: str = ""
+    is_own: bool = False
+
+
+Payload = Mapping[str, Any]
+
+
+def _at(payload: Any, *keys: str | int) -> Any:
+    """Return the value at a path of keys; None if a payload has another shape."""
+    for key in keys:
+        if isinstance(payload, dict) and isinstance(key, str):
+            payload = payload.get(key)
+        elif isinstance(payload, list) and isinstance(key, int) and key < len(payload):
+            payload = payload[key]
+        else:
+            return None
+    return payload
+
+
+def _text(payload: Any, *keys: str | int) -> str:
+    value = _at(payload, *keys)
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+
+
+def _branch(ref: str) -> str:
+    return ref.removeprefix("refs/heads/") if ref.startswith("refs/heads/") else ""
+
+
+def _of_github(kind: str, payload: Payload) -> Iterator[Event]:
+    """Yield the events of GitHub, or of Gitea, which have the same shape."""
+    default = _text(payload, "repository", "default_branch")
+    if kind == "push" and (branch := _branch(_text(payload, "ref"))):
+        is_gone = payload.get("deleted") is True or bool(_NOTHING.fullmatch(_text(payload, "after")))
+        yield Event("gone" if is_gone else "changed", branch, default)
+    elif kind == "delete" and payload.get("ref_type") == "branch":
+        yield Event("gone", _text(payload, "ref").removeprefix("refs/heads/"), default)
+    elif kind == "pull_request":
+        request, action = payload.get("pull_request"), payload.get("action")
+        whose = {_text(request, side, "repo", "id") for side in ("head", "base")}
+        yield Event(
+            "gone" if action == "closed" else "changed",
+            _text(request, "head", "ref"),
+            default,
+            _text(payload, "number") or _NO_NUMBER,
+            _text(request, "base", "ref"),
+            len(whose) == 1 and whose != {""},
+        )
+
+
+def _of_gitlab(kind: str, payload: Payload) -> Iterator[Event]:
+    default, kind = _text(payload, "project", "default_branch"), _text(payload, "object_kind")
+    if kind == "push" and (branch := _branch(_text(payload, "ref"))):
+        is_gone = bool(_NOTHING.fullmatch(_text(payload, "after")))
+        yield Event("gone" if is_gone else "changed", branch, default)
+    elif kind == "merge_request":
+        request = payload.get("object_attributes")
+        whose = {_text(request, f"{side}_project_id") for side in ("source", "target")}
+        yield Event(
+            "gone" if _text(request, "action") in ("close", "merge") else "changed",
+            _text(request, "source_branch"),
+            default,
+            _text(request, "iid") or _NO_NUMBER,
+            _text(request, "target_branch"),
+            len(whose) == 1 and whose != {""},
+        )
+
+
+def _of_bitbucket(kind: str, payload: Payload) -> Iterator[Event]:
+    """Yield the events of Bitbucket Cloud and Bitbucket Data Center."""
+    default = _text(payload, "repository", "mainbranch", "name")
+    changes = _at(payload, "push", "changes") if kind == "repo:push" else payload.get("changes")
+    if kind in ("repo:push", "repo:refs_changed") and isinstance(changes, list):
+        for change in changes[:MAX_WAITING]:
+            if kind == "repo:push":
+                named = _at(change, "new") or _at(change, "old")
+                if _text(named, "type") == "branch":
+                    yield Event("changed" if _at(change, "new") else "gone", _text(named, "name"), default)
+            elif branch := _branch(_text(change, "refId") or _text(change, "ref", "id")):
+                yield Event("gone" if _text(change, "type") == "DELETE" else "changed", branch, default)
+    elif kind.startswith(("pullrequest:", "pr:")):
+        request = payload.get("pullrequest") or payload.get("pullRequest")
+        is_cloud = "pullrequest" in payload
+        ends = ("source", "destination") if is_cloud else ("fromRef", "toRef")
+        name = ("branch", "name") if is_cloud else ("displayId",)
+        whose = {_text(request, end, "repository", "full_name" if is_cloud else "id") for end in ends}
+        yield Event(
+            "gone"
+            if kind.partition(":")[2] in ("fulfilled", "rejected", "merged", "declined", "deleted")
+            else "changed",
+            _text(request, ends[0], *name),
+            default,
+            _text(request, "id") or _NO_NUMBER,
+            _text(request, ends[1], *name),
+            len(whose) == 1 and whose != {""},
+        )
+
+
+def _remotes(payload: Payload) -> Iterator[str]:
+    """Yield every spelling of the repository that a payload names."""
+    for key in ("repository", "project"):
+        named = payload.get(key)
+        for name in ("clone_url", "ssh_url", "html_url", "git_http_url", "git_ssh_url", "http_url", "web_url"):
+            yield _text(named, name)
+        yield _text(named, "links", "html", "href")
+        clones = _at(named, "links", "clone")
+        for each in clones[:10] if isinstance(clones, list) else ():
+            yield _text(each, "href")
+    request = payload.get("pullRequest")  # Bitbucket's server names it only here
+    clones = _at(request, "toRef", "repository", "links", "clone")
+    for each in clones[:10] if isinstance(clones, list) else ():
+        yield _text(each, "href")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """How a kind of host signs and describes its deliveries; headers are in lower case.
+
+    ``request_ref`` is the ref of a pull request with a number, "" if the host has none.
+    """
+
+    signature: str
+    event: str
+    deliveries: tuple[str, ...]
+    events: Callable[[str, Payload], Iterator[Event]]
+    request_ref: str
+    is_token: bool = False
+
+    def is_signed(self, secret: str, headers: Mapping[str, str], body: bytes) -> bool:
+        """Return whether the sender knows the secret, after the same time for each wrong signature."""
+        given = headers.get(self.signature, "")
+        if self.is_token:
+            return hmac.compare_digest(given.encode("latin-1"), secret.encode())
+        given = given.removeprefix("sha256=").lower()
+        expected = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+        return bool(_HEX.fullmatch(given)) and hmac.compare_digest(given, expected)
+
+    def ids(self, headers: Mapping[str, str], body: bytes) -> set[str]:
+        """Return the keys of a delivery: its id and, if that is not signed, the signed part."""
+        named = next((f"{name}:{headers[name][:200]}" for name in self.deliveries if headers.get(name)), None)
+        if named is not None and self.is_token:
+            return {named}
+        return {hashlib.sha256(body).hexdigest(), *([named] if named is not None else [])}
+
+
+HOSTS: Mapping[str, Host] = {
+    "github": Host("x-hub-signature-256", "x-github-event", ("x-github-delivery",), _of_github, "refs/pull/{}/head"),
+    "gitlab": Host(
+        "x-gitlab-token",
+        "x-gitlab-event",
+        ("idempotency-key", "x-gitlab-event-uuid"),
+        _of_gitlab,
+        "refs/merge-requests/{}/head",
+        is_token=True,
+    ),
+    "gitea": Host("x-gitea-signature", "x-gitea-event", ("x-gitea-delivery",), _of_github, "refs/pull/{}/head"),
+    "bitbucket": Host("x-hub-signature", "x-event-key", ("x-request-uuid", "x-request-id"), _of_bitbucket, ""),
+}
+
+
+# -- what is to be done ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A run of a source: of its main index, or of the ``branch`` of the index that holds ``ref``; or its deletion."""
+
+    source: SourceRequest
+    branch: str | None = None
+    ref: str = ""
+    is_gone: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The index that the run updates."""
+        return str(self.source.entity), self.branch or ""
+
+    @property
+    def uri(self) -> str:
+        """The URI to index."""
+        return with_ref(self.source.uri, self.ref) if self.ref else self.source.uri
+
+
+def work_of(event: Event, source: SourceRequest, settings: HookSettings, request_ref: str) -> Work | None:
+    """Return the work that an event requires for a source, or None.
+
+    Raises UsageError if the default branch is unknown, and for a name that no ref may have.
+    """
+    remote = parse_remote(source.uri)
+    if remote is None or not event.branch:
+        return None
+    main = remote.ref.removeprefix("refs/heads/") or event.default or None
+    build = Build(
+        system="a webhook",
+        branch=event.branch,
+        default_branch=main,
+        is_request=bool(event.number),
+        pull_request=event.number or None,
+        target=event.target or None,
+        is_own=event.is_own,
+    )
+    name, is_gone = build.index_branch(), event.kind == "gone"
+    if name is None:
+        return None if is_gone else Work(source)
+    ref, is_request = f"refs/heads/{event.branch}", bool(event.number)
+    if is_request and name.startswith("pr/"):
+        is_known = event.number.isascii() and event.number.isdecimal()
+        ref = request_ref.format(event.number) if is_known else ""
+        if not settings.pull_requests or not ref:
+            return None
+    else:
+        is_listed = any(fnmatchcase(event.branch, pattern) for pattern in settings.branches)
+        if is_request and is_gone and is_listed:
+            return None  # the branch outlives its pull request
+        if not is_gone and not is_listed and not (is_request and settings.pull_requests):
+            return None
+    check_name(name)
+    with_ref(source.uri, ref)
+    return Work(source, name, "" if is_request and is_gone else ref, is_gone)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Carries out work on the workspace of a configuration, in this process or by its Prefect deployments."""
+
+    configuration: Configuration
+    by_prefect: bool = False
+
+    def __call__(self, work: Work) -> None:
+        """Carry out ``work``. Raises DriftlineError."""
+        if work.is_gone:
+            self._delete(work)
+        elif self.by_prefect and (work.branch is None or not self._fleet_of(work.source)):
+            self._start(work)
+        else:
+            index_sources(self._request(work))
+
+    def _start(self, work: Work) -> None:
+        from driftline.flows.ci.run import start_fleet_run, start_index_run  # loads Prefect
+        from driftline.flows.scheduling.deployments import fleet_deployments
+
+        commit, fleet = resolve(_remote(work.uri)), self._fleet_of(work.source)
+        if fleet:
+            start_fleet_run(fleet_deployments(self.configuration)[fleet], commit)
+        else:
+            start_index_run(replace(work.source, uri=work.uri), commit, work.branch)
+
+    def _fleet_of(self, source: SourceRequest) -> str:
+        """Return the name of the fleet of a source; "" if it has a table of its own."""
+        fleets = sources_of_fleets(self.configuration) if self.configuration.fleets else {}
+        return next((name for name, sources in fleets.items() if source in sources), "")
+
+    def _request(self, work: Work) -> IndexRequest:
+        return IndexRequest(
+            (replace(work.source, uri=work.uri),),
+            self.configuration.workspace,
+            model=self.configuration.model,
+            executor="inline",  # it takes one core, and leaves the others to searches
+            wait_seconds=WAIT_SECONDS,
+            storage_options=self.configuration.options(),
+            branch=work.branch,
+        )
+
+    def _delete(self, work: Work) -> None:
+        """Delete a branch of the index, unless the repository still has the ref."""
+        if work.branch is None:
+            return
+        if work.ref:
+            try:
+                resolve(_remote(work.uri))
+            except SourceNotFound:
+                pass
+            else:
+                return
+        opened = Workspace.open(self.configuration.workspace, self.configuration.options())
+        entity = Entity.parse(str(work.source.entity), opened.config.hierarchy)
+        delete_branch(opened, entity, work.branch, new_ulid(), wait_seconds=WAIT_SECONDS)
+
+
+def _remote(uri: str) -> Remote:
+    found = parse_remote(uri)
+    if found is None:
+        raise UsageError("Not a URI of a git repository", uri)
+    return found
+
+
+# -- the queue ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Waiting:
+    work: Work
+    since: float
+    due: float
+    attempt: int = 1
+
+
+@dataclass(slots=True)
+class Hooks:
+    """Answers deliveries, and executes their runs one after the other.
+
+    ``secrets`` has the secret of each kind of host that may deliver. ``of_fleets`` returns the repositories of fleets.
+    """
+
+    settings: HookSettings
+    secrets: Mapping[str, str] = field(repr=False)
+    sources: tuple[SourceRequest, ...]
+    run: Callable[[Work], None]
+    debounce_seconds: float = DEBOUNCE_SECONDS
+    retry_seconds: float = RETRY_SECONDS
+    clock: Callable[[], float] = time.monotonic
+    of_fleets: Callable[[], Iterable[SourceRequest]] = tuple
+    _seen: FIFOCache[str, bool] = field(default_factory=lambda: FIFOCache(KNOWN_DELIVERIES), init=False, repr=False)
+    _waiting: OrderedDict[tuple[str, str], _Waiting] = field(default_factory=OrderedDict, init=False)
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _stopped: bool = field(default=False, init=False)
+    _deliveries: Counter = field(init=False, repr=False)
+    _runs: Counter = field(init=False, repr=False)
+    _lag: Histogram = field(init=False, repr=False)
+    _gauge: Gauge = field(init=False, repr=False)
+
+    def observe(self, registry: CollectorRegistry) -> None:
+        """Count deliveries and runs in ``registry``, and measure the lag from delivery to the end of the run."""
+        about = "Deliveries of webhooks, by their answers."
+        self._deliveries = Counter("driftline_hook_deliveries", about, ["host", "status"], registry=registry)
+        self._runs = Counter("driftline_hook_runs", "Runs of webhooks.", ["outcome"], registry=registry)
+        about = "Time from the first delivery to the end of its run, when searches find the change."
+        self._lag = Histogram("driftline_hook_lag_seconds", about, buckets=_LAG_BUCKETS, registry=registry)
+        about = "Time that the oldest delivery has been waiting for its run."
+        self._gauge = Gauge("driftline_hook_waiting_seconds", about, registry=registry)
+        self._gauge.set_function(self._waiting_seconds)
+
+    def receive(self, host: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
+        """Return the status of the answer to a delivery and its reason; ``headers`` are in lower case."""
+        if host not in HOSTS or host not in self.secrets:
+            return UNKNOWN, "no webhook of this host is configured"
+        status, reason = self._receive(HOSTS[host], self.secrets[host], headers, body)
+        self._deliveries.labels(host, str(status)).inc()
+        return status, reason
+
+    def _receive(self, host: Host, secret: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
+        if not host.is_signed(secret, headers, body):
+            return FORGED, "the signature is missing or wrong"
+        try:
+            payload = json.loads(body)
+        except (ValueError, RecursionError):
+            return MALFORMED, "the body is not JSON; let the host send application/json"
+        if not isinstance(payload, dict):
+            return MALFORMED, "the body is not an object"
+        ids = host.ids(headers, body)
+        with self._changed:
+            if any(each in self._seen for each in ids):
+                return REPLAYED, "this delivery has been received before"
+            self._seen.update(dict.fromkeys(ids, True))
+        named = {address.key for text in _remotes(payload) if text and (address := address_of(text)) is not None}
+        try:
+            sources = [source for source in chain(self.sources, self.of_fleets()) if _key(source) in named]
+        except DriftlineError as error:
+            log.warning("The state of the fleets cannot be read for a webhook: %s", error)
+            self._forget(ids)
+            return BUSY, "the state of the fleets cannot be read"
+        if not sources:
+            return IGNORED, "no source is this repository"
+        works, reason = list[Work](), "nothing to index"
+        for event in host.events(headers.get(host.event, ""), payload):
+            for source in sources:
+                try:
+                    work = work_of(event, source, self.settings, host.request_ref)
+                except DriftlineError as error:
+                    reason = str(error)
+                else:
+                    works += [work] if work is not None else []
+        return self._enqueue(works, ids) if works else (IGNORED, reason)
+
+    def _enqueue(self, works: Sequence[Work], ids: set[str]) -> tuple[int, str]:
+        now = self.clock()
+        with self._changed:
+            new = {work.key for work in works} - self._waiting.keys()
+            if len(self._waiting) + len(new) > MAX_WAITING:
+                self._forget(ids)
+                return BUSY, "too many runs are waiting"
+            for work in works:
+                known = self._waiting.get(work.key)
+                since = known.since if known is not None else now
+                self._waiting[work.key] = _Waiting(work, since, now + self.debounce_seconds)
+            self._changed.notify()
+        return ACCEPTED, "a run has been requested"
+
+    def _forget(self, ids: Iterable[str]) -> None:
+        """Forget a delivery, so that the host can repeat it."""
+        with self._changed:
+            for each in ids:
+                self._seen.pop(each, None)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Carry out the work in a thread until the end of the block."""
+        thread = threading.Thread(target=self._work, name="driftline-hooks", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._stopped = True
+                self._changed.notify()
+            thread.join(STOP_SECONDS)
+
+    def _work(self) -> None:
+        while (waiting := self._next()) is not None:
+            try:
+                self.run(waiting.work)
+            except StorageError as error:
+                self._retry(waiting, error)
+            except DriftlineError as error:
+                self._failed(waiting, error)
+            except Exception:  # a defect that one run meets must not end the webhooks of the server
+                self._runs.labels("unexpected").inc()
+                log.exception("The run of a webhook for %s has failed", "/".join(filter(None, waiting.work.key)))
+            else:
+                self._runs.labels("done").inc()
+                self._lag.observe(self.clock() - waiting.since)
+
+    def _next(self) -> _Waiting | None:
+        """Wait for the next piece of work to become due and return it; return None after a stop."""
+        with self._changed:
+            while not self._stopped:
+                first = min(self._waiting.values(), key=lambda each: each.due, default=None)
+                now = self.clock()
+                if first is not None and first.due <= now:
+                    return self._waiting.pop(first.work.key)
+                self._changed.wait(None if first is None else first.due - now)
+        return None
+
+    def _retry(self, waiting: _Waiting, error: DriftlineError) -> None:
+        if waiting.attempt >= ATTEMPTS or isinstance(error, SourceNotFound):
+            self._failed(waiting, error)
+            return
+        log.warning("Retrying the run of a webhook: %s", error)
+        due = self.clock() + self.retry_seconds * 2 ** (waiting.attempt - 1)
+        with self._changed:  # a newer delivery replaces it
+            self._waiting.setdefault(waiting.work.key, replace(waiting, due=due, attempt=waiting.attempt + 1))
+
+    def _failed(self, waiting: _Waiting, error: DriftlineError) -> None:
+        self._runs.labels(error.kind).inc()
+        log.warning("The run of a webhook for %s has failed: %s", "/".join(filter(None, waiting.work.key)), error)
+
+    def _waiting_seconds(self) -> float:
+        with self._changed:
+            return self.clock() - min((each.since for each in self._waiting.values()), default=self.clock())
+
+
+def _key(source: SourceRequest) -> tuple[str, str] | None:
+    remote = parse_remote(source.uri)
+    address = address_of(remote.location) if remote is not None and not remote.is_local else None
+    return address.key if address is not None else None
+
+
+def hooks_of(configuration: Configuration) -> Hooks | None:
+    """Return the webhooks that a configuration allows, with their secrets; None if it allows none.
+
+    Raises UsageError for a secret without a value, and if no source is a repository by its URL.
+    """
+    settings = configuration.hooks
+    if settings is None:
+        return None
+    sources = tuple(source for source in requests_of(configuration.sources) if _key(source) is not None)
+    if not sources and not configuration.fleets:
+        fix = "Name one as git+https://host/path.git, or a fleet."
+        raise UsageError("Webhooks need a source with the URL of a repository", str(configuration.path), fix)
+    hooks = Hooks(settings, configuration.hook_secrets(), sources, Runs(configuration, settings.prefect))
+    if configuration.fleets:
+        hooks.of_fleets = lambda: chain.from_iterable(sources_of_fleets(configuration).values())
+    return hooks

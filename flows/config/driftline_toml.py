@@ -1,0 +1,592 @@
+"""Read ``driftline.toml``: the sources of a team, their schedules, named workspaces and storage options.
+
+Paths in the file are relative to its folder. The whole file is validated before a command writes anything; an error
+names the key, its table, and the fix. A file that was found in a parent folder may have another author, and its storage
+options and references could send credentials of this user to an endpoint of its author. They are used only after
+``driftline trust``, which records path and content, as direnv does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import posixpath
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from driftline.flows.config.environment import WORKSPACE_FOLDER, absolute_uri, local_path, nearest
+from driftline.flows.config.secret_references import (
+    check_catalog,
+    check_options,
+    check_secret,
+    check_uri,
+    resolve_options,
+    resolve_secret,
+    without_reference,
+)
+from driftline.flows.config.toml_schema import (
+    AccessTable,
+    File,
+    FleetTable,
+    HooksTable,
+    SourceTable,
+    WorkspaceTable,
+    location_of,
+    parse,
+)
+from driftline.storage.defaults import Redaction, expanded
+from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
+from driftline.storage.errors import BadEntity, UsageError
+from driftline.storage.sources.discovery import OWNERS, Host, OwnerKind, Selection
+from driftline.storage.sources.mirror import parse_remote
+
+if TYPE_CHECKING:
+    from driftline.storage.lines.line_filter import LineFilter
+
+STATE_VARIABLE = "XDG_STATE_HOME"
+
+
+def is_trusted(file: Path, content: bytes) -> bool:
+    """Return whether the user has trusted ``file`` with exactly this content."""
+    return _mark(file, content).is_file()
+
+
+def trust(file: Path, content: bytes) -> None:
+    """Trust ``file`` with this content. Raises UsageError if that cannot be recorded."""
+    mark = _mark(file, content)
+    try:
+        mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mark.write_text(f"{file}\n")
+    except OSError as error:
+        raise UsageError("The trusted file cannot be recorded", str(mark), f"{error.strerror}.") from error
+
+
+def distrust(file: Path, content: bytes) -> None:
+    """Withdraw the trust in ``file``."""
+    _mark(file, content).unlink(missing_ok=True)
+
+
+def _mark(file: Path, content: bytes) -> Path:
+    state = Path(os.environ.get(STATE_VARIABLE) or os.path.expanduser("~/.local/state"))
+    digest = hashlib.sha256(os.fsencode(file) + b"\0" + content).hexdigest()
+    return state / "driftline" / "trusted" / digest
+
+
+log = logging.getLogger(__name__)
+
+CONFIG_FILE = "driftline.toml"
+CONFIG_VARIABLE = "DRIFTLINE_CONFIG"
+HOOK_HOSTS = ("github", "gitlab", "gitea", "bitbucket")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The schedule of a source: ``cron`` (five fields) or ``interval_seconds``; exactly one is set."""
+
+    cron: str | None = None
+    interval_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredSource:
+    """A ``[[sources]]`` table. ``uri`` is an absolute path or a URI; ``entity`` defaults to the last part of ``uri``.
+
+    ``link`` is the kind of its host, or a template of links to it; "" leaves that to the name of the host.
+    """
+
+    uri: str
+    entity: Entity
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    schedule: Schedule | None = None
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredFleet:
+    """A ``[[fleet]]`` table: the repositories of ``host`` that ``selection`` chooses, with entities by ``template``.
+
+    ``include`` and ``exclude`` are globs of their files, ``branches`` of their branches. Their open ``pull_requests``
+    are followed, too. ``table`` is the table itself, for a machine without the file.
+    """
+
+    name: str
+    host: Host
+    selection: Selection
+    template: str
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    branches: tuple[str, ...] = ()
+    pull_requests: bool = False
+    grace_days: float = 7.0
+    schedule: Schedule | None = None
+    table: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspacePart:
+    """The part of a source in a named workspace: everything below ``dir``, relative to the source; "" is the whole
+    source.
+    """
+
+    source: ConfiguredSource
+    dir: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HookSettings:
+    """``[web.hooks]``: references to the secrets of the kinds of hosts that may deliver.
+
+    A push to the main branch always starts a run, a push to another branch if its name matches one of ``branches``.
+    """
+
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    branches: tuple[str, ...] = ()
+    pull_requests: bool = False
+    prefect: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AccessSettings:
+    """``[access]``: the names of entities that ``everyone``, ``users`` and ``groups`` may see.
+
+    The proxy sends the groups of a user in the ``groups_header``, separated by commas.
+    """
+
+    groups_header: str | None = None
+    everyone: tuple[str, ...] = ()
+    users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A validated configuration file.
+
+    ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` hold
+    references instead of secrets, so that a deployment may store them; ``options()`` resolves them. ``prices`` are the
+    prices of 1,000 requests, by kind. ``search`` has the defaults of searches. ``memory`` has the sections of
+    ``settings.ltm``, references included. ``notify`` are Prefect blocks that report failed runs. A file that is not
+    trusted ``is_withheld``: it has neither storage options nor memory, and its fleets have no tokens.
+    """
+
+    path: Path
+    workspace: str
+    model: str | None = None
+    sources: tuple[ConfiguredSource, ...] = ()
+    fleets: tuple[ConfiguredFleet, ...] = ()
+    workspaces: Mapping[str, tuple[WorkspacePart, ...]] = field(default_factory=dict)
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+    prices: Mapping[str, float] = field(default_factory=dict)
+    search: Mapping[str, Any] = field(default_factory=dict)
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    is_withheld: bool = False
+    hooks: HookSettings | None = None
+    redact: Redaction | None = None
+    archives: bool | None = None
+    notebook_outputs: bool | None = None
+    notify: tuple[str, ...] = ()
+    access: AccessSettings | None = None
+
+    def options(self) -> dict[str, str]:
+        """Return the storage options with their references resolved. Raises UsageError."""
+        return resolve_options(self.storage_options, str(self.path))
+
+    def hook_secrets(self) -> dict[str, str]:
+        """Return the secrets of the webhooks, by the kind of host. Raises UsageError."""
+        where, known = location_of(self.path, "[web.hooks]"), self.hooks.secrets if self.hooks is not None else {}
+        return {name: resolve_secret(name, reference, where) for name, reference in known.items()}
+
+
+def find_config(given: str | os.PathLike[str] | None) -> Path | None:
+    """Return the file ``given``, else $DRIFTLINE_CONFIG, else the nearest ``driftline.toml`` in a parent folder, else
+    None.
+
+    Raises UsageError if a named file does not exist.
+    """
+    if named := given or os.environ.get(CONFIG_VARIABLE):
+        path = expanded(named).resolve()
+        if not path.is_file():
+            fix = f"Check the path in {'--config' if given else CONFIG_VARIABLE}."
+            raise UsageError("The configuration file does not exist", str(path), fix)
+        return path
+    return nearest(Path.cwd(), CONFIG_FILE, os.path.isfile)
+
+
+def trusted_config(given: str | os.PathLike[str] | None) -> Configuration:
+    """Like ``open_config``, for files that others will run. Raises UsageError, also if the file is not trusted."""
+    config = open_config(given)
+    if config.is_withheld:
+        raise UsageError(
+            "The configuration is not trusted", str(config.path), "Run 'driftline trust', or name it with --config."
+        )
+    return config
+
+
+def open_config(given: str | os.PathLike[str] | None) -> Configuration:
+    """Load the file that ``find_config`` locates. Raises UsageError if there is none or it is invalid."""
+    config = locate_config(given)
+    if config is None:
+        raise UsageError(f"No {CONFIG_FILE} here or above", os.getcwd(), "Create one, or name it with --config.")
+    return config
+
+
+def locate_config(given: str | os.PathLike[str] | None) -> Configuration | None:
+    """Load the file that ``find_config`` locates, if there is one. Raises UsageError if it is invalid.
+
+    A file that was not named must be trusted (``trust``); otherwise its storage options, its memory and the tokens of
+    its repositories are ignored with a warning.
+    """
+    path = find_config(given)
+    if path is None:
+        return None
+    content = _read(path)
+    config = _resolve(_parse(content, path), path)
+    is_named = bool(given or os.environ.get(CONFIG_VARIABLE))
+    plain = tuple(replace(source, uri=without_reference(source.uri)) for source in config.sources)
+    fleets = tuple(replace(fleet, host=_without_token(fleet.host)) for fleet in config.fleets)
+    holds_some = config.storage_options or config.memory or config.hooks
+    if is_named or not (holds_some or plain != config.sources or fleets != config.fleets):
+        return config
+    if is_trusted(path, content):
+        return config
+    _warn_of(path)
+    withheld = replace(config, sources=plain, fleets=fleets, hooks=None, is_withheld=True)
+    return replace(withheld, storage_options={}, memory={})
+
+
+def _without_token(host: Host) -> Host:
+    return replace(host, variable="", uris=tuple(without_reference(uri) for uri in host.uris))
+
+
+@cache
+def _warn_of(path: Path) -> None:
+    """Warn once for each file."""
+    log.warning(
+        "%s is not trusted: its storage options, [memory] and tokens are not used. Review it, then run 'driftline "
+        "trust', or name it with --config or %s",
+        path,
+        CONFIG_VARIABLE,
+    )
+
+
+def options_for(workspace: str) -> dict[str, str] | None:
+    """Return the storage options of the located file if ``workspace`` is the one it names, else None."""
+    config = locate_config(None)
+    return config.options() if config is not None and config.workspace == workspace else None
+
+
+def named_or_trusted_config(given: str | None) -> Configuration | None:
+    """Return the located file if the caller has named or trusted it, else None. Raises UsageError if it is invalid."""
+    path = find_config(given)
+    if path is None:
+        return None
+    content = _read(path)
+    is_ours = bool(given or os.environ.get(CONFIG_VARIABLE)) or is_trusted(path, content)
+    return _resolve(_parse(content, path), path) if is_ours else None
+
+
+def prices_for() -> Mapping[str, float]:
+    """Return the price of 1,000 requests by kind, from the located file; empty if there is none."""
+    path = find_config(None)
+    return load_config(path).prices if path is not None else {}
+
+
+def search_settings() -> Mapping[str, Any]:
+    """Return the ``[search]`` of the located file; empty if there is none. Raises UsageError."""
+    path = find_config(None)
+    return load_config(path).search if path is not None else {}
+
+
+def memory_table_for(workspace: str) -> Mapping[str, Any]:
+    """Return the ``[memory]`` of the located file if ``workspace`` is the one it names, else nothing."""
+    config = locate_config(None)
+    return config.memory if config is not None and config.workspace == absolute_uri(workspace, Path.cwd()) else {}
+
+
+def load_config(path: str | os.PathLike[str]) -> Configuration:
+    """Read and validate a configuration file. Raises UsageError."""
+    file = Path(path).resolve()
+    return _resolve(_parse(_read(file), file), file)
+
+
+def trust_config(given: str | os.PathLike[str] | None, *, revoke: bool = False) -> Configuration:
+    """Trust the located file in its current state, or stop trusting it if ``revoke``, and load it.
+
+    Raises UsageError.
+    """
+    path = find_config(given)
+    if path is None:
+        raise UsageError(f"No {CONFIG_FILE} here or above", os.getcwd(), "Name the file.")
+    content = _read(path)
+    config = _resolve(_parse(content, path), path)
+    (distrust if revoke else trust)(path, content)
+    return config
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError("The configuration cannot be read", str(file), f"{error.strerror}.") from error
+
+
+def _parse(content: bytes, file: Path) -> File:
+    try:
+        raw = tomllib.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise UsageError("The configuration is not UTF-8", str(file), "Save it as UTF-8.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError("The configuration is not valid TOML", str(file), f"{error}.") from error
+    return parse(raw, file)
+
+
+def named_workspace_filter(config: Configuration, name: str) -> LineFilter:
+    """Return the filter that selects the lines of the named workspace ``name``; an empty workspace selects none.
+
+    Raises UsageError for an unknown name, and for a directory that is missing in a local source.
+    """
+    from driftline.storage.lines.line_filter import LineFilter  # loads numpy and Lance
+
+    if name not in config.workspaces:
+        known = ", ".join(config.workspaces) or "none"
+        raise UsageError(f"No workspace is named {name!r}", str(config.path), f"Known names: {known}.")
+    parts = config.workspaces[name]
+    for part in parts:
+        _check_dir(part, location_of(config.path, f"[workspaces.{name}]"))
+    whole = tuple(sorted({part.source.entity for part in parts if not part.dir}))
+    dirs: dict[Entity, list[str]] = {}
+    for part in parts:
+        if part.dir and part.source.entity not in whole:
+            dirs.setdefault(part.source.entity, []).append(part.dir)
+    alternatives = [LineFilter(entities=(entity,), dirs=tuple(sorted(below))) for entity, below in dirs.items()]
+    if whole or not alternatives:
+        alternatives.append(LineFilter(entities=whole))
+    return alternatives[0] if len(alternatives) == 1 else LineFilter(any_of=tuple(alternatives))
+
+
+def _check_dir(part: WorkspacePart, where: str) -> None:
+    root = local_path(part.source.uri)
+    if not part.dir or root is None or not root.is_dir() or (root / part.dir).is_dir():
+        return
+    problem = "is a file" if (root / part.dir).exists() else "does not exist"
+    raise UsageError(f"The directory {part.dir!r} of {part.source.entity} {problem}", where, "Correct or remove it.")
+
+
+def _resolve(parsed: File, file: Path) -> Configuration:
+    workspace = parsed.workspace or WORKSPACE_FOLDER
+    check_uri(workspace, location_of(file))
+    options = {key: _as_option(value) for key, value in parsed.storage_options.items()}
+    check_options(options, location_of(file, "[storage_options]"))
+    sources = _sources(parsed.sources, file)
+    workspaces = {
+        name: tuple(_parts(table, sources, file, location_of(file, f"[workspaces.{name}]")))
+        for name, table in parsed.workspaces.items()
+    }
+    model = parsed.model
+    if model is not None and os.path.isdir(file.parent / expanded(model)):
+        model = absolute_uri(model, file.parent)
+    return Configuration(
+        file,
+        absolute_uri(workspace, file.parent),
+        model,
+        tuple(sources),
+        tuple(_fleets(parsed.fleet, file)),
+        workspaces,
+        options,
+        parsed.prices.known,
+        parsed.search.model_dump(exclude_none=True),
+        _memory(parsed.memory, location_of(file, "[memory]")),
+        hooks=_hooks(parsed.web.hooks, location_of(file, "[web.hooks]")),
+        redact=parsed.redact,
+        archives=parsed.archives,
+        notebook_outputs=parsed.notebook_outputs,
+        notify=tuple(parsed.notify),
+        access=_access(parsed.access, location_of(file, "[access]")),
+    )
+
+
+def _access(table: AccessTable | None, where: str) -> AccessSettings | None:
+    if table is None:
+        return None
+    if table.groups and table.groups_header is None:
+        raise UsageError("Groups need a header", where, 'Write, for example: groups_header = "X-Forwarded-Groups"')
+    users, groups = ({name: tuple(given) for name, given in of.items()} for of in (table.users, table.groups))
+    return AccessSettings(table.groups_header, tuple(table.everyone), users, groups)
+
+
+def _hooks(table: HooksTable | None, where: str) -> HookSettings | None:
+    if table is None:
+        return None
+    secrets = {name: each for name in HOOK_HOSTS if (each := getattr(table, name)) is not None}
+    if not secrets:
+        raise UsageError(
+            "No webhook secret is configured", where, 'Write, for example: github = "${GITHUB_HOOK_SECRET}"'
+        )
+    for name, value in secrets.items():
+        check_secret(name, value, where)
+    return HookSettings(secrets, tuple(table.branches), table.pull_requests, table.prefect)
+
+
+def _memory(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    for name in ("catalog", "index"):  # parts of which deployments read, too
+        if not isinstance(table.get(name, {}), dict):
+            raise UsageError(f"{name} is not a table", where, f"Write its settings below [memory.{name}].")
+    check_catalog(str(table.get("catalog", {}).get("url") or ""), where)
+    return table
+
+
+def _sources(tables: Sequence[SourceTable], file: Path) -> list[ConfiguredSource]:
+    sources: list[ConfiguredSource] = []
+    uris, entities = set[str](), set[Entity]()
+    for row, table in enumerate(tables):
+        where = location_of(file, "sources", row)
+        source = _source(table, file, where)
+        if source.uri in uris:
+            raise UsageError("A source is listed twice", where, f"Remove one entry for {table.uri}.")
+        if source.entity in entities:
+            raise UsageError(f"Two sources have the entity {source.entity}", where, "Give one of them another entity.")
+        uris.add(source.uri)
+        entities.add(source.entity)
+        sources.append(source)
+    return sources
+
+
+def _source(table: SourceTable, file: Path, where: str) -> ConfiguredSource:
+    remote = parse_remote(table.uri)
+    check_uri(without_reference(table.uri), where)
+    uri = absolute_uri(table.uri, file.parent)
+    level = INDEX_LEVELS[-1]
+    name = remote.name if remote is not None else posixpath.basename(uri.rstrip("/")) or "root"
+    entity = _entity(table.entity or f"{level}:{name}", where)
+    if entity.type != level:
+        raise UsageError(f"Documents belong to a {level}, which {entity} is not", where, f"Add /{level}:NAME.")
+    files = tuple(table.include), tuple(table.exclude)
+    return ConfiguredSource(uri, entity, *files, _schedule(table.schedule), table.link or "")
+
+
+def _schedule(given: str | float | None) -> Schedule | None:
+    if given is None:
+        return None
+    return Schedule(cron=given) if isinstance(given, str) else Schedule(interval_seconds=float(given))
+
+
+def fleets_of(tables: Sequence[FleetTable]) -> tuple[ConfiguredFleet, ...]:
+    """Return the fleets of tables that come from a configuration elsewhere, as ``ConfiguredFleet.table``.
+
+    Raises UsageError.
+    """
+    return tuple(_fleets(tables, Path("fleets")))
+
+
+def _fleets(tables: Sequence[FleetTable], file: Path) -> list[ConfiguredFleet]:
+    fleets: list[ConfiguredFleet] = []
+    for row, table in enumerate(tables):
+        where = location_of(file, "fleet", row)
+        try:
+            fleet = _fleet(table, file)
+        except UsageError as error:
+            what = f"{error.what} ({error.where})" if error.where else error.what
+            raise UsageError(what, where, error.fix) from error
+        if any(fleet.name == other.name for other in fleets):
+            raise UsageError("Two fleets have the same name", where, "Rename one of them.")
+        fleets.append(fleet)
+    return fleets
+
+
+def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
+    provider = table.provider
+    owners = {kind: name for kind in ("org", "group", "user") if (name := getattr(table, kind)) is not None}
+    known = OWNERS[provider]
+    if len(owners) > 1 or not set(owners) <= known:
+        kinds = ", ".join(sorted(known - {""})) or "none"
+        raise UsageError(f"A fleet of {provider} has more than one owner", ", ".join(owners), f"Keep one of: {kinds}.")
+    is_local = provider in ("folder", "list")
+    if (table.repositories and provider != "list") or (is_local and not table.url and not table.repositories):
+        what = {"folder": "needs the url of a folder", "list": "needs repositories, or the url of a file"}
+        raise UsageError(f"A fleet of {provider} {what.get(provider, 'takes no list of repositories')}")
+    if is_local and table.token:
+        fix = "Write git+https://${NAME}@host/path.git in the list."
+        raise UsageError(f"A fleet of {provider} takes no token", "", fix)
+    for uri in table.repositories:
+        check_uri(without_reference(uri), "")
+        parse_remote(uri)
+    url = table.url or ""
+    if url and is_local:
+        url = absolute_uri(url, file.parent)
+    elif url and not re.fullmatch(r"https?://[^/@?#\s]+(?:/[^@?#\s]*)?", url):
+        raise UsageError("Not the URL of a host", "", "Write https://git.example.com, without user or query.")
+    template = table.entity or (TEMPLATE if not is_local else f"{INDEX_LEVELS[-1]}:{{name}}")
+    check_template(template)
+    kind, owner = next(iter(owners.items()), ("", ""))
+    host = Host(
+        provider,
+        url.rstrip("/"),
+        owner,
+        cast(OwnerKind, kind),
+        (table.token or "").strip("${}"),
+        tuple(table.repositories),
+    )
+    if table.pull_requests and not host.has_pulls:
+        fix = "Remove pull_requests, or follow branches."
+        raise UsageError(f"A fleet of {provider} does not list pull requests", "", fix)
+    selection = Selection(
+        tuple(table.include),
+        tuple(table.exclude),
+        tuple(table.topics),
+        table.archived,
+        table.forks,
+        tuple(table.visibility),
+        table.max_size,
+    )
+    selection.reasons()  # checks the globs
+    files = tuple(table.include_files), tuple(table.exclude_files), tuple(table.branches), table.pull_requests
+    named = table.model_copy(update={"name": table.name or host.name, "url": url or None, "schedule": None})
+    elsewhere = named.model_dump(mode="json", exclude_defaults=True)
+    schedule = _schedule(table.schedule)
+    return ConfiguredFleet(named.name or "", host, selection, template, *files, table.grace_days, schedule, elsewhere)
+
+
+def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Path, where: str) -> list[WorkspacePart]:
+    parts: list[WorkspacePart] = []
+    for text in table.sources:
+        scope = _entity(text, where)
+        members = [source for source in sources if source.entity.parts[: len(scope.parts)] == scope.parts]
+        if not members:
+            known = ", ".join(str(source.entity) for source in sources) or "none"
+            raise UsageError(f"No source is at or below {scope}", where, f"Sources: {known}.")
+        parts += [WorkspacePart(source) for source in members]
+    for text in table.dirs:
+        check_uri(text, where)
+        directory = absolute_uri(text, file.parent)
+        within = [
+            WorkspacePart(source, directory[len(source.uri) :].strip("/"))
+            for source in sources
+            if _below(directory, source.uri)
+        ]
+        containing = [WorkspacePart(source) for source in sources if _below(source.uri, directory)]
+        if not within and not containing:
+            raise UsageError(f"No source contains the directory {text!r}", where, "Correct it, or add its source.")
+        parts += within + containing
+    return list(dict.fromkeys(parts))
+
+
+def _entity(text: str, where: str) -> Entity:
+    try:
+        return Entity.parse(text)
+    except BadEntity as error:
+        raise BadEntity(f"{error.what} ({error.where})", where, error.fix) from error
+
+
+def _below(inner: str, outer: str) -> bool:
+    return inner == outer or inner.startswith(outer.rstrip("/") + "/")
+
+
+def _as_option(value: str | float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,424 @@
+"""Define the schema of ``driftline.toml``: its tables, keys and types, and the error messages for mistakes in it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cronsim import CronSim, CronSimError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
+
+from driftline.storage.defaults import MAX_RERANKED, Redaction, Strategy
+from driftline.storage.errors import UsageError
+from driftline.storage.sources.discovery import Provider, Visibility
+
+SHORTEST_INTERVAL_SECONDS = 1.0
+_CRON_FIELDS = 5
+_STRATEGIES = {"qdrant": "prefilter", "post": "postfilter"}
+"""Names of the ``workspaceFiltering`` values in this file."""
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Table(BaseModel):
+    """A table of the file. Unknown keys and values of another type are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _check_moment(value: str | float | None) -> str | float | None:
+    if isinstance(value, str):
+        try:
+            CronSim(value if len(value.split()) == _CRON_FIELDS else "", datetime.now(UTC))
+        except CronSimError as error:
+            raise ValueError("write five cron fields, such as '*/15 * * * *', or a number of seconds") from error
+    elif value is not None and not SHORTEST_INTERVAL_SECONDS <= value < float("inf"):
+        raise ValueError(f"write {SHORTEST_INTERVAL_SECONDS:g} second or more, or five cron fields")
+    return value
+
+
+Moment = Annotated[str | float | None, AfterValidator(_check_moment)]
+"""A schedule: five cron fields, or a number of seconds."""
+
+
+class SourceTable(Table):
+    """``[[sources]]``."""
+
+    uri: Text = Field(description="A folder, a git work tree, or a bucket prefix.")
+    entity: Text | None = Field(
+        default=None,
+        description="The [entity](../guides/index-sources.md#entity) of the source. Default: from its name.",
+    )
+    include: list[Text] = Field(
+        default=[], description="Patterns as in `.gitignore`. Index only documents that match one of them."
+    )
+    exclude: list[Text] = Field(
+        default=[], description="Patterns as in `.gitignore`. Skip documents that match one of them."
+    )
+    schedule: Moment = Field(
+        default=None,
+        description="Five fields of cron, in UTC, or a number of seconds, at least 1. Default: every 15 minutes.",
+    )
+    link: Text | None = Field(
+        default=None,
+        description=(
+            "The kind of its host or a template, for [links](../guides/search.md#links). Default: by the "
+            "name of the host."
+        ),
+    )
+
+    @field_validator("link")
+    @classmethod
+    def _check_link(cls, value: str | None) -> str | None:
+        if value is not None:
+            from driftline.tasks.search.links import wrong_link  # loads Lance
+
+            if (wrong := wrong_link(value)) is not None:
+                raise ValueError(wrong)
+        return value
+
+
+class FleetTable(Table):
+    """``[[fleet]]``."""
+
+    provider: Provider = Field(description="The kind of host, a `folder` of repositories, or a `list` of URLs.")
+    name: Text | None = Field(default=None, description="The name of the fleet in reports. Default: host and owner.")
+    url: Text | None = Field(
+        default=None,
+        description=(
+            "The URL of a self-hosted instance; of `folder`, the folder; of `list`, a file with a URL per line. A "
+            "self-hosted `bitbucket` is a Data Center."
+        ),
+    )
+    org: Text | None = Field(
+        default=None, description="The organisation of `github` or `gitea`, or the workspace or project of `bitbucket`."
+    )
+    group: Text | None = Field(default=None, description="The group of `gitlab`, with its subgroups.")
+    user: Text | None = Field(
+        default=None,
+        description=(
+            "The user of `github`, `gitlab` or `gitea`. Without an owner: everything that the token may read."
+        ),
+    )
+    repositories: list[Text] = Field(default=[], description="The URLs of a `list`.")
+    include: list[Text] = Field(
+        default=[], description="Globs of repositories, such as `acme/*`. Select only those that match one of them."
+    )
+    exclude: list[Text] = Field(
+        default=[], description="Globs of repositories. Leave out those that match one of them."
+    )
+    topics: list[Text] = Field(default=[], description="Select only repositories with one of these topics.")
+    archived: bool = Field(default=True, description="Whether archived repositories are selected.")
+    forks: bool = Field(default=True, description="Whether forks are selected.")
+    visibility: list[Visibility] = Field(
+        default=[], description="Select only these: `public`, `internal`, `private`. Default: all."
+    )
+    max_size: PositiveInt | None = Field(
+        default=None, description="Leave out repositories that the host says are larger, in bytes."
+    )
+    token: Annotated[str, Field(pattern=r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$")] | None = Field(
+        default=None, description="A reference `${NAME}` to the variable that holds the token, for the API and for git."
+    )
+    entity: Text | None = Field(
+        default=None,
+        description=(
+            "The template of entities, of `{org}`, `{group}`, `{name}`, `{path}` and `{id}`. Default: "
+            "`org:{org}/project:{group}/source:{name}`, and `source:{name}` without a host."
+        ),
+    )
+    include_files: list[Text] = Field(
+        default=[], description="Patterns as in `.gitignore`. Index only documents that match one of them."
+    )
+    exclude_files: list[Text] = Field(
+        default=[], description="Patterns as in `.gitignore`. Skip documents that match one of them."
+    )
+    branches: list[Text] = Field(
+        default=[],
+        description=(
+            "Globs of branches, such as `release/*`. Index those that match one of them as "
+            "[branches](../guides/branches.md) of the index, and delete them when they are gone."
+        ),
+    )
+    pull_requests: bool = Field(
+        default=False,
+        description=(
+            "Index the open pull requests of GitHub, GitLab or Gitea as branches `pr/NUMBER`, until they are closed."
+        ),
+    )
+    grace_days: Annotated[NonNegativeFloat, Field(le=3650)] = Field(
+        default=7.0, description="Days after which a missing repository leaves the index."
+    )
+    schedule: Moment = Field(
+        default=None,
+        description="Five fields of cron, in UTC, or a number of seconds, at least 1. Default: every 15 minutes.",
+    )
+
+
+class WorkspaceTable(Table):
+    """``[workspaces.NAME]``."""
+
+    sources: list[Text] = Field(default=[], description="Entities; every source at or below them is in the view.")
+    dirs: list[Text] = Field(default=[], description="Directories, each in a source of the file.")
+
+
+class PriceTable(Table):
+    """``[prices]``: the price of 1,000 requests of each kind, in any currency."""
+
+    list: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 listings.")
+    get: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 reads.")
+    head: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 requests for metadata.")
+    put: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 writes.")
+    delete: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 deletions.")
+
+    @property
+    def known(self) -> dict[str, float]:
+        """Return the prices in the file, by kind of request."""
+        return self.model_dump(exclude_none=True)
+
+
+class SearchTable(Table):
+    """``[search]``: the defaults of a search."""
+
+    strategy: Annotated[Strategy | None, Field(validation_alias=AliasChoices("strategy", "workspaceFiltering"))] = (
+        Field(
+            default=None,
+            description=(
+                "When the filters of a search apply: `auto`, `prefilter`, `postfilter` or `hybrid`. Also "
+                "`workspaceFiltering`: `qdrant`, `post` or `hybrid`."
+            ),
+        )
+    )
+    fallback_threshold: Annotated[
+        float | None, Field(ge=0, le=1, validation_alias=AliasChoices("fallback_threshold", "fallbackThreshold"))
+    ] = Field(
+        default=None,
+        description=(
+            "With `hybrid`, filters apply after the search if at least this share of the lines matches. "
+            "Also `fallbackThreshold`."
+        ),
+    )
+    top_k: NonNegativeInt | None = Field(default=None, description="Maximum number of results.")
+    n_lines: NonNegativeInt | None = Field(default=None, description="Lines of context on each side.")
+    mode: Literal["hybrid", "vector", "text"] | None = Field(
+        default=None,
+        description="Rank by words and meaning (`hybrid`), by meaning alone (`vector`) or by words alone (`text`).",
+    )
+    rerank: bool | Annotated[int, Field(ge=0, le=MAX_RERANKED)] | None = Field(
+        default=None,
+        description=(
+            "[Rerank](../guides/search.md#rerank) the best results with a transformer: `true`, or how many. "
+            "Default: false."
+        ),
+    )
+    branch: Text | None = Field(
+        default=None,
+        description=(
+            "Search this [branch](../guides/branches.md); `auto` is the one that is checked out. Default: "
+            "the main index."
+        ),
+    )
+    deep: bool | None = Field(
+        default=None,
+        description=(
+            "Join the [definitions](../guides/search.md#deep) of a transformer. Default: if `index "
+            "--deep` has embedded any."
+        ),
+    )
+    cache: bool | None = Field(
+        default=None,
+        description=(
+            "Search a bucket's workspace in [a copy on this disk](../guides/buckets.md#cache). Default: false."
+        ),
+    )
+    cache_bytes: PositiveInt | None = Field(
+        default=None, description="Maximum size of all copies. Default: 10737418240 (10 GiB)."
+    )
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _read_strategy(cls, value: object) -> object:
+        return _STRATEGIES.get(value, value) if isinstance(value, str) else value
+
+
+class HooksTable(Table):
+    """``[web.hooks]``: the webhooks that ``driftline web`` takes, with references to their secrets."""
+
+    github: Text | None = Field(
+        default=None,
+        description=(
+            "The secret of the [webhooks](../guides/web.md#webhooks) of GitHub, as `${VARIABLE}` or `block:NAME`."
+        ),
+    )
+    gitlab: Text | None = Field(default=None, description="The same for GitLab.")
+    gitea: Text | None = Field(default=None, description="The same for Gitea and Forgejo.")
+    bitbucket: Text | None = Field(default=None, description="The same for Bitbucket.")
+    branches: list[Text] = Field(
+        default=[], description="Patterns such as `release/*`: pushes to these branches, too, are indexed."
+    )
+    pull_requests: bool = Field(default=False, description="Index open pull requests as branches.")
+    prefect: bool = Field(
+        default=False, description="Start the Prefect deployment of the source, instead of a run in the server."
+    )
+
+
+class WebTable(Table):
+    """``[web]``."""
+
+    hooks: HooksTable | None = None
+
+
+Block = Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")]
+"""A block of a Prefect server, ``TYPE/NAME``."""
+
+
+class AccessTable(Table):
+    """``[access]``: the entities that users of ``driftline web``, named by a proxy, may see."""
+
+    groups_header: Text | None = Field(
+        default=None, description="The header with the groups of a user, separated by commas."
+    )
+    everyone: list[Text] = Field(
+        default=[],
+        description="The entities that all [users of a trusted proxy](../guides/web.md#users-and-groups) may see.",
+    )
+    users: dict[Text, list[Text]] = Field(
+        default={}, description="A table of users and the entities that each may see."
+    )
+    groups: dict[Text, list[Text]] = Field(default={}, description="The same for groups.")
+
+
+class File(Table):
+    """The whole file."""
+
+    workspace: Text | None = Field(
+        default=None, description="The workspace, a path or URI. Default: `.driftline` next to the file."
+    )
+    model: Text | None = Field(
+        default=None, description="The embedding model, a model2vec directory or name. Default: the installed one."
+    )
+    redact: Redaction | None = Field(
+        default=None,
+        description=(
+            "Which [credentials inside text](../guides/index-sources.md#redact) are replaced: `off`, `known` "
+            "or `strict`. Default: as before, `known` for new sources."
+        ),
+    )
+    archives: bool | None = Field(
+        default=None,
+        description=(
+            "Whether the [files inside archives and mail](../guides/documents.md#archives) are indexed. Default: as "
+            "before, `false` for new sources."
+        ),
+    )
+    notebook_outputs: bool | None = Field(
+        default=None,
+        description="Whether the text outputs of notebooks are indexed. Default: as before, `false` for new sources.",
+    )
+    sources: list[SourceTable] = Field(default=[], description="One table `[[sources]]` for each source, see below.")
+    fleet: list[FleetTable] = Field(
+        default=[],
+        description="One table `[[fleet]]` for each [owner of repositories](../guides/fleet.md#fleets), see below.",
+    )
+    workspaces: dict[Text, WorkspaceTable] = Field(
+        default={},
+        description="One table `[workspaces.NAME]` for each [view](../guides/many-sources.md#views), see below.",
+    )
+    storage_options: dict[Text, str | int | float | bool] = Field(
+        default={},
+        description="Options of all buckets, `[storage_options]`. Secrets only as `${VARIABLE}` or `block:NAME`.",
+    )
+    prices: PriceTable = PriceTable()
+    search: SearchTable = SearchTable()
+    web: WebTable = WebTable()
+    notify: list[Block] = Field(
+        default=[],
+        description="Prefect blocks, `TYPE/NAME`, that [report failed runs](../guides/schedules.md#notify).",
+    )
+    access: AccessTable | None = None
+    memory: dict[Text, Any] = Field(
+        default={},
+        description=(
+            "The sections of [`settings.ltm`](#memory), `[memory.catalog]` for example, see [below](#memory-table)."
+        ),
+    )
+
+
+def parse(raw: Mapping[str, Any], path: Path) -> File:
+    """Validate the tables of a file. Raises UsageError, which names the first mistake and never quotes a value."""
+    try:
+        return File.model_validate(raw)
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False, include_input=False, include_context=False)
+        # A misspelled key is named, rather than the one that is missing for it.
+        first = next((each for each in mistakes if each["type"] == "extra_forbidden"), mistakes[0])
+        mistake = _mistake(first["type"], first["msg"], first["loc"], path)
+    raise mistake  # not chained to pydantic's error, which quotes values that may be secrets
+
+
+def location_of(path: Path, table: str = "", row: int | None = None) -> str:
+    """Return the location of an error for messages; ``row`` is 0-based, messages count from 1."""
+    if not table:
+        return str(path)
+    return f"{path}, {table}" if row is None else f"{path}, [[{table}]] number {row + 1}"
+
+
+def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Path) -> UsageError:
+    table, key = _table_of(location)
+    where = location_of(path)
+    if table in (SourceTable, FleetTable) and len(location) > 1 and isinstance(location[1], int):
+        where = location_of(path, str(location[0]), location[1])
+    elif location[0] in ("workspaces", "storage_options", "prices", "search") and len(location) > 1:
+        where = location_of(path, f"[{location[0]}.{location[1]}]" if table is WorkspaceTable else f"[{location[0]}]")
+    elif table is HooksTable:
+        where = location_of(path, "[web.hooks]")
+    elif table is AccessTable:
+        where = location_of(path, "[access]")
+    if kind == "extra_forbidden":
+        known = sorted(table.model_fields)
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(known)}."
+        return UsageError(f"Unknown key {key!r}", where, hint)
+    if kind == "missing":
+        return UsageError(f"The key {key!r} is missing", where, "Add it.")
+    if kind == "list_type" and key in ("sources", "fleet") and table is File:
+        return UsageError(f"{key!r} is not a list of tables", where, f"Begin each one with [[{key}]].")
+    if table is File and key == "notify" and kind == "string_pattern_mismatch":
+        return UsageError("A name in 'notify' is not that of a block", where, "Write TYPE/NAME, as 'prefect block ls'.")
+    if table is FleetTable and key == "token":
+        return UsageError(
+            "A token must be a reference", where, "Write ${NAME}, where NAME is a variable that holds it."
+        )
+    text = message.removeprefix("Value error, ")
+    return UsageError(f"{key!r} cannot be used", where, f"{text[0].upper()}{text[1:]}.")
+
+
+def _table_of(location: tuple[int | str, ...]) -> tuple[type[Table], str]:
+    """Return the table that contains a mistake, and its key."""
+    head, rest = str(location[0]), location[1:]
+    if head == "prices" and rest:
+        return PriceTable, str(rest[0])
+    if head == "search" and rest:
+        return SearchTable, str(rest[0])
+    if head == "web" and rest:
+        return (HooksTable, str(rest[1])) if len(rest) > 1 else (WebTable, str(rest[0]))
+    if head == "access" and rest:
+        return AccessTable, str(rest[0])
+    if head in ("sources", "fleet") and len(rest) > 1:
+        return SourceTable if head == "sources" else FleetTable, str(rest[1])
+    if head == "workspaces" and len(rest) > 1:
+        return WorkspaceTable, str(rest[1])
+    return File, str(rest[0]) if head == "storage_options" and rest else head

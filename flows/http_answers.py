@@ -1,0 +1,136 @@
+"""The answers of the HTTP API as models: the server describes them in its OpenAPI document, and clients read them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from driftline.flows.runs.branches import BranchReport
+from driftline.storage.model import WorkspaceStats
+from driftline.tasks.search.documents import Document
+from driftline.tasks.search.facets import Facets
+from driftline.tasks.search.hits import Excerpt, Hit
+from driftline.tasks.search.search import ExactCounts, SearchReport
+
+
+class ExactMatches(BaseModel):
+    """The numbers of lines and documents that match exactly; ``reason`` says why they are not all."""
+
+    lines: int
+    documents: int
+    complete: bool
+    reason: Literal["limit", "time"] | None = None
+
+
+class FileCounts(BaseModel):
+    """How many files match, by parameter and value; if not ``complete``, there may be more."""
+
+    complete: bool
+    files: dict[str, dict[str, int]]
+
+
+class SearchAnswer(BaseModel):
+    """Windows of lines, best first; without any, the reasons and the nearest line that the filters allow.
+
+    ``exact`` counts the matches of an exact search, whether they are in ``results`` or not, and ``facets`` the files.
+    """
+
+    query: str
+    results: list[Hit]
+    notes: tuple[str, ...] = ()
+    unmatched: tuple[str, ...] = ()
+    nearest: Hit | None = None
+    exact: ExactMatches | None = None
+    facets: FileCounts | None = None
+
+    def report(self) -> SearchReport:
+        """Return the report of the library."""
+        counts = self.exact
+        exact = ExactCounts(counts.lines, counts.documents, counts.reason) if counts is not None else None
+        facets = Facets.of(self.facets.files, complete=self.facets.complete) if self.facets is not None else None
+        found = (self.notes, self.nearest, self.unmatched, exact, facets)
+        return SearchReport(self.query, tuple(self.results), None, *found)
+
+
+class DocumentsAnswer(BaseModel):
+    """A page of documents, by source and path."""
+
+    documents: list[Document]
+
+
+class SourceAnswer(BaseModel):
+    """One source, and how much of it is indexed."""
+
+    entity: str
+    uri: str
+    documents: int
+    lines: int
+
+
+class SourcesAnswer(BaseModel):
+    """The sources of a workspace."""
+
+    workspace: str
+    sources: list[SourceAnswer]
+
+
+class BranchesAnswer(BaseModel):
+    """The branches of the sources of a workspace."""
+
+    workspace: str
+    branches: list[BranchReport]
+
+
+class RecordAnswer(BaseModel):
+    """An entry of memory."""
+
+    key: str
+    value: Any
+    entity: str
+    metadata: dict[str, Any]
+    size_bytes: int
+    content_hash: str
+    created: str
+    updated: str
+    expires: str | None
+
+
+class EntryAnswer(BaseModel):
+    """An entry that answers a query."""
+
+    record: RecordAnswer
+    score: float
+    rank: int
+    distance: float
+
+
+class MemoryAnswer(BaseModel):
+    """Entries of memory, best first."""
+
+    query: str
+    results: list[EntryAnswer]
+
+
+class ProblemAnswer(BaseModel):
+    """An error (RFC 9457); ``error``, ``where`` and ``fix`` are those of ``--json``."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    error: str
+    where: str
+    fix: str
+
+
+ANSWERS: dict[str, type] = {
+    "search": SearchAnswer,
+    "excerpt": Excerpt,
+    "documents": DocumentsAnswer,
+    "status": WorkspaceStats,
+    "sources": SourcesAnswer,
+    "branches": BranchesAnswer,
+    "memory/search": MemoryAnswer,
+}
+"""The model of the answer of each route."""

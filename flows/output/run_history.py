@@ -1,0 +1,307 @@
+"""Read the run history of a workspace as figures: rows for ``driftline runs``, series for ``driftline report``.
+
+Filtered searches are recorded as well, in a journal of this user on this machine, because a search needs only read
+access and writes nothing to the workspace. Searches of an hour become one row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from driftline.storage.objects.request_counts import price
+from driftline.storage.workspace.records import RunHistory, RunRecord
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.request import Explanation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SUMMED = ("new", "changed", "touched", "deleted", "lines_embedded", "bytes_read")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of a plot: its values over time, oldest first."""
+
+    name: str
+    points: Sequence[tuple[datetime, float]]
+
+
+def newest_runs(workspace: Workspace, limit: int, others: Iterable[RunRecord] = ()) -> list[RunRecord]:
+    """Return up to ``limit`` runs of all tenants and ``others``, newest first, each run over several tenants once.
+
+    ``others`` are newest first, too.
+    """
+    histories = [RunHistory(workspace.objects, tenant) for tenant in workspace.tenants()]
+    run_ids = heapq.merge(*(((run_id, n) for run_id in runs.ids()) for n, runs in enumerate(histories)), reverse=True)
+    every = heapq.merge(_read(run_ids, histories), others, key=_moment, reverse=True)
+    return list(islice(every, limit))
+
+
+def _read(run_ids: Iterable[tuple[str, int]], histories: Sequence[RunHistory]) -> Iterator[RunRecord]:
+    """Yield the records of ``(run id, position of its history)`` pairs, merged by run id."""
+    for run_id, group in groupby(run_ids, key=itemgetter(0)):
+        records = [record for _, tenant in group if (record := histories[tenant].get(run_id)) is not None]
+        if len(records) > 1 and records[0].kind != "index":  # an index run writes its complete report to each tenant
+            yield records[0].model_copy(update={"report": {"parts": [record.report for record in records]}})
+        elif records:
+            yield records[0]
+
+
+def _parts(run: RunRecord) -> list[dict[str, Any]]:
+    """Return the reports of a run, one for each tenant."""
+    parts: list[dict[str, Any]] = run.report.get("parts", [run.report])
+    return parts
+
+
+def to_row(run: RunRecord) -> dict[str, Any]:
+    """Return a run as ``runs --json`` prints it: the fields of every run, then the figures of its kind."""
+    return {
+        "run_id": run.run_id,
+        "kind": run.kind,
+        "started": run.started,
+        "seconds": round(run.seconds, 3),
+        "outcome": run.outcome,
+        **_figures(run),
+    }
+
+
+OF_EVERY_RUN = ("run_id", "kind", "started", "seconds", "outcome")
+_SHOWN_COMMIT = 12
+"""Characters of a commit."""
+
+
+def in_words(row: Mapping[str, Any]) -> str:
+    """Return the figures of a row of ``to_row`` that are not zero.
+
+    Examples:
+        >>> in_words({"kind": "index", "sources": ["source:a"], "new": 1_200, "changed": 0, "commits": ["5e50c5f"]})
+        'source:a, 1,200 new, commits 5e50c5f'
+    """
+    shown = []
+    for name, value in row.items():
+        if name in OF_EVERY_RUN or not value:
+            continue
+        words = name.replace("_", " ")
+        if name == "sources":
+            shown.append(value[0] if len(value) == 1 else f"{len(value):,} sources")
+        elif isinstance(value, list):
+            each = [str(one)[:_SHOWN_COMMIT] if name == "commits" else str(one) for one in value]
+            shown.append(f"{words} {' '.join(each)}")
+        else:
+            shown.append(f"{value:,} {words}" if isinstance(value, int) else f"{words} {value}")
+    return ", ".join(shown)
+
+
+def _figures(run: RunRecord) -> dict[str, Any]:
+    report = run.report
+    match run.kind:
+        case "index":
+            sources = report.get("sources", [])
+            return {
+                "sources": [source["entity"] for source in sources],
+                **{name: sum(source.get(name, 0) for source in sources) for name in _SUMMED},
+                "skipped": sum(len(source.get("skipped", ())) for source in sources),
+                "commits": sorted({source["commit"] for source in sources if source.get("commit")}),
+                "failed": [failure["uri"] for failure in report.get("failed", ())],
+                "requests": sum(report.get("requests", {}).values()),
+            }
+        case "compact":
+            parts = _parts(run)
+            return {
+                "folded": sum(source["deltas"] for part in parts for source in part["folded"]),
+                "versions_removed": sum(part["versions_removed"] for part in parts),
+                "bytes_before": sum((part["before"] or {}).get("bytes", 0) for part in parts),
+                "bytes_after": sum((part["after"] or {}).get("bytes", 0) for part in parts),
+            }
+        case "cleanup":
+            return {"deleted": sum(part.get("deleted_count", 0) for part in _parts(run))}
+        case "search":
+            return {name: report.get(name) for name in ("searches", "hit_rate")}
+        case "remove":
+            return {name: report.get(name) for name in ("entity", "documents", "lines")}
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The history of a workspace as series for plots; ``runs`` are oldest first."""
+
+    runs: Sequence[RunRecord]
+
+    def growth(self, name: str) -> Series:
+        """Return the sum of ``name`` (``documents_total`` or ``lines_total``) over all sources, after each run.
+
+        A source that was indexed before the first of these runs counts from the beginning, with its first known total.
+        """
+        totals = self._before(name)
+        points: list[tuple[datetime, float]] = []
+        for run in self.runs:
+            if run.kind == "remove":
+                totals.pop(run.report.get("entity", ""), None)
+            for source in _finished_sources(run):
+                totals[source["entity"]] = source.get(name, 0)
+            if run.kind == "remove" or any(_finished_sources(run)):
+                points.append((_moment(run), float(sum(totals.values()))))
+        return Series(name.removesuffix("_total"), points)
+
+    def _before(self, name: str) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        removed = set[str]()
+        for run in self.runs:
+            if run.kind == "remove":
+                removed.add(run.report.get("entity", ""))
+            for source in _finished_sources(run):
+                entity = source["entity"]
+                existed = source.get("base") or source["unchanged"] + source["touched"] + source["changed"]
+                if entity not in totals and entity not in removed:
+                    totals[entity] = source.get(name, 0) if existed else 0
+        return totals
+
+    def of_runs(self, kind: str, name: str, value: Callable[[RunRecord], float | None]) -> Series:
+        """Return a figure of each run of ``kind``, without the runs for which ``value`` returns None."""
+        points = ((_moment(run), value(run)) for run in self.runs if run.kind == kind)
+        return Series(name, [(moment, figure) for moment, figure in points if figure is not None])
+
+    def deltas(self) -> list[Series]:
+        """Return the number of deltas of each source; the source with the highest number comes first."""
+        by_entity: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
+        for run in self.runs:
+            for source in _finished_sources(run):
+                if source.get("deltas") is not None:
+                    by_entity[source["entity"]].append((_moment(run), float(source["deltas"])))
+            for part in _parts(run) if run.kind == "compact" else ():
+                for folded in part["folded"]:
+                    by_entity[folded["entity"]].append((_moment(run), 0.0))
+        series = [Series(entity, points) for entity, points in by_entity.items()]
+        return sorted(series, key=lambda line: max(value for _, value in line.points), reverse=True)
+
+    def measured(self, name: str, scale: float = 1.0) -> list[Series]:
+        """Return a figure measured at the end of compactions (``recall_at_10``, ``p50_seconds``, ``fragments``), by
+        tenant.
+        """
+        by_tenant: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
+        for run in self.runs:
+            for part in _parts(run) if run.kind == "compact" else ():
+                figure = (part["after"] or {}).get(name)
+                if figure is not None:
+                    by_tenant[part["tenant"]].append((_moment(run), float(figure) * scale))
+        return [Series(tenant, points) for tenant, points in by_tenant.items()]
+
+    def requests(self, prices: Mapping[str, float]) -> tuple[list[Series], float | None]:
+        """Return requests to the store by kind, and their cost by ``prices`` of 1,000, None if no kind has a price.
+
+        Runs that recorded no requests are skipped.
+        """
+        by_kind: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
+        for run in self.runs:
+            for kind, count in run.report.get("requests", {}).items():
+                by_kind[kind].append((_moment(run), float(count)))
+        cost = price({kind: round(sum(count for _, count in points)) for kind, points in by_kind.items()}, prices)
+        return [Series(kind, points) for kind, points in by_kind.items()], cost
+
+
+def _finished_sources(run: RunRecord) -> list[Mapping[str, Any]]:
+    """Return the sources that an index run completed; a source that failed has no revision."""
+    return [source for source in run.report.get("sources", ()) if source.get("revision")] if run.kind == "index" else []
+
+
+def _moment(run: RunRecord) -> datetime:
+    return datetime.fromisoformat(run.started)
+
+
+STATE_VARIABLE = "XDG_STATE_HOME"
+MAX_JOURNAL_BYTES = 1 << 20
+"""A longer journal is cut to its newer half."""
+KIND = "search"
+
+
+class _Entry(BaseModel):
+    """One search: when it began, its time, and the share of the lines that its filter allowed."""
+
+    model_config = ConfigDict(frozen=True)
+
+    started: datetime
+    seconds: float
+    hit_rate: float
+
+
+def record_search(workspace: Workspace, explanation: Explanation | None, seconds: float) -> None:
+    """Record a search whose filter excluded some lines. A journal that cannot be written is not a failure."""
+    if explanation is None or not explanation.lines or explanation.matches == explanation.lines:
+        return
+    entry = _Entry(started=datetime.now(UTC), seconds=seconds, hit_rate=explanation.matches / explanation.lines)
+    path = _path(workspace)
+    if not path.is_absolute():  # a user without a home, as in some containers
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(entry.model_dump_json().encode() + b"\n")
+            size = file.tell()
+        if size > MAX_JOURNAL_BYTES:
+            kept = path.read_bytes()[-MAX_JOURNAL_BYTES // 2 :].partition(b"\n")[2]
+            path.with_suffix(".new").write_bytes(kept)
+            path.with_suffix(".new").replace(path)
+
+
+def searches_table(workspace: Workspace) -> pa.Table:
+    """Return the searches of this user, as SQL shows them."""
+    import pyarrow as pa  # with the next, what a search need not load
+
+    from driftline.storage.sql import SEARCHES
+
+    found = _entries(workspace)
+    moments = [entry.started.astimezone(UTC).replace(tzinfo=None) for entry in found]
+    columns = [moments, [entry.seconds for entry in found], [entry.hit_rate for entry in found]]
+    return pa.table(columns, schema=SEARCHES)
+
+
+def searches_by_hour(workspace: Workspace) -> list[RunRecord]:
+    """Return the searches of this user, newest first: one record for each hour, with their median time."""
+    by_hour: dict[datetime, list[_Entry]] = defaultdict(list)
+    for entry in _entries(workspace):
+        by_hour[entry.started.replace(minute=0, second=0, microsecond=0)].append(entry)
+    return [_record(by_hour[hour]) for hour in sorted(by_hour, reverse=True)]
+
+
+def _entries(workspace: Workspace) -> list[_Entry]:
+    found: list[_Entry] = []
+    try:
+        lines = _path(workspace).read_bytes().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        with contextlib.suppress(ValidationError):  # a truncated line
+            found.append(_Entry.model_validate_json(line))
+    return found
+
+
+def _record(entries: list[_Entry]) -> RunRecord:
+    last = max(entry.started for entry in entries)
+    return RunRecord(
+        run_id=f"searches-{last:%Y%m%dT%H}",
+        kind=KIND,
+        started=last.isoformat(),
+        seconds=median(entry.seconds for entry in entries),
+        outcome="done",
+        report={"searches": len(entries), "hit_rate": round(mean(entry.hit_rate for entry in entries), 4)},
+    )
+
+
+def _path(workspace: Workspace) -> Path:
+    state = os.environ.get(STATE_VARIABLE) or "~/.local/state"
+    return Path(os.path.expanduser(state)) / "driftline" / "searches" / f"{workspace.config.workspace_id}.jsonl"

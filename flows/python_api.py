@@ -1,0 +1,665 @@
+"""The public face: open a workspace, index into it and search it from Python, or ask the server that serves it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
+
+from driftline.storage.defaults import (
+    DEFAULT_EXECUTOR,
+    DEFAULT_MAX_DELETE_FRACTION,
+    DEFAULT_MAX_DOCUMENT_BYTES,
+    DEFAULT_MAX_FILE_BYTES,
+    DEFAULT_N_LINES,
+    DEFAULT_REDACTION,
+    DEFAULT_TOP_K,
+    Redaction,
+)
+from driftline.storage.request_options import from_keywords
+from driftline.tasks.search.request import SearchRequest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from driftline.flows.client import Client
+    from driftline.flows.output.run_reports import IndexReport
+    from driftline.flows.runs.plan import SourceRequest
+    from driftline.flows.runs.verify import VerifyReport
+    from driftline.storage.lines.indexes import IndexScope
+    from driftline.storage.model import DocumentState, WorkspaceStats
+    from driftline.storage.workspace.records import RunRecord
+    from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
+    from driftline.tasks.search.documents import Document
+    from driftline.tasks.search.hits import Excerpt
+    from driftline.tasks.search.search import SearchReport
+
+    Searchable: TypeAlias = "Workspace | StoredWorkspace | str"
+
+
+class Workspace:
+    """An open index: search, update and inspect it.
+
+    ``driftline.open`` makes one. A client from ``driftline.connect`` has the same methods, but writes nothing.
+    ``uri`` is the location of the workspace; ``storage`` is internal.
+
+    Examples:
+        >>> ws = driftline.open(location)
+        >>> ws.status().total_documents
+        1
+        >>> [(hit.path, hit.line) for hit in ws.search("who renews the lease", top_k=1)]
+        [('notes.md', 1)]
+    """
+
+    __slots__ = ("storage",)
+
+    def __init__(self, storage: StoredWorkspace) -> None:
+        self.storage = storage
+
+    @property
+    def uri(self) -> str:
+        """The absolute path or URI of the workspace."""
+        return self.storage.objects.uri
+
+    @from_keywords(SearchRequest)
+    def search(self, request: SearchRequest) -> SearchReport:
+        """Find the windows of lines that answer a query, best first.
+
+        Args:
+            request: the fields of ``SearchRequest``, one by one, as for ``driftline.search``.
+
+        Returns:
+            A report that iterates over its hits.
+
+        Raises:
+            DriftlineError: The errors of ``driftline.search``.
+
+        Examples:
+            >>> report = ws.search("who renews the lease", exts=["md"], n_lines=0)
+            >>> report.to_arrow().select(["path", "line"]).to_pylist()
+            [{'path': 'notes.md', 'line': 1}]
+        """
+        return _find(self.storage, request)
+
+    def index(self, *sources: str | SourceRequest, **options: Any) -> IndexReport:
+        """Update the index to the current state of sources, and reopen it.
+
+        Args:
+            sources: folders, git work trees, bucket URIs, or requests for them.
+            options: those of ``driftline.index``.
+
+        Returns:
+            The results of the run, by source.
+
+        Raises:
+            DriftlineError: The errors of ``driftline.index``.
+
+        Examples:
+            >>> report = ws.index(tree)
+            >>> [source.lines_total for source in report.sources]
+            [1]
+        """
+        options.setdefault("storage_options", self.storage.objects.storage_options)
+        report = index(*sources, workspace=self.uri, **options)
+        self.storage = self.storage.reread()
+        return report
+
+    def status(self) -> WorkspaceStats:
+        """Return the figures of the workspace.
+
+        Returns:
+            Documents, lines, model, sources, the last run.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
+        Examples:
+            >>> ws.status().total_lines
+            1
+        """
+        return self.storage.stats()
+
+    def stats(self) -> WorkspaceStats:
+        """Return the status of the workspace.
+
+        Returns:
+            The figures of the workspace.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
+        Examples:
+            >>> ws.stats() == ws.status()
+            True
+        """
+        return self.status()
+
+    def sources(self) -> list[dict[str, Any]]:
+        """Return the sources.
+
+        Returns:
+            The sources, as ``driftline sources --json`` prints them.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
+        Examples:
+            >>> [source["documents"] for source in ws.sources()]
+            [1]
+        """
+        return list(self.status().sources)
+
+    def branches(self) -> list[dict[str, Any]]:
+        """Return the branches of the sources.
+
+        Returns:
+            The branches, as ``driftline branches --json`` prints them.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
+        Examples:
+            >>> ws.branches()
+            []
+        """
+        from driftline.flows.runs.branches import list_branches
+
+        return [branch.to_dict() for branch in list_branches(self.storage)]
+
+    def runs(self, limit: int = 20) -> list[RunRecord]:
+        """Return the records of the last runs.
+
+        Args:
+            limit: how many at most.
+
+        Returns:
+            Records, newest first.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
+        Examples:
+            >>> ws.runs(limit=1)[0].kind
+            'index'
+        """
+        from driftline.flows.output.run_history import newest_runs
+
+        return newest_runs(self.storage, limit)
+
+    def verify(self, *, repair: bool = False) -> VerifyReport:
+        """Check that tables, manifests, indexes and memory agree.
+
+        Args:
+            repair: remove inconsistent documents from the index, and index them again.
+
+        Returns:
+            The number of checked documents and lines, and the findings.
+
+        Raises:
+            DriftlineError: CatalogMismatch, CatalogError, StorageError.
+
+        Examples:
+            >>> list(ws.verify().findings)
+            []
+        """
+        from driftline.flows.runs.verify import VerifyRequest, verify_workspace
+
+        return verify_workspace(VerifyRequest(self.uri, repair, self.storage.objects.storage_options))
+
+    def excerpt(self, source: str, path: str, line: int, *, n_lines: int = 20, branch: str | None = None) -> Excerpt:
+        """Return lines of an indexed document.
+
+        Args:
+            source: the source of a hit.
+            path: its path in the source.
+            line: the line to read around, counted from 1.
+            n_lines: lines on each side.
+            branch: read the document as this branch has it.
+
+        Returns:
+            The lines, and whether the document is unchanged.
+
+        Raises:
+            DriftlineError: NotIndexed for documents that are not indexed, UsageError, StorageError.
+
+        Examples:
+            >>> hit = next(iter(ws.search("lease")))
+            >>> ws.excerpt(hit.source, hit.path, hit.line).lines
+            ('the holder renews the lease',)
+        """
+        from driftline.flows.config.locate import on_named_branch
+        from driftline.tasks.search.hits import read_excerpt
+
+        return read_excerpt(on_named_branch(self.storage, branch), path, line, n_lines=n_lines, source=source)
+
+    def documents(
+        self, *, sources: Sequence[str] = (), dirs: Sequence[str] = (), exts: Sequence[str] = ()
+    ) -> Iterator[Document]:
+        """Yield the indexed documents by source and path.
+
+        Args:
+            sources: only those of these sources, projects or organisations.
+            dirs: only those below these directories.
+            exts: only those with these endings.
+
+        Yields:
+            Documents.
+
+        Raises:
+            DriftlineError: BadEntity, UsageError, StorageError.
+
+        Examples:
+            >>> [document.path for document in ws.documents(exts=["md"])]
+            ['notes.md']
+        """
+        from driftline.tasks.search.documents import document_page
+        from driftline.tasks.search.filters import parse_entity
+
+        entities = [parse_entity(each, self.storage.config.hierarchy) for each in sources] or None
+        after = None
+        while True:
+            page = document_page(self.storage, entities, dirs, exts, limit=1_000, after=after)
+            yield from page.documents
+            if (after := page.next) is None:
+                return
+
+    def search_memory(self, query: str, **options: Any) -> list[dict[str, Any]]:
+        """Find the memory entries that answer a query, best first.
+
+        Args:
+            query: what to look for.
+            options: those of ``MemoryStore.search_memory``.
+
+        Returns:
+            ``{record, score, rank, distance}`` each.
+
+        Raises:
+            DriftlineError: NotIndexed without a memory, and errors of the store.
+
+        Examples:
+            >>> ws.search_memory("plan")
+            Traceback (most recent call last):
+            driftline.storage.errors.NotIndexed: The workspace holds no memory. Store some: driftline memory put
+        """
+        from driftline.flows.config.memory_settings import memory_of
+        from driftline.flows.memory_backend import hits_to_dict
+        from driftline.flows.memory_stores import search_memory
+
+        found = search_memory(self.storage, memory_of(self.uri), None, query, **options)
+        return list(hits_to_dict(found)["results"])
+
+    def sql(
+        self,
+        query: str,
+        parameters: Sequence[Any] = (),
+        *,
+        within: str | None = None,
+        branch: str | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> pa.Table:
+        """Return the rows of one SELECT over the views of the workspace, as an Arrow table.
+
+        Args:
+            query: a SELECT, or ``SHOW TABLES``, which lists the views.
+            parameters: the values of the ``?`` in it.
+            within: show only data at or below this entity, such as ``org:acme``.
+            branch: show the documents and lines as this branch has them.
+            timeout_seconds: when to interrupt the query.
+
+        Returns:
+            The rows.
+
+        Raises:
+            DriftlineError: The errors of ``driftline.sql``.
+
+        Examples:
+            >>> ws.sql("SELECT path, lines FROM documents WHERE ext = ?", ["md"]).to_pylist()
+            [{'path': 'notes.md', 'lines': 1}]
+        """
+        return sql(self, query, parameters, within=within, branch=branch, timeout_seconds=timeout_seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures of ``status`` as a dictionary.
+
+        Returns:
+            The object of ``driftline status --json``.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
+        Examples:
+            >>> ws.to_dict()["total_documents"]
+            1
+        """
+        return asdict(self.status())
+
+    def __repr__(self) -> str:
+        return f"<Workspace {self.uri!r}>"
+
+    def _repr_html_(self) -> str:
+        return self.status()._repr_html_()
+
+
+def open(
+    uri: str, storage_options: Mapping[str, Any] | None = None, sources: Sequence[str] = (), *, cache: bool = False
+) -> Workspace:
+    """Open the workspace at a path or URI for reading; ``@notes`` is the one of this name below DRIFTLINE_HOME.
+
+    A search looks at local sources, and at remote ones at or below the URIs ``sources``, to show lines as they are now:
+    the records of the workspace itself authorize no contact. If ``cache``, a workspace in a bucket is opened in
+    a copy on this disk, which is brought up to date first and is read-only.
+
+    Args:
+        uri: a path, a URI or ``@name``.
+        storage_options: keys and endpoints of a bucket.
+        sources: URIs below which remote sources may be read.
+        cache: whether to read a copy of a bucket.
+
+    Returns:
+        The workspace.
+
+    Raises:
+        DriftlineError: WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied, UnknownScheme, MissingExtra,
+            StorageError.
+
+    Examples:
+        >>> driftline.open(location).status().total_documents
+        1
+    """
+    from driftline.flows.config.environment import absolute_workspace
+    from driftline.storage.sources.source import SourceAccess
+    from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
+
+    opened = StoredWorkspace.open(
+        absolute_workspace(uri), storage_options, SourceAccess(tuple(uri.rstrip("/") for uri in sources))
+    )
+    if not cache:
+        return Workspace(opened)
+    from driftline.flows.runs.pull import open_copy
+    from driftline.flows.runs.search import cache_settings
+
+    copy = open_copy(opened, max_bytes=cache_settings(cache)[1], warn=logging.getLogger(__name__).warning)
+    return Workspace(copy)
+
+
+def index(
+    *sources: str | SourceRequest,
+    workspace: str,
+    entity: str | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    model: str | None = None,
+    executor: str = DEFAULT_EXECUTOR,
+    workers: int | None = None,
+    full: bool = False,
+    dry_run: bool = False,
+    max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION,
+    max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
+    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES,
+    rebind: bool = False,
+    reembed: bool = False,
+    wait_seconds: float = 0.0,
+    indexes: IndexScope = "all",
+    storage_options: Mapping[str, Any] | None = None,
+    keep_going: bool = False,
+    by_commit: bool = False,
+    branch: str | None = None,
+    build: int | None = None,
+    deep: bool | str | None = None,
+    redact: Redaction | None = None,
+    link: str | None = None,
+    archives: bool | None = None,
+    notebook_outputs: bool | None = None,
+) -> IndexReport:
+    """Update the index to the current state of sources.
+
+    The workspace is created if it does not exist.
+
+    Args:
+        sources: folders, git work trees, bucket URIs, or requests for them.
+        workspace: a path, a URI or ``@name``.
+        entity: the entity of a single source that is plain text; a ``SourceRequest`` has its own.
+        include: index only files that match one of these patterns.
+        exclude: skip files that match one of these patterns.
+        model: a model2vec directory or name, by default the model that is installed with Driftline.
+        executor: ``inline``, ``local`` (processes on this machine), or ``tcp://host:port`` of a Dask scheduler.
+        workers: the number of processes of the local executor.
+        full: reread and re-embed every document.
+        dry_run: report the changes and write nothing.
+        max_delete_fraction: refuse to delete a larger fraction of a source; 1 confirms a large deletion.
+        max_file_bytes: skip larger files.
+        max_document_bytes: skip larger documents, logs, CSV and JSON lines.
+        rebind: allow the entity to move to another URI.
+        reembed: allow the workspace to switch to another model.
+        wait_seconds: how long to wait for another run that holds the lease of a source.
+        indexes: which search indexes to update: ``all``, ``text`` or ``none``.
+        storage_options: options of the stores.
+        keep_going: report the failures of single sources instead of raising the first one.
+        by_commit: read only files that git reports as changed since the last indexed commit, like ``--ci``.
+        branch: index this branch of each source; the main index does not change.
+        build: the number of the CI build; a run with a lower number than the last one of the branch is refused.
+        deep: embed definitions with a transformer, or with the one that this names; False ends it.
+        redact: what to do with secrets: ``off``, ``known`` or ``strict``; None keeps the setting of the source.
+        link: the kind of the git host, or a template of links to it; None keeps that of the source, "" removes it.
+        archives: index the files inside of zip and tar archives and of mail; None keeps the setting of the source.
+        notebook_outputs: index the text of the outputs of notebooks; None keeps the setting of the source.
+
+    Returns:
+        The results of the run, by source.
+
+    Raises:
+        DriftlineError: UsageError, AccessDenied, CorruptFile, StaleBuild before anything is written; DeletionRefused,
+            LeaseHeld, LeaseLost, StorageError, ExecutorError later. Committed batches are kept, and the next run
+            continues from there.
+
+    Examples:
+        >>> report = driftline.index(tree, workspace=location)
+        >>> [(source.entity, source.lines_embedded) for source in report.sources]
+        [('org:default/project:default/source:tree', 0)]
+    """
+    given = dict(locals())  # the keywords are the fields of the request
+    from driftline.flows.config.environment import absolute_workspace
+    from driftline.flows.runs.index import IndexRequest, index_sources
+
+    given |= {"workspace": absolute_workspace(workspace), "include": tuple(include), "exclude": tuple(exclude)}
+    return index_sources(IndexRequest(**given))
+
+
+@from_keywords(SearchRequest)
+def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
+    """Find the windows of lines that answer a query, best first.
+
+    Call it with the fields of ``SearchRequest``: ``search(workspace, "query", top_k=3, exts=["py"])``.
+
+    Args:
+        workspace: the result of ``driftline.open``, or a path, a URI or ``@name``.
+        request: its fields, one by one. ``max_distance`` (1 - cosine, 0 to 2) drops lines that are farther away;
+            ``min_relevance`` (0 to 1) drops lines that are nearer than a smaller share of random lines, which means the
+            same with every model. ``n_lines`` is the context on each side. ``mode`` ranks by words and meaning
+            (``hybrid``), by meaning (``vector``) or by words (``text``). Filters narrow each other; ``where`` is a
+            ``LineFilter``, ``workspace_name`` a view of ``driftline.toml``. ``strategy`` says when filters apply.
+            ``rerank`` lets a transformer reorder the best 10 windows, or the given number. With ``branch``, sources
+            that have this branch are searched as it has them. With ``explain``, the report describes the search.
+            ``fixed`` texts and expressions ``regex`` find only lines of files that hold them all, and the words of the
+            query rank these; the query itself may hold such terms (``"a phrase" /regex/ def:Name lang:go``). The
+            report's ``exact`` says whether the ``top_k`` lines are all.
+
+    Returns:
+        A report that iterates over its hits.
+
+    Raises:
+        DriftlineError: UsageError, WorkspaceNotFound, ModelNotFound, MissingExtra, FingerprintMismatch, CorruptFile,
+            AccessDenied, StorageError.
+
+    Examples:
+        >>> [hit.text for hit in driftline.search(location, "lease", top_k=1)]
+        ['the holder renews the lease']
+    """
+    return _find(_stored(workspace), request)
+
+
+def _find(stored: StoredWorkspace, request: SearchRequest) -> SearchReport:
+    from driftline.flows.runs.search import resolved
+    from driftline.tasks.search.query_language import ask
+
+    return ask(*resolved(stored, request))
+
+
+def _stored(workspace: Searchable) -> StoredWorkspace:
+    if isinstance(workspace, str):
+        workspace = open(workspace)
+    return workspace.storage if isinstance(workspace, Workspace) else workspace
+
+
+def sql(
+    workspace: Searchable,
+    query: str,
+    parameters: Sequence[Any] = (),
+    *,
+    within: str | None = None,
+    branch: str | None = None,
+    timeout_seconds: float = 60.0,
+) -> pa.Table:
+    """Return the rows of one SELECT over the views of a workspace, as an Arrow table.
+
+    The query only reads and sees nothing but the workspace. It needs DuckDB, which is installed with Driftline.
+
+    Args:
+        workspace: the result of ``driftline.open``, or a path, a URI or ``@name``.
+        query: a SELECT, or ``SHOW TABLES``, which lists the views.
+        parameters: the values of the ``?`` in it.
+        within: show only data at or below this entity, such as ``org:acme``.
+        branch: show the documents and lines as this branch has them.
+        timeout_seconds: when to interrupt the query.
+
+    Returns:
+        The rows.
+
+    Raises:
+        DriftlineError: UsageError, WorkspaceNotFound, OutOfMemory, CorruptFile, AccessDenied, StorageError.
+
+    Examples:
+        >>> driftline.sql(location, "SELECT path, lines FROM documents").to_pylist()
+        [{'path': 'notes.md', 'lines': 1}]
+    """
+    from driftline.flows.config.locate import on_named_branch
+    from driftline.flows.output.run_history import searches_table
+    from driftline.storage.entities import Boundary, Entity
+    from driftline.storage.sql import query as run
+
+    opened = _stored(workspace)
+    boundary = None if within is None else Boundary.of(Entity.parse(within, opened.config.hierarchy))
+    there, journal = on_named_branch(opened, branch, boundary), searches_table(opened)
+    with run(there, query, parameters, within=boundary, searches=journal, max_seconds=timeout_seconds) as result:
+        return result.table()
+
+
+def connect(url: str, token: str | None = None) -> Client:
+    """Return a client of a web server. Sends no request yet.
+
+    Args:
+        url: where ``driftline web`` serves.
+        token: a token of the server, by default $DRIFTLINE_TOKEN.
+
+    Returns:
+        An object with the methods of a workspace, except for writes.
+
+    Raises:
+        UsageError: If the URL is not one of a server.
+
+    Examples:
+        >>> driftline.connect("http://127.0.0.1:8030").connection.url
+        'http://127.0.0.1:8030'
+    """
+    from driftline.flows.client import Client, Connection
+
+    return Client(Connection.to(url, token))
+
+
+def grep(
+    query: str,
+    *files: str,
+    model: str | None = None,
+    top_k: int = DEFAULT_TOP_K,
+    max_distance: float | None = None,
+    min_relevance: float | None = None,
+    n_lines: int = DEFAULT_N_LINES,
+    ignore_case: bool = False,
+    redact: Redaction = DEFAULT_REDACTION,
+) -> SearchReport:
+    """Search files, folders and globs by meaning without a workspace, best window first.
+
+    Args:
+        query: what to look for.
+        files: files, folders or globs.
+        model: a model2vec directory or name, by default the model that is installed with Driftline.
+        top_k: the maximum number of results.
+        max_distance: drop lines that are farther (1 - cosine, 0 to 2).
+        min_relevance: drop lines that are nearer than a smaller share of random lines, 0 to 1.
+        n_lines: lines of context on each side.
+        ignore_case: compare without case.
+        redact: which credentials inside text are replaced.
+
+    Returns:
+        A report that iterates over its hits.
+
+    Raises:
+        DriftlineError: UsageError, SourceNotFound, ModelNotFound, AccessDenied, StorageError.
+
+    Examples:
+        >>> [hit.line for hit in driftline.grep("lease", tree, top_k=1)]
+        [1]
+    """
+    from driftline.tasks.search.grep import grep as search_texts
+    from driftline.tasks.search.grep import open_embedder, read_texts
+
+    request = SearchRequest(query, top_k=top_k, max_distance=max_distance, min_relevance=min_relevance, n_lines=n_lines)
+    texts = read_texts(files, redaction=lambda _: redact)
+    return search_texts(request, texts, open_embedder(model), ignore_case=ignore_case)
+
+
+@overload
+def analyze_document_states(
+    paths: Sequence[str], workspace: Searchable | None = None
+) -> list[tuple[str, DocumentState]]: ...
+
+
+@overload
+def analyze_document_states(
+    paths: Searchable, workspace: str, documents: Sequence[str]
+) -> list[tuple[str, DocumentState]]: ...
+
+
+def analyze_document_states(
+    paths: Any,
+    workspace: Any = None,
+    documents: Sequence[str] | None = None,
+) -> list[tuple[str, DocumentState]]:
+    """Return the states of local files, compared with the index, in the order given.
+
+    Args:
+        paths: the files; if ``documents`` are given, the workspace.
+        workspace: by default that of commands in the current folder; if ``documents`` are given, the source.
+        documents: paths relative to the source. Those that are neither documents nor files to be indexed are omitted.
+
+    Returns:
+        ``(path, state)`` pairs.
+
+    Raises:
+        DriftlineError: WorkspaceNotFound, BadEntity, UsageError, SourceNotFound.
+
+    Examples:
+        >>> driftline.analyze_document_states(location, "source:tree", ["notes.md"])
+        [('notes.md', <DocumentState.UNCHANGED: 'unchanged'>)]
+    """
+    from driftline.tasks.scanning.scan import analyze_document_states as analyze
+    from driftline.tasks.scanning.scan import states_of_files
+
+    if documents is not None:
+        return analyze(_stored(paths), str(workspace), documents)
+    if workspace is None:
+        from driftline.flows.config.locate import workspace_for_reading
+
+        workspace = workspace_for_reading(None)
+    return states_of_files(_stored(workspace), paths)

@@ -1,0 +1,417 @@
+"""Define the parameters of requests, with their limits, and answer them as plain data.
+
+The home page gets the size and age of the index; the page of the index gets its figures, growth, runs, and skipped
+documents with reasons.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from operator import call
+from types import GenericAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from cachetools import TTLCache
+from fastapi import Query
+from pydantic import Field, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
+
+from driftline.flows.output.run_history import newest_runs
+from driftline.flows.runs.branches import list_branches
+from driftline.flows.runs.search import find
+from driftline.flows.web.authentication import granted
+from driftline.storage.entities import Boundary, Entity, is_allowed
+from driftline.storage.errors import NotIndexed
+from driftline.storage.model import WorkspaceStats
+from driftline.storage.request_options import MAX_SERVED_NAMES, Option
+from driftline.storage.workspace.branch_cuts import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
+from driftline.storage.workspace.branch_cuts import branch_records, on_branch
+from driftline.storage.workspace.records import RunRecord, SourceRecord
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.documents import DocumentCursor, DocumentPage, Folder, document_page, read_folder
+from driftline.tasks.search.filters import parse_entity
+from driftline.tasks.search.hits import Hit, read_excerpt
+from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, without_empty
+from driftline.tasks.search.search import SearchReport, answer, prepare, warm
+
+if TYPE_CHECKING:
+    from driftline.flows.memory_stores import Memory
+
+MAX_RUNS = 200
+MAX_RECENT_RUNS = 10
+"""Runs among which the home page looks for the last one that indexed something."""
+MAX_SKIPPED_PATHS = 20
+"""Paths to show for each reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Documents that have no lines for the same ``reason``; ``paths`` are the first ones."""
+
+    reason: str
+    count: int
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexView:
+    """The index within a boundary; ``runs`` are newest first."""
+
+    stats: WorkspaceStats
+    skipped: tuple[Skipped, ...]
+    runs: tuple[RunRecord, ...]
+
+
+def index_view(workspace: Workspace, within: Boundary | None = None) -> IndexView:
+    """Read the index ``within`` a boundary. Raises StorageError, CorruptFile."""
+    runs = newest_runs(workspace, MAX_RUNS)
+    return IndexView(
+        stats=workspace.stats(within),
+        skipped=tuple(_skipped(workspace, within)),
+        runs=tuple(runs) if within is None else tuple(_within(runs, within)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HomeView:
+    """The content of the index within a boundary, with its sources, and the start of its last complete run."""
+
+    documents: int
+    lines: int
+    sources: tuple[Mapping[str, Any], ...]
+    indexed: datetime | None
+
+
+def home_view(workspace: Workspace, within: Boundary | None = None) -> HomeView:
+    """Read what the home page shows. Raises StorageError, CorruptFile."""
+    stats = workspace.stats(within)
+    runs = (run for run in newest_runs(workspace, MAX_RECENT_RUNS) if (run.kind, run.outcome) == ("index", "done"))
+    last = next((run for run in runs if within is None or any(_within((run,), within))), None)
+    indexed = datetime.fromisoformat(last.started).astimezone(UTC) if last is not None else None
+    return HomeView(stats.total_documents, stats.total_lines, tuple(stats.sources), indexed)
+
+
+MAX_SQL_ROWS = 1_000
+SQL_SECONDS = 10.0
+SQL_BYTES = 2**28
+"""The memory that the query of a page may use."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqlView:
+    """The first rows of a query; ``numbers`` are the columns that contain numbers, ``has_more`` that there are more."""
+
+    columns: tuple[str, ...]
+    numbers: tuple[bool, ...]
+    rows: tuple[tuple[object, ...], ...]
+    has_more: bool
+
+
+def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) -> SqlView:
+    """Run one SELECT ``within`` a boundary. Raises the errors of ``storage.sql.query``."""
+    from driftline.storage.sql import query  # loads DuckDB
+
+    with query(workspace, text, within=within, max_seconds=SQL_SECONDS, max_bytes=SQL_BYTES) as result:
+        rows = tuple(islice(result.rows(), MAX_SQL_ROWS + 1))
+        shown = rows[:MAX_SQL_ROWS]
+        return SqlView(tuple(result.schema.names), tuple(result.numbers), shown, len(rows) > MAX_SQL_ROWS)
+
+
+def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
+    tables = [
+        workspace.manifest(entity).read(columns=["path", "reason"]) for entity, _ in workspace.readable_sources(within)
+    ]
+    if not tables:
+        return []
+    rows = pa.concat_tables(tables)
+    rows = rows.filter(pc.is_valid(rows["reason"]))
+    found = []
+    for count in pc.value_counts(rows["reason"]).to_pylist():
+        reason = count["values"]
+        paths = rows.filter(pc.equal(rows["reason"], reason))["path"].slice(0, MAX_SKIPPED_PATHS).to_pylist()
+        found.append(Skipped(reason, count["counts"], tuple(paths)))
+    return sorted(found, key=lambda each: -each.count)
+
+
+def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
+    """Reduce index runs to their reports on the sources ``within`` a boundary.
+
+    Time and cost of a run cover all of its sources, so they are removed.
+    """
+    for run in runs:
+        sources = [
+            source
+            for source in run.report.get("sources", ())
+            if run.kind == "index" and within.allows_name(source["entity"])
+        ]
+        if sources:
+            yield run.model_copy(update={"report": {"sources": sources}, "seconds": 0.0, "outcome": "done"})
+
+
+MAX_QUERY_CHARACTERS = 2_000
+MAX_EXCERPT_LINES = 500
+"""Lines on each side of the requested one."""
+MAX_NAME_CHARACTERS = 4_096
+MAX_LINE_NUMBER = 2**31 - 1
+MAX_DOCUMENTS = 1_000
+MAX_RANK = 200
+"""Results beyond this rank are not served."""
+MAX_CURSOR_CHARACTERS = 8_192
+BRANCHES_SECONDS = 10.0
+HOME_SECONDS = 10.0
+FOLDERS_SECONDS = 60.0
+LISTING_SECONDS = 10.0
+MAX_ENTRIES = 1_000
+"""Folders and documents of a folder to show."""
+
+_ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
+_ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"
+
+
+def _like(pattern: str) -> WithJsonSchema:
+    """Return a schema with the usual ``pattern`` of names; the lookup decides what is valid."""
+    return WithJsonSchema({"type": "string", "pattern": pattern})
+
+
+_Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+_Source = Annotated[_Name, _like(OPTIONS["sources"].pattern or "")]
+_Entity = Annotated[_Name, _like(_ENTITY)]
+_Absent: TypeAlias = SkipJsonSchema[None]
+"""None, which schemas omit."""
+_CursorText = Annotated[str, Field(min_length=1, max_length=MAX_CURSOR_CHARACTERS)]
+
+Text = Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="The text to search for.")]
+SourceName = Annotated[_Source, Query(description="The source that has the document.")]
+DocumentPath = Annotated[_Name, Query(description="The path of the document in its source.")]
+Line = Annotated[int, Query(ge=1, le=MAX_LINE_NUMBER, description="The line to read around, counted from 1.")]
+ExcerptLines = Annotated[int, Query(ge=0, le=MAX_EXCERPT_LINES, description="Lines on each side.")]
+BranchName = Annotated[
+    Annotated[str, Field(min_length=1, max_length=MAX_BRANCH_CHARACTERS), _like(OPTIONS["branch"].pattern or "")]
+    | SkipJsonSchema[None],
+    Query(description="Read the document on this branch."),
+]
+DocumentLimit = Annotated[int, Query(ge=1, le=MAX_DOCUMENTS, description="Maximum number of documents.")]
+Cursor = Annotated[
+    _CursorText | SkipJsonSchema[None],
+    Query(description="Start of the page, from the link 'next'."),
+]
+EntityName = Annotated[_Entity | SkipJsonSchema[None], Query(description="Limit to this entity and those below it.")]
+
+
+def encode_cursor(*parts: int | str) -> str:
+    """Return ``parts`` as opaque text."""
+    return urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, *kinds: type[int] | type[str]) -> tuple[Any, ...]:
+    """Return the parts that ``encode_cursor`` encoded, if they have these ``kinds``. Raises NotIndexed otherwise."""
+    try:
+        parts = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except ValueError:
+        parts = None
+    if not isinstance(parts, list) or [type(part) for part in parts] != list(kinds):
+        raise no_such_page()
+    return tuple(parts)
+
+
+def no_such_page() -> NotIndexed:
+    """Return the error for a cursor that leads nowhere."""
+    return NotIndexed("There is no page at this cursor", "cursor", "Follow the link 'next' of an answer.")
+
+
+def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
+    """Return the options of a request as parameters of a route, within the limits for servers."""
+    return [_parameter(row) for row in options.values()]
+
+
+def given_by(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of parameters by the names of their options, without parameters that were not given."""
+    names = {row.parameter: name for name, row in OPTIONS.items()}
+    return without_empty({names[parameter]: value for parameter, value in parameters.items()})
+
+
+def _parameter(row: Option) -> inspect.Parameter:
+    kind, default, most = _type_of(row), row.default, None
+    if row.is_list:
+        kind, default, most = GenericAlias(tuple, (kind, ...)), (), MAX_SERVED_NAMES
+    elif default is None:
+        kind |= _Absent
+    about = Query(max_length=most, description=row.help)
+    return inspect.Parameter(
+        row.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about]
+    )
+
+
+def _type_of(row: Option) -> Any:
+    """Return the type of one value, with its limits; patterns of names are only for the schema."""
+    if row.choices and not row.is_list:
+        return Literal[row.choices]
+    if row.type is str:
+        name = Annotated[str, Field(min_length=1, max_length=row.max_characters)]
+        shape = {"enum": list(row.choices)} if row.choices else {"pattern": row.pattern} if row.pattern else {}
+        return Annotated[name, WithJsonSchema({"type": "string", **shape})]
+    low, high = row.served or row.bounds or (None, None)
+    return row.type if low is None else Annotated[row.type, Field(ge=low, le=None if high == math.inf else high)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Answers from the workspace that ``newest`` opens for each request, so that each answer is of one version.
+
+    Every method respects the access of the request, and raises AccessDenied without any.
+    """
+
+    newest: Callable[[], Workspace]
+    memory: Callable[[], Memory] | None = None
+    """Returns the location of the memory, on the first request for it."""
+    run: Callable[..., Any] = call
+    """Runs a read of the index, in this process or in another one (search_processes.py)."""
+    _branches: TTLCache[Boundary | None, tuple[str, ...]] = field(
+        default_factory=lambda: TTLCache(1_000, BRANCHES_SECONDS), compare=False
+    )
+    _homes: TTLCache[Boundary | None, HomeView] = field(
+        default_factory=lambda: TTLCache(1_000, HOME_SECONDS), compare=False
+    )
+    _folders: TTLCache[tuple[Boundary | None, str], str] = field(
+        default_factory=lambda: TTLCache(10_000, FOLDERS_SECONDS), compare=False
+    )
+    _listings: TTLCache[tuple[Boundary | None, str | None, str, str], Folder] = field(
+        default_factory=lambda: TTLCache(200, LISTING_SECONDS), compare=False
+    )
+
+    def warm(self) -> None:
+        """Load data for the first request. Raises the errors of a search."""
+        self.run(warm, self.newest())
+
+    def prepare(self) -> None:
+        """Load data for later requests. Raises the errors of a search."""
+        self.run(prepare, self.newest())
+
+    def search(self, request: SearchRequest) -> SearchReport:
+        """Search, and record the search in the journal. Raises the errors of ``driftline.search``."""
+        return find(self.newest(), request, within=granted("search").within, run=self.run)
+
+    def similar(self, text: str, limit: int, branch: str | None) -> tuple[Hit, ...]:
+        """Return lines similar to ``text``, which is not a query. Raises the errors of ``driftline.search``."""
+        within = granted("search").within
+        request = SearchRequest(text, top_k=limit, n_lines=0, mode="vector", within=within)
+        report: SearchReport = self.run(answer, self._on(branch, within), request)
+        return report.results
+
+    def excerpt(self, source: str, path: str, line: int, n_lines: int, branch: str | None = None) -> dict[str, Any]:
+        """Return lines of an indexed document. Raises the errors of ``read_excerpt``."""
+        within = granted("search").within
+        workspace = self._on(branch, within)
+        found = asdict(self.run(read_excerpt, workspace, path, line, n_lines=n_lines, source=source, within=within))
+        return {**found, "lines": list(found["lines"])}
+
+    def status(self) -> dict[str, Any]:
+        """Return the object that ``driftline status --json`` prints."""
+        within = granted("search").within
+        return asdict(self.run(Workspace.stats, self.newest(), within))
+
+    def sources(self) -> dict[str, Any]:
+        """Return the object that ``driftline sources --json`` prints."""
+        stats = self.run(Workspace.stats, self.newest(), granted("search").within)
+        return {"workspace": stats.workspace, "sources": list(stats.sources)}
+
+    def branches(self) -> dict[str, Any]:
+        """Return the object that ``driftline branches --json`` prints."""
+        within, workspace = granted("search").within, self.newest()
+        found = [branch.to_dict() for branch in self.run(list_branches, workspace, within)]
+        return {"workspace": workspace.objects.uri, "branches": found}
+
+    def documents(self, only: SearchFilter, limit: int, after: DocumentCursor | None) -> DocumentPage:
+        """Return the indexed documents, by source and path, after ``after``. Raises BadEntity, UsageError."""
+        within, workspace = granted("search").within, self.newest()
+        sources = [parse_entity(each, workspace.config.hierarchy) for each in only.sources or ()] or None
+        dirs, exts = only.dirs or (), only.exts or ()
+        page: DocumentPage = self.run(
+            document_page, workspace, sources, dirs, exts, within=within, limit=limit, after=after
+        )
+        return page
+
+    def folder(self, source: str, path: str, branch: str | None = None) -> Folder:
+        """Return the content of a folder; at most LISTING_SECONDS old. Raises NotIndexed, BadEntity."""
+        within = granted("search").within
+        key = within, branch, source, path
+        found = self._listings.get(key)
+        if found is None:
+            workspace = self._on(branch, within)
+            found = self.run(read_folder, workspace, source, path, within=within, limit=MAX_ENTRIES)
+            self._listings[key] = found
+        return found
+
+    def branch_names(self) -> tuple[str, ...]:
+        """Return the names of the branches of all sources, in order; at most BRANCHES_SECONDS old."""
+        within = granted("search").within
+        names = self._branches.get(within)
+        if names is None:
+            workspace = self.newest()
+            entities = [entity for entity, _ in workspace.readable_sources(within)]
+            found = {record.name for entity in entities for record in branch_records(workspace, entity)}
+            names = self._branches[within] = tuple(sorted(found))
+        return names
+
+    def record_of(self, source: str) -> SourceRecord | None:
+        """Return the record of a source, if it may be seen."""
+        within, workspace = granted("search").within, self.newest()
+        entity = Entity.parse(source, workspace.config.hierarchy)
+        return workspace.readable_source(entity) if is_allowed(entity, within) else None
+
+    def folder_of(self, source: str) -> str:
+        """Return the folder of a source in its repository, empty for all of it; at most FOLDERS_SECONDS old."""
+        key = (granted("search").within, source)
+        folder = self._folders.get(key)
+        if folder is None:
+            record = self.record_of(source)
+            folder = self._folders[key] = record.subpath.strip("/") if record is not None else ""
+        return folder
+
+    def home(self) -> HomeView:
+        """Return what the home page shows; at most HOME_SECONDS old."""
+        within = granted("search").within
+        view = self._homes.get(within)
+        if view is None:
+            view = self._homes[within] = self.run(home_view, self.newest(), within)
+        return view
+
+    def index(self) -> IndexView:
+        """Return the figures, runs and skipped documents of the index."""
+        within = granted("search").within
+        view: IndexView = self.run(index_view, self.newest(), within)
+        return view
+
+    def sql(self, text: str) -> SqlView:
+        """Return the rows of one SELECT, which may read the memory, too."""
+        within = granted("search").within
+        granted("memory")
+        view: SqlView = self.run(sql_view, self.newest(), text, within)
+        return view
+
+    def search_memory(self, query: str, entity: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the object of ``driftline memory search --json``. Raises NotIndexed without memory."""
+        within = granted("memory").within
+        from driftline.flows.memory_backend import hits_to_dict  # its libraries take half a second to load
+        from driftline.flows.memory_stores import no_memory, search_memory
+
+        if self.memory is None:
+            raise no_memory()
+        memory_store = self.memory()
+        options = {"scope": entity, **given}
+        return hits_to_dict(
+            self.run(search_memory, memory_store.workspace, memory_store.configuration, within, query, **options)
+        )
+
+    def _on(self, branch: str | None, within: Boundary | None) -> Workspace:
+        workspace = self.newest()
+        return on_branch(workspace, branch, within) if branch is not None else workspace

@@ -1,0 +1,432 @@
+"""Define the routes: pages for people, ``/api/v1`` for programs, ``/healthz`` and ``/readyz`` for operators.
+
+``Pages`` shows a search, a document and the index. On the page of ``SignIn``, people enter their token once, and their
+browser keeps it as a cookie that no script can read.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from typing import Any, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+from anyio.to_thread import run_sync
+from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from driftline.flows.web import openapi, pages
+from driftline.flows.web.api import (
+    MAX_QUERY_CHARACTERS,
+    MAX_RANK,
+    BranchName,
+    Cursor,
+    DocumentLimit,
+    DocumentPath,
+    EntityName,
+    ExcerptLines,
+    Line,
+    Reader,
+    SourceName,
+    Text,
+    decode_cursor,
+    encode_cursor,
+    given_by,
+    no_such_page,
+    parameters,
+)
+from driftline.flows.web.authentication import COOKIE, Authentication, granted
+from driftline.flows.web.guard import HOOKS, MCP, SIGN_IN, UNAUTHORIZED, Guard, RateLimit, in_thread, is_page
+from driftline.flows.web.mcp_endpoint import Tools
+from driftline.flows.web.observability import INTERNAL_ERROR, UNEXPECTED, IndexMetrics, Metrics, Observed, Tracer
+from driftline.flows.web.pages import outline, split_address
+from driftline.flows.web.problems import (
+    BAD_REQUEST,
+    NOT_FOUND,
+    UNAVAILABLE,
+    JsonAnswer,
+    TaggedAnswer,
+    only_known_parameters,
+    problem,
+    problem_of,
+    wrong_parameters,
+)
+from driftline.storage.errors import DriftlineError
+from driftline.storage.request_options import spread
+from driftline.tasks.search.documents import DocumentCursor
+from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.request import MEMORY_OPTIONS, SearchRequest, options_in
+
+_AROUND = 4
+"""Lines of context on each side of a hit."""
+_SIMILAR = 5
+"""Lines similar to the one at which a document is opened."""
+_OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("n_lines", "facets")}
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The routes of the pages."""
+
+    reader: Reader
+
+    @spread("given", parameters(_OF_PAGE))
+    def search(self, request: Request, q: str = "", jump: bool = False, *, given: dict[str, Any]) -> Response:
+        """Show the search box and the index or, with a query, the results; if ``jump``, open the only result."""
+        search = SearchRequest("")
+        try:
+            search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND, facets=True)
+            if not search.query:
+                home, branches = self.reader.home(), self.reader.branch_names()
+                return HTMLResponse(pages.home_page(search, home, datetime.now(UTC), branches))
+            report = self.reader.search(search)
+            branches = self.reader.branch_names()
+            folders = {source: self.reader.folder_of(source) for source in {hit.source for hit in report.results}}
+        except DriftlineError as error:
+            failed = problem_of(error, to_owner=request.app.state.shows_locations)
+            request.state.error = failed.kind
+            return HTMLResponse(pages.search_page(search, error=failed.detail), failed.status_code)
+        if jump and len(report.results) == 1:
+            (hit,) = report.results
+            return RedirectResponse(pages.document_link(hit.source, hit.path, hit.line, search.branch), 303)
+        return HTMLResponse(pages.search_page(search, report, branches=branches, folders=folders))
+
+    def document(self, request: Request, line: Line | None = None, branch: BranchName = None) -> Response:
+        """Show a document as it was indexed, with lines similar to ``line``, or a folder."""
+        address = request.scope["raw_path"].removeprefix(b"/d/")
+        source, path = split_address(address, self.reader.newest().config.hierarchy)
+        if not path or path.endswith("/"):
+            return self._folder(source, path.removesuffix("/"), branch)
+        at = line or 1
+        excerpt = self.reader.excerpt(source, path, at, pages.MAX_PAGE_LINES, branch)
+        anchors = [(number, "anchor", name) for number, name in excerpt["anchors"]]
+        view = pages.DocumentView(
+            excerpt=excerpt,
+            line=at,
+            branch=branch,
+            outline=sorted(anchors + outline(path, excerpt["lines"], excerpt["start_line"])),
+            similar=self._similar(excerpt, line, branch) if line is not None else (),
+            beside=self.reader.folder(excerpt["source"], path.rpartition("/")[0], branch),
+        )
+        return HTMLResponse(pages.document_page(view))
+
+    def _folder(self, source: str, path: str, branch: str | None) -> Response:
+        """Show a folder of a source or, without one, all sources."""
+        if not source:
+            return HTMLResponse(pages.sources_page(self.reader.home()))
+        return HTMLResponse(pages.folder_page(self.reader.folder(source, path, branch), branch))
+
+    def index(self) -> Response:
+        """Show the content of the index, its growth, and skipped files."""
+        return HTMLResponse(pages.index_page(self.reader.index(), datetime.now(UTC)))
+
+    def sql(self, request: Request, q: str = "") -> Response:
+        """Show the rows of a query and a plot of them, or examples."""
+        query = q[:MAX_QUERY_CHARACTERS].strip()
+        try:
+            return HTMLResponse(pages.sql_page(query, self.reader.sql(query) if query else None))
+        except DriftlineError as error:
+            failed = problem_of(error, to_owner=request.app.state.shows_locations)
+            request.state.error = failed.kind
+            return HTMLResponse(pages.sql_page(query, error=failed.detail), failed.status_code)
+
+    def _similar(self, excerpt: dict[str, object], line: int, branch: str | None) -> list[Hit]:
+        lines, first = excerpt["lines"], excerpt["start_line"]
+        assert isinstance(lines, list)
+        assert isinstance(first, int)
+        text = lines[line - first][:MAX_QUERY_CHARACTERS].strip() if line - first < len(lines) else ""
+        if not text:
+            return []
+        found = self.reader.similar(text, _SIMILAR + 1, branch)
+        itself = (excerpt["source"], excerpt["path"], line)
+        return [hit for hit in found if (hit.source, hit.path, hit.line) != itself][:_SIMILAR]
+
+
+MAX_TOKEN_BYTES = 4_096
+SIGNED_IN_FOR = timedelta(days=30)
+"""Maximum duration; a token that expires earlier ends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignIn:
+    """The routes of the sign-in page."""
+
+    authentication: Authentication
+
+    async def form(self, next: str = "/") -> Response:
+        """Show the form."""
+        return HTMLResponse(pages.sign_in_page(_local(next)))
+
+    async def submit(self, request: Request) -> Response:
+        """Set the cookie if the token is valid, and return to the page that the browser came from."""
+        body = (await request.body())[:MAX_TOKEN_BYTES].decode("utf-8", "replace")
+        fields = {name: values[0] for name, values in parse_qs(body).items()}
+        token, back = fields.get("token", "").strip(), _local(fields.get("next", "/"))
+        tokens = self.authentication.tokens
+        if tokens is not None and tokens.is_old:
+            await run_sync(tokens.refresh)
+        if self.authentication.access_with(token) is None:
+            return HTMLResponse(pages.sign_in_page(back, "This token is unknown, revoked, or has expired."), 401)
+        response = RedirectResponse(back, 303)
+        response.set_cookie(
+            COOKIE,
+            token,
+            max_age=int(SIGNED_IN_FOR.total_seconds()),
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="lax",  # links from elsewhere lead to their page, and no route that changes anything accepts GET
+        )
+        return response
+
+    async def sign_out(self) -> Response:
+        """Forget the cookie."""
+        response = RedirectResponse("/sign-in", 303)
+        response.delete_cookie(COOKIE, httponly=True, samesite="lax")
+        return response
+
+
+def _local(target: str) -> str:
+    """Return ``target`` if it is a page of this server, else the start page."""
+    parts = urlsplit(target)
+    is_local = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.netloc
+    return target if is_local and target.isprintable() else "/"
+
+
+MIN_COMPRESSED_BYTES = 2_000
+COMPRESSION_LEVEL = 4
+"""A page of results shrinks to a tenth in half a millisecond."""
+
+_DOCUMENT = "/d/{address:path}"
+log = logging.getLogger(__name__)
+
+
+def _allow_newlines(api: FastAPI) -> None:
+    """Allow newlines in addresses of documents, which Starlette's pattern does not match."""
+    for route in api.routes:
+        if isinstance(route, Route) and route.path == _DOCUMENT:
+            route.path_regex = re.compile("^/d/(?P<address>(?s:.*))$")
+
+
+def make_app(
+    reader: Reader,
+    addresses: Collection[str],
+    *,
+    origins: Collection[str] = (),
+    authentication: Authentication | None = None,
+    rate_limit: RateLimit | None = None,
+    mcp: Tools | None = None,
+    tracer: Tracer | None = None,
+    cors_origins: Collection[str] = (),
+    hooks: Hooks | None = None,
+) -> ASGIApp:
+    """Return the application, which answers requests that name one of ``addresses`` (host:port), and serves ``mcp``.
+
+    MCP is at /mcp. Scripts of pages at ``cors_origins`` may read the API.
+    """
+    authentication = authentication or Authentication()
+    api = FastAPI(
+        title="Driftline",
+        summary="Search the lines of an index, read its documents, and recall what its memory holds.",
+        version=version("driftline"),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/v1/openapi.json",
+        default_response_class=JsonAnswer,
+        lifespan=_lifespan_of(mcp) if mcp is not None else None,
+    )
+    for kind in (DriftlineError, RequestValidationError, HTTPException):
+        api.add_exception_handler(kind, _failed)
+    api.add_exception_handler(ClientDisconnect, _incomplete)
+    api.add_exception_handler(Exception, _unexpected)
+    api.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=COMPRESSION_LEVEL)
+    api.state.shows_locations = authentication.is_open
+    programs, people, sign_in = _Api(reader), Pages(reader), SignIn(authentication)
+    for name in openapi.EXAMPLES:
+        route = programs.search_memory if name == "memory/search" else getattr(programs, name)
+        checked: dict[str, Any] = {"dependencies": [Depends(only_known_parameters)], "response_model": None}
+        api.get(f"/api/v1/{name}", **checked, **openapi.described(name))(
+            in_thread(route, searches=name in ("search", "memory/search"))
+        )
+    if not authentication.is_open:
+        openapi.with_tokens(api.openapi())
+    hidden: dict[str, Any] = {"response_model": None, "include_in_schema": False}
+    api.get("/healthz", **hidden)(_alive)
+    api.get("/readyz", **hidden)(in_thread(programs.ready))
+    metrics = Metrics.create()
+    api.get("/metrics", **hidden)(in_thread(_metrics(metrics, IndexMetrics(reader.newest))))
+    for target, page in (("/", people.search), (_DOCUMENT, people.document), ("/sql", people.sql)):
+        api.get(target, **hidden)(in_thread(page, searches=True))
+    _allow_newlines(api)
+    api.get("/index", **hidden)(in_thread(people.index))
+    for name in pages.STATIC:
+        api.get(f"/static/{name}", **hidden)(_static(name))
+    api.get(SIGN_IN, **hidden)(sign_in.form)
+    api.post(SIGN_IN, **hidden)(sign_in.submit)
+    api.post(f"{SIGN_IN}/out", **hidden)(sign_in.sign_out)
+    _take(api, hooks, metrics)
+    if mcp is not None:
+        api.router.routes.append(Route(MCP, mcp, methods=["POST"]))
+    return Observed(Guard(api, addresses, origins, cors_origins, authentication, rate_limit), metrics, tracer)
+
+
+class Hooks(Protocol):
+    """Takes the webhooks of git hosts."""
+
+    def receive(self, host: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
+        """Return the status of the answer to a delivery and its reason; ``headers`` are in lower case."""
+
+    def observe(self, registry: CollectorRegistry) -> None:
+        """Add metrics to ``registry``."""
+
+
+def _take(api: FastAPI, hooks: Hooks | None, metrics: Metrics) -> None:
+    """Add the route and the metrics of ``hooks``, if there are any."""
+    if hooks is None:
+        return
+
+    async def answer(host: str, request: Request) -> Response:
+        body = await request.body()
+        status, reason = await run_sync(hooks.receive, host, {**request.headers}, body)
+        if status >= BAD_REQUEST:
+            return problem(status, "access_denied" if status == UNAUTHORIZED else "usage", reason)
+        return JsonAnswer({"status": reason}, status)
+
+    hooks.observe(metrics.registry)
+    api.post(f"{HOOKS}{{host}}", response_model=None, include_in_schema=False)(answer)
+
+
+def _lifespan_of(mcp: Tools) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """End ``mcp`` with the application."""
+    return lambda _: mcp.lifespan()
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    if isinstance(error, RequestValidationError):
+        error = wrong_parameters(error.errors())
+    if isinstance(error, DriftlineError):
+        failed = problem_of(error, to_owner=request.app.state.shows_locations)
+        if failed.status_code == UNAVAILABLE:
+            log.warning("A request failed: %s", error)
+        if is_page(request.url.path):
+            request.state.error = failed.kind
+            return HTMLResponse(pages.error_page(failed.detail), failed.status_code)
+        return failed
+    assert isinstance(error, HTTPException)
+    if error.status_code == NOT_FOUND and "text/html" in request.headers.get("accept", ""):
+        return HTMLResponse(pages.error_page("There is no such page."), NOT_FOUND)
+    failed = problem(error.status_code, "usage", error.detail)
+    failed.headers.update(error.headers or {})
+    return failed
+
+
+async def _incomplete(_: Request, __: Exception) -> Response:
+    """Answer a client that has left, or whose body the guard cut off; the answer is never sent."""
+    return Response(status_code=BAD_REQUEST)
+
+
+async def _unexpected(request: Request, _: Exception) -> Response:
+    """Answer a defect, whose traceback is in the log of the server."""
+    failed = problem(INTERNAL_ERROR, UNEXPECTED, "The server has failed", fix="Tell the owner of the server.")
+    return HTMLResponse(pages.error_page(failed.detail), INTERNAL_ERROR) if is_page(request.url.path) else failed
+
+
+async def _alive() -> Response:
+    return JsonAnswer({"status": "alive"})
+
+
+def _metrics(metrics: Metrics, index: IndexMetrics) -> Callable[[], Response]:
+    def answer() -> Response:
+        # The last run may concern entities beyond the boundary of a token.
+        may_see_all = granted("metrics").within is None
+        return Response(metrics.text(index if may_see_all else None), media_type=CONTENT_TYPE_LATEST)
+
+    return answer
+
+
+def _static(name: str) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        # The name of a version is in the pages of this version only.
+        is_named = request.url.query == pages.version_of(name)
+        headers = {"Cache-Control": "public, max-age=31536000, immutable"} if is_named else None
+        return TaggedAnswer(pages.static(name), media_type=pages.STATIC[name], headers=headers)
+
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Api:
+    reader: Reader
+
+    @spread("given", parameters(options_in("http")))
+    def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: Cursor = None) -> Response:
+        """Find the lines that answer a query, best first, as ``driftline search --json`` prints them.
+
+        The link 'next' of the answer leads to the next page.
+        """
+        begin = decode_cursor(cursor, int)[0] if cursor is not None else 0
+        search = SearchRequest.of(q, given_by(given))
+        end = min(begin + search.top_k, MAX_RANK)
+        if not 0 <= begin < end:
+            raise no_such_page()
+        report = self.reader.search(replace(search, top_k=end))
+        found = replace(report, results=report.results[begin:]).to_dict()
+        is_last = len(report.results) < end or end == MAX_RANK
+        return _page(request, found, None if is_last else encode_cursor(end))
+
+    def excerpt(
+        self, source: SourceName, path: DocumentPath, line: Line, n_lines: ExcerptLines = 20, branch: BranchName = None
+    ) -> Response:
+        """Read an indexed document around a line. Only indexed documents can be read."""
+        return JsonAnswer(self.reader.excerpt(source, path, line, n_lines, branch))
+
+    @spread("given", parameters(options_in("http", "sources", "dirs", "exts")))
+    def documents(
+        self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: Cursor = None
+    ) -> Response:
+        """List the indexed documents by source and path. The link 'next' of the answer leads to the next page."""
+        after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None
+        page = self.reader.documents(SearchRequest.of("", given_by(given)), limit, after)
+        return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
+
+    @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode")}))
+    def search_memory(self, q: Text, entity: EntityName = None, *, given: dict[str, Any]) -> Response:
+        """Find the entries of the memory store that answer a query, as ``driftline memory search --json``."""
+        return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
+
+    def status(self) -> Response:
+        """Show the content of the workspace, as ``driftline status --json`` prints it."""
+        return JsonAnswer(self.reader.status())
+
+    def sources(self) -> Response:
+        """List the sources of the workspace, as ``driftline sources --json`` prints them."""
+        return JsonAnswer(self.reader.sources())
+
+    def branches(self) -> Response:
+        """List the branches of the sources, as ``driftline branches --json`` prints them."""
+        return JsonAnswer(self.reader.branches())
+
+    def ready(self) -> Response:
+        """Return whether the workspace can be read."""
+        self.reader.newest()
+        return JsonAnswer({"status": "ready"})
+
+
+def _page(request: Request, content: dict[str, Any], cursor: str | None) -> Response:
+    """Return ``content`` with a link to the page that begins at ``cursor`` (RFC 8288)."""
+    answer = JsonAnswer(content)
+    if cursor is not None:
+        following = request.url.include_query_params(cursor=cursor)
+        answer.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
+    return answer

@@ -1,0 +1,133 @@
+"""Listen and serve until a signal; requests in flight are finished first."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import uvicorn
+
+from driftline.flows.http_server import HttpServer, is_loopback, listen, own_addresses, timeout_protocol
+from driftline.flows.web.api import Reader
+from driftline.flows.web.authentication import Authentication
+from driftline.flows.web.guard import RateLimit
+from driftline.flows.web.mcp_endpoint import Tools
+from driftline.flows.web.observability import tracer
+from driftline.flows.web.routes import Hooks, make_app
+from driftline.storage.errors import UsageError
+
+GRACE_SECONDS = 10
+"""Grace period for requests in flight at shutdown."""
+MAX_HEAD_BYTES = 256 << 10
+"""Maximum size of a request line with its headers, enough for a hundred long filters."""
+_WILDCARDS = ("0.0.0.0", "::", "")
+_WHAT = "The web server"
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """How clients reach the server: names, certificate, authentication and rate.
+
+    ``names`` are hosts with or without a port, in addition to the address itself. ``cors_origins`` are origins of other
+    servers, whose pages may call the API.
+    """
+
+    names: Collection[str] = ()
+    certificate: str | None = None
+    key: str | None = None
+    authentication: Authentication = field(default_factory=Authentication)
+    rate_limit: RateLimit | None = None
+    cors_origins: Collection[str] = ()
+
+
+def web_server(
+    reader: Reader,
+    host: str,
+    port: int,
+    exposure: Exposure | None = None,
+    mcp: Tools | None = None,
+    hooks: Hooks | None = None,
+) -> HttpServer:
+    """Listen; port 0 chooses a free port.
+
+    Raises UsageError for an address that is in use, and for one that other machines can reach if no authentication is
+    configured, or if no name of it is known.
+    """
+    exposed = exposure or Exposure()
+    listener = listen(host, port, what=_WHAT)
+    try:
+        _check(exposed, host, listener)
+        addresses = own_addresses(host, listener)
+        scheme, port = "https" if exposed.certificate else "http", listener.getsockname()[1]
+        named = [
+            address for name in exposed.names for address in ([name] if _has_port(name) else [name, f"{name}:{port}"])
+        ]
+        # A proxy may end TLS: browsers then name another scheme than the server's own.
+        origins = [f"{each}://{address}" for each in ("http", "https") for address in named]
+        app = make_app(
+            reader,
+            {*addresses, *named},
+            origins=origins,
+            authentication=exposed.authentication,
+            rate_limit=exposed.rate_limit,
+            mcp=mcp,
+            tracer=tracer(),
+            cors_origins=exposed.cors_origins,
+            hooks=hooks,
+        )
+        server = uvicorn.Server(_config(app, exposed))
+    except BaseException:
+        listener.close()
+        raise
+    shown = addresses[0] if host not in _WILDCARDS else (named[-1] if named else addresses[0])
+    return HttpServer(f"{scheme}://{shown}/", server, listener)
+
+
+def _config(app: object, exposed: Exposure) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        http=timeout_protocol(proxy.addresses if (proxy := exposed.authentication.proxy) is not None else ()),
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        ssl_certfile=exposed.certificate,
+        ssl_keyfile=exposed.key,
+    )
+    try:
+        config.load()
+    except OSError as error:  # includes ssl.SSLError
+        files = f"{exposed.certificate}, {exposed.key}"
+        raise UsageError(f"The certificate or its key cannot be used ({error.strerror or error})", files) from error
+    return config
+
+
+def _check(exposed: Exposure, host: str, listener: socket.socket) -> None:
+    address = f"{host}:{listener.getsockname()[1]}"
+    for origin in exposed.cors_origins:
+        if not _is_origin(origin):
+            raise UsageError("Not a valid origin", origin, "Write https://portal.example.com.")
+    if exposed.authentication.is_open and (exposed.names or not is_loopback(listener)):
+        fix = "Use --require-token, or name a --trusted-proxy-header."
+        raise UsageError(f"{_WHAT} works without authentication on loopback only", address, fix)
+    if not exposed.names and host in _WILDCARDS:
+        fix = "Name the host that clients write into the URL: --allowed-host driftline.example.com"
+        raise UsageError(f"{_WHAT} needs a host name", address, fix)
+    if (exposed.certificate is None) != (exposed.key is None):
+        raise UsageError("TLS needs a certificate and its key", address, "Name both --tls-certificate and --tls-key.")
+
+
+def _is_origin(text: str) -> bool:
+    """Return whether ``text`` is an origin as browsers write it: scheme, host and a non-default port."""
+    return re.fullmatch(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:\d+)?", text) is not None and not re.match(
+        r"http://.*:80$|https://.*:443$", text
+    )
+
+
+def _has_port(name: str) -> bool:
+    return name.rpartition("]")[2].count(":") == 1

@@ -1,0 +1,380 @@
+"""Open, create, write, commit and compact a Lance table of a workspace (decision 0004; DESIGN, "Compaction").
+
+Index optimization, compaction and version cleanup conflict, so one process runs them in sequence under the tenant's
+maintenance lease. Only rewriting is distributed over workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import CommitConflict, CorruptFile, StorageError, UsageError
+from driftline.storage.globs import is_unicode
+from driftline.storage.lance.reader_process import ProcessDied, survived
+from driftline.storage.lance.retries import (
+    is_conflict,
+    is_lance_failure,
+    is_network_failure,
+    read_failed,
+    retried,
+    unreadable_fragments,
+    with_indexes,
+    with_retries,
+    write_failed,
+    writing,
+)
+from driftline.storage.layout import branch_table_path, table_path
+from driftline.storage.model import Range
+from driftline.storage.objects.store import ObjectStore
+
+if TYPE_CHECKING:
+    from lance import FragmentMetadata, LanceDataset, LanceFragment, Transaction
+    from lance.optimize import CompactionOptions, CompactionTask, RewriteResult
+
+COMMIT_ATTEMPTS = 20
+VECTOR_TYPE = pa.float16()
+"""Half the size of float32 with the same top ten (decision 0002)."""
+INDEX_CACHE_BYTES = 2 * 2**30
+"""A vector index takes 46 bytes per line; searches are ten times faster with the index in memory."""
+METADATA_CACHE_BYTES = 256 * 2**20
+READS_AT_ONCE = 256
+"""Reads of a bucket that Lance runs in parallel. With its default of 64, a search reads its candidates in several
+rounds."""
+ADDRESS_BITS = 32
+"""The address of a row is the id of its fragment, and then its offset in these bits."""
+
+
+class TableFile(NamedTuple):
+    """A file of a table, relative to it; or with a ``base_id``, to the main table that a branch shares it with."""
+
+    path: str
+    base_id: int | None = None
+
+
+class LanceTable:
+    """A table of embeddings of one tenant and one embedding fingerprint.
+
+    If ``cut`` is set, it is a branch of that table (decision 0015). Subclasses define the ``KIND`` of table, its
+    ``TITLE`` in errors, the ``COLUMNS`` that it must have, and the fixes that errors suggest: ``REPAIR`` for a damaged
+    table, ``REBUILD`` for one of another format.
+    """
+
+    KIND: ClassVar[str]
+    TITLE: ClassVar[str]
+    REPAIR: ClassVar[str]
+    COLUMNS: ClassVar[tuple[str, ...]] = ()
+    REBUILD: ClassVar[str] = "Index the sources into a new workspace: driftline index SOURCE --workspace NEW"
+
+    def __init__(self, objects: ObjectStore, tenant: Entity, fingerprint: str, cut: str | None = None) -> None:
+        self.fingerprint, self.cut = fingerprint, cut
+        self._main = table_path(tenant, self.KIND, fingerprint)
+        self.path = branch_table_path(self._main, cut) if cut else self._main
+        self.uri = objects.lance_uri(self.path)
+        self.options = objects.lance_options
+        self.is_local = objects.is_local
+        self._objects = objects
+
+    def exists(self) -> bool:
+        """Return whether any version of the table has been committed."""
+        return any(info.path.endswith(".manifest") for info in self._objects.list(f"{self.path}/_versions"))
+
+    def open(self, version: int | None = None, *, cached: bool = False) -> LanceDataset:
+        """Open the newest version, or ``version``.
+
+        If ``cached``, indexes stay in memory for later searches of this process. Raises StorageError if the table
+        does not exist, CorruptFile if Lance cannot read it, UsageError if it has another format.
+        """
+        import lance
+
+        if not self.is_local:
+            allow_parallel_reads()
+        try:
+            through_cache = self._objects.cached_lance(self.path) if cached else None
+            uri, options = through_cache or (self.uri, self.options)
+            session = _session() if cached else None
+            dataset = with_retries(lambda: lance.dataset(uri, version, storage_options=options, session=session))
+        except BaseException as error:
+            if not is_lance_failure(error):
+                raise
+            if not self.exists():
+                raise StorageError(f"The table of {self.TITLE} does not exist", self.uri, self.REPAIR) from error
+            raise read_failed(f"The table of {self.TITLE} cannot be read", self.uri, error, self.REPAIR) from error
+        missing = set(self.COLUMNS).difference(dataset.schema.names)
+        if missing:
+            raise UsageError(
+                f"The table of {self.TITLE} has another format: it has no column {', '.join(sorted(missing))}",
+                self.uri,
+                self.REBUILD,
+            )
+        return dataset
+
+    def read_ahead(self, ranges: Mapping[TableFile, Range]) -> None:
+        """Begin to read ``ranges`` of files of a table in a bucket, which Lance would request in sequence."""
+        folders = {file: self.path if file.base_id is None else self._main for file in ranges}
+        self._objects.read_ahead({f"{folders[file]}/{file.path}": wanted for file, wanted in ranges.items()})
+
+    def _create(self, first: pa.Table) -> None:
+        """Create the table with the rows of ``first``, unless it exists or another process creates it first."""
+        import lance
+
+        if self.exists():
+            return
+        try:
+            lance.write_dataset(
+                first, self.uri, mode="create", enable_stable_row_ids=True, storage_options=self.options
+            )
+        except OSError as error:  # includes CommitConflictError
+            if not self.exists():
+                raise write_failed("Could not create a table", self.uri, error) from error
+
+    def set_damage_aside(self, suffix: str) -> int:
+        """Make the table readable: drop its unreadable newest versions and fragments, and return their number.
+
+        A dropped version is renamed with ``suffix``, for later inspection. The caller holds the tenant's maintenance
+        lease, and indexes the missing documents again. Raises StorageError.
+        """
+        count = 0
+        while not self._opens():
+            manifests = [info.path for info in self._objects.list(f"{self.path}/_versions")]
+            newest = min((path for path in manifests if path.endswith(".manifest")), default=None)
+            if newest is None:
+                return count
+            self._objects.create(f"{newest}{suffix}", self._objects.get(newest))
+            self._objects.delete([newest])
+            count += 1
+        unreadable = self.damaged_fragments()
+        if unreadable:
+            import lance
+
+            dataset = self.open()
+            update = lance.LanceOperation.Update(
+                removed_fragment_ids=unreadable, updated_fragments=[], new_fragments=[]
+            )
+            with writing("Could not drop unreadable fragments", self.uri):
+                self._transact(lance.Transaction(dataset.version, update))
+        return count + len(unreadable)
+
+    def damaged_fragments(self) -> list[int]:
+        """Return the ids of the fragments that cannot be read completely; reading one may crash the process."""
+        try:
+            return survived(_unreadable, self)
+        except ProcessDied:
+            return [number for number in survived(_fragments, self) if not self._survives(number)]
+
+    def _survives(self, fragment: int) -> bool:
+        try:
+            return not survived(_unreadable, self, fragment)
+        except ProcessDied:
+            return False
+
+    def _opens(self) -> bool:
+        try:
+            survived(_fragments, self)
+        except CorruptFile:
+            return False
+        except StorageError:
+            return not self.exists()
+        return True
+
+    def tracked_files(self) -> frozenset[str]:
+        """Return the paths, relative to the table, of the files that any version refers to. Raises CorruptFile."""
+        files: set[str] = set()
+        try:
+            dataset = self.open()
+            for batch in with_retries(lambda: list(dataset.tracked_files())):
+                files.update(pc.unique(batch.column("path")).to_pylist())
+        except BaseException as error:
+            if not is_lance_failure(error):
+                raise
+            raise read_failed("A version of the table cannot be read", self.uri, error, "Restore it.") from error
+        return frozenset(files)
+
+    def index_files(self) -> frozenset[str]:
+        """Return the files of all indexes, published or not, relative to their folder. Raises StorageError."""
+        folder = f"{self.path}/_indices"
+        return frozenset(info.path.removeprefix(f"{folder}/") for info in self._objects.list(folder))
+
+    def write(self, rows: pa.Table) -> list[FragmentMetadata]:
+        """Write ``rows`` as fragments, which readers do not see until a commit adds them.
+
+        Safe on any worker at any time, because the files have unique names. Raises StorageError.
+        """
+        from lance.fragment import write_fragments
+
+        with writing(f"{self.TITLE[0].upper()}{self.TITLE[1:]} cannot be written", self.uri):
+            return with_retries(
+                lambda: list(
+                    write_fragments(
+                        rows,
+                        self.uri,
+                        schema=rows.schema,
+                        enable_stable_row_ids=True,
+                        storage_options=self.options,
+                    )
+                )
+            )
+
+    def _transact(self, transaction: Transaction) -> None:
+        """Commit ``transaction``. Raises lance.commit.CommitConflictError, and OSError for an unknown outcome."""
+        import lance
+
+        lance.LanceDataset.commit(self.uri, transaction, storage_options=self.options)
+
+
+def _fragments(table: LanceTable) -> list[int]:
+    return [fragment.fragment_id for fragment in table.open().get_fragments()]
+
+
+def _unreadable(table: LanceTable, fragment: int | None = None) -> list[int]:
+    return unreadable_fragments(table.open(), None if fragment is None else [fragment])
+
+
+def allow_parallel_reads() -> None:
+    """Let Lance read a bucket with READS_AT_ONCE, unless the environment sets another number."""
+    os.environ.setdefault("LANCE_IO_THREADS", str(READS_AT_ONCE))
+
+
+@cache
+def _session() -> Any:
+    from lance import Session  # type: ignore[attr-defined]  # missing in pylance's stubs
+
+    return Session(index_cache_size_bytes=INDEX_CACHE_BYTES, metadata_cache_size_bytes=METADATA_CACHE_BYTES)
+
+
+def quote(text: str) -> str:
+    """Quote ``text`` as a string literal of a Lance filter, so that it is never syntax. Raises UsageError if no row can
+    have it.
+    """
+    if not is_unicode(text):
+        raise UsageError(
+            "A name is not UTF-8, but all indexed names are", repr(text), "Check its spelling and encoding."
+        )
+    return "'" + text.replace("'", "''") + "'"
+
+
+def is_one_of(column: str, values: Sequence[str]) -> str:
+    """Return the filter ``column IN (values)``."""
+    return f"{column} IN ({', '.join(quote(value) for value in values)})" if values else "false"
+
+
+def _addresses(dataset: LanceDataset, where: str) -> NDArray[np.uint64]:
+    def read(indexed: bool) -> NDArray[np.uint64]:
+        scanner = dataset.scanner(columns=[], filter=where, with_row_address=True, use_scalar_index=indexed)
+        return np.asarray(scanner.to_table()["_rowaddr"].to_numpy(), np.uint64)
+
+    return with_indexes(dataset, "rows", read)
+
+
+@retried
+def without_rows(
+    dataset: LanceDataset, filters: Sequence[str], addresses: Sequence[int] = ()
+) -> tuple[list[int], list[FragmentMetadata]]:
+    """Return ``(ids of fragments that become empty, changed fragments)`` of ``dataset`` without the rows that match.
+
+    The rows at ``addresses`` are removed as well.
+    """
+    matches = [np.asarray(addresses, np.uint64), *(_addresses(dataset, where) for where in filters)]
+    doomed = np.unique(np.concatenate(matches))
+    fragments = doomed >> np.uint64(ADDRESS_BITS)
+    offsets = doomed & np.uint64((1 << ADDRESS_BITS) - 1)
+    removed: list[int] = []
+    updated: list[FragmentMetadata] = []
+    for fragment_id in np.unique(fragments):
+        fragment: Any = dataset.get_fragment(int(fragment_id))
+        rest = fragment.delete_rows(offsets[fragments == fragment_id].tolist())
+        if rest is None:
+            removed.append(int(fragment_id))
+        else:
+            updated.append(rest)
+    return removed, updated
+
+
+FRAGMENT_ROWS = 1 << 15
+"""Smaller fragments are merged. Larger ones, as runs write them, stay until many of their rows are deleted."""
+WORN_SHARE = 0.1
+"""A fragment is rewritten without its deleted rows once they are a larger share of it."""
+_OPTIONS: CompactionOptions = {
+    "target_rows_per_fragment": FRAGMENT_ROWS,
+    "materialize_deletions_threshold": WORN_SHARE,
+    "num_threads": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPlan:
+    """The tasks of a compaction of ``version``. Each task is picklable input for ``rewrite`` on any worker."""
+
+    version: int
+    tasks: tuple[CompactionTask, ...]
+
+
+def plan_compaction(table: LanceTable) -> CompactionPlan:
+    """Plan which fragments to merge, and which to rewrite without their deleted rows."""
+    from lance.optimize import Compaction
+
+    dataset = table.open()
+    plan = with_retries(lambda: Compaction.plan(dataset, _OPTIONS))
+    return CompactionPlan(dataset.version, tuple(plan.tasks))
+
+
+def rewrite(table: LanceTable, task: CompactionTask) -> RewriteResult:
+    """Rewrite the fragments of a task under new names, invisible until the commit. The result is picklable.
+
+    Raises StorageError.
+    """
+    with writing("Could not rewrite fragments", table.uri):
+        return with_retries(lambda: task.execute(table.open(task.read_version)))
+
+
+def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
+    """Replace the compacted fragments by the results of all tasks, in one version.
+
+    Raises CommitConflict if a writer has changed one of the fragments since the plan, or if the store failed
+    temporarily, and StorageError if it failed otherwise. After either, plan and rewrite again: a failed commit deletes
+    the rewritten fragments, so repeating it would lose their rows.
+    """
+    from lance.optimize import Compaction
+
+    try:
+        Compaction.commit(table.open(plan.version), list(rewritten), _OPTIONS)
+    except OSError as error:  # includes CommitConflictError
+        if is_conflict(error):
+            raise CommitConflict("A writer has changed the compacted fragments", table.uri, "Try again.") from error
+        if is_network_failure(error):
+            raise CommitConflict(
+                "The store failed during the commit of a compaction", table.uri, "Try again."
+            ) from error
+        raise write_failed("Could not commit a compaction", table.uri, error) from error
+
+
+def remove_old_versions(table: LanceTable, older_than: timedelta) -> int:
+    """Delete versions older than ``older_than`` and the files that only they use; return the number of versions.
+
+    Files of uncommitted transactions stay until they are a week old, because a worker may still write them. The caller
+    has fenced every writer of the tenant. Raises StorageError.
+    """
+    with writing("Could not remove old versions", table.uri):
+        stats = with_retries(
+            lambda: table.open().cleanup_old_versions(
+                max(older_than, timedelta(microseconds=1)), delete_unverified=False, error_if_tagged_old_versions=False
+            )
+        )
+    return int(stats.old_versions)
+
+
+def data_file(fragment: LanceFragment) -> str:
+    """Return the path of the first data file of a fragment, whose name is never used again."""
+    file = fragment.data_files()[0]
+    # The public property defines a class at every access, which took half of the time of a commit among 1,000 sources.
+    return getattr(file, "_path", None) or str(file.path)

@@ -1,0 +1,243 @@
+"""Translate Lance's exceptions, retry its idempotent operations, and scan the table if one of its indexes is damaged.
+
+Lance retries requests, but not a listing that breaks off in its body. It raises OSError for most failures, so this
+module tells conflicts, network failures, damage and full disks apart by the text of the error.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial, wraps
+from html import unescape
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, StorageError, gave_up, is_panic
+from driftline.storage.objects import retries
+
+if TYPE_CHECKING:
+    from lance import LanceDataset, LanceFragment
+
+REASON_CHARACTERS = 300
+_FULL = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT})\b")
+_OF_CACHE = re.compile(r"<Code>DriftlineRead</Code><Message>(.*?)</Message>", re.DOTALL)
+_CODE = re.compile(r"<Code>(\w+)</Code>|status code: (\d+)")
+_SOURCE_LINE = re.compile(r",? \S+\.rs:\d+:\d+")
+"""The position in Lance's own source code, which does not help the user."""
+
+
+AGAIN = "Run it again."
+REPAIR = "Run 'driftline verify --repair'."
+
+
+def write_failed(what: str, where: str, error: BaseException) -> DriftlineError:
+    """Return ``error`` of a write as AccessDenied or StorageError; the fix depends on whether the disk is full."""
+    if is_refusal(error):
+        return _refused(what, where, error)
+    text = str(error).partition("\n")[0]
+    reason = _SOURCE_LINE.sub("", text)[:REASON_CHARACTERS]
+    fix = "Free some space and run again." if _FULL.search(text) else AGAIN
+    return StorageError(f"{what} ({reason})", where, fix)
+
+
+def read_failed(what: str, where: str, error: BaseException, fix: str = REPAIR) -> DriftlineError:
+    """Return ``error`` of a read as AccessDenied or StorageError if the store is to blame, else as CorruptFile, which
+    suggests ``fix``.
+    """
+    if is_refusal(error):
+        return _refused(what, where, error)
+    what = f"{what} ({first_line(error)})"
+    return StorageError(what, where, AGAIN) if is_network_failure(error) else CorruptFile(what, where, fix)
+
+
+def _refused(what: str, where: str, error: BaseException) -> AccessDenied:
+    text = str(error)
+    codes = [] if _OF_CACHE.search(text) else [code or status for code, status in _CODE.findall(text)]
+    reason = codes[-1] if codes else first_line(error)
+    return AccessDenied(f"{what}: the store refused ({reason})", where, "Check the credentials and their permissions.")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of the text of ``error``, shortened.
+
+    If a read through the cache failed, return that error instead.
+    """
+    text = str(error)
+    cause = _OF_CACHE.search(text)
+    return (unescape(cause[1]) if cause else text).partition("\n")[0][:REASON_CHARACTERS]
+
+
+def is_lance_failure(error: BaseException) -> bool:
+    """Return whether Lance raised ``error`` because it could not read a file."""
+    return isinstance(error, (OSError, ValueError)) or is_panic(error)
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return whether Lance raised ``error`` because another commit came first."""
+    return "commit conflict" in str(error).lower() or type(error).__name__ == "CommitConflictError"
+
+
+@contextmanager
+def writing(what: str, where: str) -> Iterator[None]:
+    """Translate the exceptions of Lance into a StorageError whose message begins with ``what``."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_lance_failure(error):
+            raise
+        raise write_failed(what, where, error) from error
+
+
+_NETWORK = re.compile(
+    r"error sending request|HTTP error|response body|timed out|timeout|connection|status code: (?:408|429|5\d\d)"
+    r"|os error 11[013]",
+    re.I,
+)
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def is_network_failure(error: BaseException) -> bool:
+    """Return whether Lance failed because the store or the network did; the same request may succeed soon."""
+    return is_lance_failure(error) and bool(_NETWORK.search(str(error)))
+
+
+_REFUSED = re.compile(rf"status code: (?:400|401|403)\b|os error {errno.EACCES}\b")
+"""Amazon S3 answers requests with an expired token with the status 400."""
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether the store refused Lance's request, as with credentials that have expired."""
+    return is_lance_failure(error) and bool(_REFUSED.search(str(error)))
+
+
+def is_damage(error: BaseException) -> bool:
+    """Return whether Lance failed because of the files, not of the store or the network."""
+    return is_lance_failure(error) and not is_network_failure(error) and not is_refusal(error)
+
+
+def with_retries(operation: Callable[[], _Result]) -> _Result:
+    """Return the result of an idempotent ``operation``, with retries; raises the error of the last attempt."""
+    return retries.with_retries(operation, _may_pass)
+
+
+def retried(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Decorate an idempotent ``function`` so that ``with_retries`` calls it."""
+
+    @wraps(function)
+    def persist(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
+        return with_retries(lambda: function(*arguments, **options))
+
+    return persist
+
+
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, StorageError) and error.__cause__ is not None:
+        error = error.__cause__
+    return is_network_failure(error) and not retries.is_exhausted(str(error))
+
+
+log = logging.getLogger(__name__)
+
+_MAX_REMEMBERED = 1_000
+
+_UNUSABLE: dict[tuple[str, int], None] = {}
+"""Versions of tables with an index that this process could not use."""
+
+
+@contextmanager
+def without_panic(where: str = "") -> Iterator[None]:
+    """Translate a panic of native code, which no ``except Exception`` catches, into CorruptFile; also works as a
+    decorator.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise gave_up(first_line(error), where) from error
+
+
+@contextmanager
+def reading(title: str, where: str) -> Iterator[None]:
+    """Translate Lance's errors for unreadable data, as ``read_failed`` does."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_lance_failure(error):
+            raise
+        raise read_failed(f"The table of {title} cannot be read", where, error) from error
+
+
+def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
+    """Return Lance's statistics of each index of ``dataset``, by name; None for an index whose files cannot be read."""
+    names = [index.name for index in with_retries(dataset.describe_indices)]
+    # Each index takes several reads of a bucket, one after another.
+    with ThreadPoolExecutor(max(1, len(names))) as pool:
+        return dict(zip(names, pool.map(partial(_index_stats, dataset), names), strict=True))
+
+
+def _index_stats(dataset: LanceDataset, name: str) -> dict[str, Any] | None:
+    try:
+        return with_retries(partial(dataset.stats.index_stats, name))
+    except BaseException as error:
+        if not is_damage(error):
+            raise
+        return None
+
+
+def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Result]) -> _Result:
+    """Return ``read(True)``, which uses the indexes of ``dataset``, or ``read(False)``, which scans, if one is
+    unusable.
+
+    Raises CorruptFile, StorageError.
+    """
+    version = (dataset.uri, dataset.version)
+    if version in _UNUSABLE:
+        with reading(title, dataset.uri):
+            return with_retries(lambda: read(False))
+    try:
+        return with_retries(lambda: read(True))
+    except BaseException as error:
+        if not is_lance_failure(error):
+            raise
+        if not is_damage(error):
+            raise read_failed(f"The table of {title} cannot be read", dataset.uri, error) from error
+        reason = first_line(error)
+    with reading(title, dataset.uri):
+        result = with_retries(lambda: read(False))
+    if len(_UNUSABLE) >= _MAX_REMEMBERED:
+        _UNUSABLE.clear()
+    _UNUSABLE[version] = None
+    log.warning("A search index of %s is unusable (%s): it is scanned instead. %s", dataset.uri, reason, REPAIR)
+    return result
+
+
+def _read_all(fragment: LanceFragment) -> None:
+    """Read all columns together, because a page of any may be damaged, and a row of each separately, as searches do."""
+    for _ in fragment.to_batches():
+        pass
+    for name in fragment.schema.names:
+        for _ in fragment.to_batches(columns=[name], limit=1):
+            pass
+
+
+def unreadable_fragments(dataset: LanceDataset, among: Collection[int] | None = None) -> list[int]:
+    """Return the ids of fragments, of all or ``among`` some, whose files are missing, truncated, changed or not
+    Lance's.
+    """
+    unreadable: list[int] = []
+    for fragment in dataset.get_fragments():
+        if among is not None and fragment.fragment_id not in among:
+            continue
+        try:
+            with_retries(partial(_read_all, fragment))
+        except BaseException as error:
+            if not is_damage(error):
+                raise
+            unreadable.append(fragment.fragment_id)
+    return unreadable

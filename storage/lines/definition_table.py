@@ -1,0 +1,173 @@
+"""Store definition embeddings of a transformer in a Lance table: one row per definition (decision 0016).
+
+The table is derived from the lines. A row counts only while its hash equals the hash of its document, so the table may
+lag, or contain orphaned and duplicate rows; the next run repairs them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import CommitConflict
+from driftline.storage.lance.lance_table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
+from driftline.storage.lance.retries import with_indexes, write_failed, writing
+from driftline.storage.lance.vector_index import VECTOR_METRIC, create_vector_index, is_indexed, through_index
+from driftline.storage.layout import table_fingerprint, tables_directory
+from driftline.storage.objects.store import ObjectStore
+
+MIN_INDEXED_ROWS = 100_000
+"""Fewer vectors are compared one by one, which takes milliseconds."""
+PATHS_PER_LOOKUP = 2_000
+
+
+def schema(dim: int) -> pa.Schema:
+    """Return the columns of ``deep_embeddings``: a document, and a definition in it as in ``outline.Definition``,
+    0-based.
+
+    ``vector`` is ``(dim,) float16``, and ``text_hash`` is the hash of the embedded text. A document without definitions
+    has one row with ``line`` -1 and neither of the two.
+    """
+    return pa.schema(
+        [
+            pa.field("entity", pa.string()),
+            pa.field("path", pa.string()),
+            pa.field("hash", pa.string()),
+            pa.field("parent_dirs", pa.list_(pa.string())),
+            pa.field("ext", pa.string()),
+            pa.field("kind", pa.string()),
+            pa.field("name", pa.string()),
+            pa.field("line", pa.int32()),
+            pa.field("first", pa.int32()),
+            pa.field("last", pa.int32()),
+            pa.field("text_hash", pa.string()),
+            pa.field("vector", pa.list_(VECTOR_TYPE, dim)),
+        ]
+    )
+
+
+FOUND_COLUMNS = ("entity", "path", "hash", "kind", "name", "line", "first", "last")
+
+
+class DeepTable(LanceTable):
+    """``deep_embeddings`` of one tenant and one transformer."""
+
+    KIND = "deep"
+    TITLE = "definitions"
+    REPAIR = "Delete it; the next run embeds them again."
+
+    def create(self, dim: int) -> None:
+        """Create the table for vectors of ``dim`` dimensions unless it exists. Raises StorageError."""
+        self._create(schema(dim).empty_table())
+
+    def write_fragments(self, rows: pa.Table) -> list[str]:
+        """Write rows of ``schema(dim)`` as fragments, invisible until a commit; return them as JSON."""
+        return [json.dumps(fragment.to_json()) for fragment in self.write(rows)]
+
+    def documents(self, entity: Entity) -> pa.Table:
+        """Return ``path`` and ``hash`` of the documents of a source that have rows, each pair once.
+
+        Raises StorageError.
+        """
+        if not self.exists():
+            return pa.table({"path": pa.array([], pa.string()), "hash": pa.array([], pa.string())})
+        dataset, where = self.open(), f"entity = {quote(str(entity))}"
+
+        def read(indexed: bool) -> pa.Table:
+            return dataset.scanner(columns=["path", "hash"], filter=where, use_scalar_index=indexed).to_table()
+
+        rows = with_indexes(dataset, self.TITLE, read)
+        return rows.group_by(["path", "hash"]).aggregate([]).select(["path", "hash"])
+
+    def vectors(self, entity: Entity, paths: Sequence[str]) -> dict[str, NDArray[np.float16]]:
+        """Return the vectors of all definitions in documents of a source, by ``text_hash``. Raises StorageError."""
+        found: dict[str, NDArray[np.float16]] = {}
+        dataset = self.open()
+        for start in range(0, len(paths), PATHS_PER_LOOKUP):
+            some = is_one_of("path", paths[start : start + PATHS_PER_LOOKUP])
+            where = f"{some} AND entity = {quote(str(entity))} AND line >= 0"
+            with writing("Could not read the definitions of documents", self.uri):
+                rows = dataset.scanner(columns=["text_hash", "vector"], filter=where).to_table()
+            vectors = np.stack(rows["vector"].to_numpy()) if len(rows) else ()
+            found.update(zip(rows["text_hash"].to_pylist(), vectors, strict=True))
+        return found
+
+    def commit(self, entity: Entity, fragments: Sequence[str], stale: Sequence[tuple[str, str]] = ()) -> None:
+        """Add fragments and remove the rows of ``stale`` documents, ``(path, hash)``, in one version. Raises
+        StorageError.
+
+        A commit whose outcome is unknown is repeated, so rows may be duplicated.
+        """
+        import lance
+
+        new = [lance.FragmentMetadata.from_json(text) for text in fragments]
+        for _ in range(COMMIT_ATTEMPTS):
+            dataset = self.open()
+            removed, updated = without_rows(dataset, _filters(entity, stale)) if stale else ([], [])
+            operation = lance.LanceOperation.Update(
+                removed_fragment_ids=removed, updated_fragments=updated, new_fragments=new
+            )
+            try:
+                self._transact(lance.Transaction(dataset.version, operation))
+            except lance.commit.CommitConflictError:
+                continue
+            except OSError as error:
+                raise write_failed("Could not commit definitions", self.uri, error) from error
+            return
+        raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Try again.")
+
+    def index(self) -> None:
+        """Create or extend the vector index once the table is large enough. Raises StorageError."""
+        with writing("Could not build an index", self.uri):
+            dataset = self.open()
+            if is_indexed(dataset):
+                dataset.optimize.optimize_indices()
+            elif dataset.count_rows() >= MIN_INDEXED_ROWS:
+                create_vector_index(dataset)
+
+    def nearest(self, query: NDArray[np.float32], limit: int, where: str | None = None) -> pa.Table:
+        """Return FOUND_COLUMNS and ``distance`` (1 - cosine) of the definitions nearest to a unit vector, sorted."""
+        dataset = self.open(cached=True)
+        condition = f"({where}) AND line >= 0" if where else "line >= 0"
+        nearest: dict[str, Any] = {"column": "vector", "q": query.astype(np.float16), "k": limit}
+        nearest["metric"] = VECTOR_METRIC
+
+        def search(indexed: bool) -> pa.Table:
+            by_index = indexed and is_indexed(dataset)
+            options = through_index(dataset, limit) if by_index else {"use_index": False}
+            return dataset.scanner(
+                columns=[*FOUND_COLUMNS, "_distance"],
+                nearest={**nearest, **options},
+                filter=condition,
+                prefilter=True,
+                limit=limit,
+                use_scalar_index=indexed,
+            ).to_table()
+
+        rows = with_indexes(dataset, self.TITLE, search).rename_columns([*FOUND_COLUMNS, "distance"])
+        halved = pc.divide(rows["distance"], pa.scalar(2, pa.float32()))
+        return rows.set_column(len(FOUND_COLUMNS), "distance", halved).sort_by("distance")
+
+
+def deep_tables(objects: ObjectStore, tenant: Entity) -> list[DeepTable]:
+    """Return the tables of a tenant, one for each transformer."""
+    names = objects.list_dirs(tables_directory(tenant))
+    fingerprints = (table_fingerprint(name, DeepTable.KIND) for name in names)
+    return [DeepTable(objects, tenant.tenant, fingerprint) for fingerprint in fingerprints if fingerprint]
+
+
+def _filters(entity: Entity, documents: Sequence[tuple[str, str]]) -> list[str]:
+    """Return conditions that together select the rows of ``documents``, ``(path, hash)``."""
+    found: list[str] = []
+    for start in range(0, len(documents), PATHS_PER_LOOKUP):
+        some = documents[start : start + PATHS_PER_LOOKUP]
+        paths, hashes = ([each[number] for each in some] for number in (0, 1))
+        found.append(f"{is_one_of('path', paths)} AND {is_one_of('hash', hashes)} AND entity = {quote(str(entity))}")
+    return found

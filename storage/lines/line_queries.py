@@ -1,0 +1,769 @@
+"""Search one version of a table of lines, with filter pushdown (DESIGN, "Search").
+
+``LineQuery`` finds nearest lines, blocks by words and by meaning, definitions by name, and passages. On a bucket,
+``read_ahead`` prefetches index data in a few large parallel reads instead of many small sequential ones. If an index is
+unusable, the table is scanned.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock, RLock
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from cachetools import LRUCache
+from numpy.typing import NDArray
+
+from driftline.storage.defaults import FALLBACK_THRESHOLD, Strategy
+from driftline.storage.errors import UsageError
+from driftline.storage.lance.lance_table import TableFile, data_file, is_one_of, quote
+from driftline.storage.lance.retries import with_indexes
+from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
+from driftline.storage.lines.block_codes import BlockCodes, codes_of
+from driftline.storage.lines.indexes import TEXT
+from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.line_table import (
+    CODE_COLUMN,
+    LINES_PER_BLOCK,
+    TEXT_COLUMN,
+    LineTable,
+    no_lines,
+    schema,
+    searched_parts,
+)
+from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
+
+if TYPE_CHECKING:
+    from lance import LanceDataset, LanceFragment
+
+MAX_TEXT_BYTES = 64 * 2**20
+"""Above this size of the text index, only the postings of the words of a query are read."""
+
+PARTS = {TEXT: ("metadata.lance", "part_0_tokens.lance", "part_0_docs.lance", "part_0_invert.lance")}
+"""The files of a segment of the text index, which Lance opens one after another."""
+
+_done: set[tuple[str, str, int | None]] = set()
+"""Index segments that this process has loaded, by the URI of their table, with their base; they are immutable."""
+_lock = threading.Lock()
+_MAX_DONE = 10_000
+
+
+def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) -> None:
+    """Load the indexes ``names`` of ``dataset`` into its session, in parallel.
+
+    A damaged index is left to the search, which works without it.
+    """
+    requested = set(names)
+    found = [
+        (index.name, {(dataset.uri, str(segment.uuid), segment.base_id) for segment in index.segments})
+        for index in dataset.describe_indices()
+        if index.name in requested and (index.name != TEXT or (index.total_size_bytes or 0) <= MAX_TEXT_BYTES)
+    ]
+    with _lock:
+        missing = [(name, segments) for name, segments in found if not segments <= _done]
+    if not missing:
+        return
+
+    table.read_ahead(
+        {
+            TableFile(f"_indices/{uuid}/{part}", base_id): (0, None)
+            for name, segments in missing
+            for _, uuid, base_id in segments
+            for part in PARTS.get(name, ())
+        }
+    )
+
+    def read(name: str) -> None:
+        def attempt(indexed: bool) -> None:
+            if indexed:
+                dataset.prewarm_index(name)
+
+        with_indexes(dataset, table.TITLE, attempt)
+
+    with ThreadPoolExecutor(len(missing)) as pool:
+        list(pool.map(read, [name for name, _ in missing]))
+    with _lock:
+        if len(_done) > _MAX_DONE:
+            _done.clear()
+        _done.update(*(segments for _, segments in missing))
+
+
+__all__ = ["NOTHING", "LineFilter", "LineQuery", "Passage", "Scored", "Strategy", "matching_blocks", "nearest_lines"]
+
+EXACT_SEARCH_SHARE = 1 / 32
+"""Maximum share of all lines to compare exactly, even if these are more than EXACT_SEARCH_ROWS."""
+RESULT_COLUMNS = ("entity", "path", "line_number", "column_number", "text", "hash")
+PASSAGE_COLUMNS = ("entity", "path", "line_number", "column_number", "text")
+BLOCK_COLUMNS = ("entity", "path", "line_number", "column_number", "hash", TEXT_COLUMN, OUTLINE_COLUMN)
+
+MAX_FOLDERS = 32
+"""The last components of a path in a query that an indexed path may have."""
+MAX_FILES = 20
+"""Files of one name to look up."""
+
+_SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
+"""The sources of each table version that this process has searched; versions are immutable."""
+_MAX_VERSIONS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlines:
+    """The outlines of all blocks of a version, in ``rows``: ``outline``, ``line_number`` and ``_rowid``.
+
+    ``lower`` has them in lower case, each with a line feed after it; row ``i`` ends before ``ends[i]``. Entry ``e``,
+    which is one definition, ends before the line feed at ``entries[e]``, with the bytes ``tails[e]``.
+    """
+
+    rows: pa.Table
+    lower: bytes
+    ends: NDArray[np.int64]
+    entries: NDArray[np.int64]
+    tails: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, rows: pa.Table) -> Self:
+        """Return what ``rows`` need to be searched."""
+        outlines = pc.binary_join_element_wise(pc.utf8_lower(rows[OUTLINE_COLUMN]), "", "\n").combine_chunks()
+        ends = pc.binary_length(outlines).to_numpy().cumsum(dtype=np.int64)
+        lower = outlines.buffers()[2].to_pybytes()[: ends[-1]] if len(ends) else b""
+        entries = np.flatnonzero(np.frombuffer(lower, np.uint8) == ord("\n"))
+        padded = np.frombuffer(bytes(_TAIL_BYTES) + lower, np.uint8)
+        tails = np.lib.stride_tricks.sliding_window_view(padded, _TAIL_BYTES)[entries].view(">u8")[:, 0]
+        return cls(rows, lower, ends, entries, tails.astype(np.uint64))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in (self.rows, self.ends, self.entries, self.tails)) + len(self.lower)
+
+    def with_name_ending_in(self, part: str) -> pa.Table:
+        """Return the rows with a definition whose name ends in the whole word ``part``, ignoring case."""
+        ending = part.lower().encode()
+        tail = ending[-_TAIL_BYTES:]
+        alike = self.entries[self.tails & np.uint64(256 ** len(tail) - 1) == int.from_bytes(tail, "big")].tolist()
+        found = [
+            at
+            for at in alike
+            if self.lower.endswith(ending, 0, at) and self.lower[at - len(ending) - 1] not in _OF_WORDS
+        ]
+        return self.rows.take(pa.array(sorted({*np.searchsorted(self.ends, found, side="right").tolist()}), pa.int64()))
+
+
+_TAIL_BYTES = 8
+"""Bytes at the end of a name that are compared for all definitions at once."""
+_OF_WORDS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_")
+_OUTLINES: LRUCache[tuple[str | int, ...], _Outlines] = LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
+"""The outlines of each version in which this process has looked up a name, about 6 bytes per line."""
+_OUTLINES_AT_ONCE = Lock()
+MAX_KEPT_LINES = 1_500_000
+"""The lines of a table whose blocks stay in memory, at some 70 bytes a line."""
+FASTER_TOGETHER = 6
+"""A block that is read with all others takes a sixth of the time of one that is read alone."""
+FEW_LINES = 50_000
+"""The blocks of a table with so few lines stay in memory from the second search on."""
+_Filtered = tuple[str | int | None, ...]
+"""A version and the condition of a filter."""
+_BLOCKS: LRUCache[_Filtered, pa.Table] = LRUCache(128 * 2**20, lambda kept: kept.nbytes)
+"""All blocks that a filter allows, of small versions that this process searches again and again."""
+_BLOCKS_READ: LRUCache[_Filtered, int] = LRUCache(1_024)
+"""How many blocks this process has read one by one."""
+_ALLOWED: LRUCache[_Filtered, NDArray[np.uint64]] = LRUCache(64 * 2**20, lambda rows: rows.nbytes)
+"""The rows that each filter allows, sorted."""
+_ALLOWED_CODES: LRUCache[_Filtered, BlockCodes] = LRUCache(64 * 2**20, lambda codes: codes.nbytes)
+_FILTERED_AT_ONCE = Lock()
+MIN_SHARE_AFTERWARDS = 1 / 100
+"""From this share of all lines on, words are searched without the filter, whose known rows are faster than Lance's
+evaluation of it for each search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Blocks, best first: ``rows`` ``(n,) uint64`` are the ids of their first rows, ``scores`` ``(n,) float32``."""
+
+    rows: NDArray[np.uint64]
+    scores: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+_ROW = pa.field("_rowid", pa.uint64())
+NOTHING = Scored(np.zeros(0, np.uint64), np.zeros(0, np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Lines of a document, 0-based, both ends included."""
+
+    entity: str
+    path: str
+    first: int
+    last: int
+
+
+_Value = TypeVar("_Value")
+
+
+class once(Generic[_Value]):
+    """Like ``functools.cached_property``, whose lock all instances share in Python 3.11: tables open in parallel."""
+
+    def __init__(self, compute: Callable[[Any], _Value]) -> None:
+        self._compute = compute
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> _Value:
+        known: dict[str, Any] = instance.__dict__
+        with known.setdefault(f"lock of {self._name}", RLock()):
+            if self._name not in known:
+                known[self._name] = self._compute(instance)
+        value: _Value = known[self._name]
+        return value
+
+
+@dataclass(frozen=True)
+class LineQuery:
+    """A filter over one version of a table, by default the newest, and the strategy of its searches.
+
+    Raises UsageError, StorageError, CorruptFile.
+    """
+
+    table: LineTable
+    where: LineFilter | None = None
+    strategy: Strategy = "auto"
+    fallback_threshold: float = FALLBACK_THRESHOLD
+    exact: bool = False
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.strategy not in get_args(Strategy):
+            raise UsageError("Unknown strategy", self.strategy, f"Use one of {', '.join(get_args(Strategy))}.")
+        if not 0 <= self.fallback_threshold <= 1:
+            raise UsageError("fallback_threshold must be between 0 and 1", str(self.fallback_threshold))
+
+    @once
+    def dataset(self) -> LanceDataset:
+        return self.table.open(self.version, cached=True)
+
+    def open(self, *, words: bool = False, lines: bool = False, blocks: bool = False) -> None:
+        """Open the table now rather than on first use.
+
+        For a table in a bucket, read ahead what searches for ``words``, nearest ``lines`` and near ``blocks`` need, in
+        parallel.
+        """
+        dataset = self.dataset
+        if self.table.is_local:
+            return
+        with ThreadPoolExecutor(2) as pool:
+            reads: list[Future[Any]] = []
+            if words:
+                reads.append(pool.submit(read_ahead, self.table, dataset, (TEXT,)))
+            if lines:
+                reads.append(pool.submit(self._read_vectors_ahead))
+            if blocks:
+                reads.append(pool.submit(lambda: self._codes))
+            for read in reads:
+                read.result()
+
+    def _read_vectors_ahead(self) -> None:
+        if self.index is not None:
+            read_ahead(self.table, self.dataset, (VECTOR,))
+
+    @once
+    def sql(self) -> str | None:
+        return self.where.to_sql() if self.where else None
+
+    # Commit markers are counted separately: an index finds them, but not the lines.
+
+    @once
+    def lines(self) -> int:
+        """The number of lines in the table."""
+        return int(self.dataset.count_rows()) - len(self.sources)
+
+    @once
+    def matches(self) -> int:
+        """The number of lines that match the filter."""
+        if self.sql is None:
+            return self.lines
+        return self._matching_rows - self._count(no_lines(self.sql))
+
+    @once
+    def _matching_rows(self) -> int:
+        """Like ``matches``, but including commit markers, which are few and slow to exclude."""
+        return self._count(self.sql)
+
+    @once
+    def sources(self) -> tuple[str, ...]:
+        """The entities that have written to the table, by their commit markers."""
+        version = self.exact_version
+        sources = _SOURCES.get(version)
+        if sources is None:
+            # In a bucket, paths are with what every search reads of a file; their index would be read only for this.
+            rows = self._scanned(["entity"], filter=no_lines(None), use_scalar_index=self.table.is_local)
+            sources = tuple(rows["entity"].to_pylist())
+            if len(_SOURCES) >= _MAX_VERSIONS:
+                _SOURCES.clear()
+            _SOURCES[version] = sources
+        return sources
+
+    @once
+    def exact_version(self) -> tuple[str | int, ...]:
+        """Identify this version by its files: a deleted and recreated table may have the same URI and version."""
+        files = map(data_file, self.dataset.get_fragments()[:1])
+        return (self.dataset.uri, self.dataset.version, *files)
+
+    @once
+    def filters_afterwards(self) -> bool:
+        if self.sql is None or self.strategy in ("auto", "prefilter"):
+            return False
+        return self.strategy == "postfilter" or self.matches >= self.fallback_threshold * self.lines
+
+    @once
+    def examined_blocks(self) -> list[int]:
+        """The number of blocks that each search found before the post-filter."""
+        return []
+
+    @once
+    def index(self) -> str | None:
+        """The type of the vector index that a search uses, or None for an exact search."""
+        few = max(EXACT_SEARCH_ROWS, EXACT_SEARCH_SHARE * self.dataset.count_rows())
+        if self.exact or (self.strategy == "auto" and self._matching_rows <= few):
+            return None
+        return next((index.index_type for index in self.dataset.describe_indices() if index.name == VECTOR), None)
+
+    @property
+    def examined(self) -> int:
+        """The number of lines that a search compares with its query, through the index or exactly."""
+        return self.lines if self.filters_afterwards else self.matches
+
+    def nearest(
+        self,
+        vector: NDArray[np.float32],
+        limit: int,
+        max_distance: float | None = None,
+        columns: Sequence[str] = RESULT_COLUMNS,
+    ) -> pa.Table:
+        """Search as ``nearest_lines`` does."""
+        if limit < 0:
+            raise UsageError("top_k must not be negative", str(limit))
+        dim = self.dataset.schema.field("vector").type.list_size
+        if vector.shape != (dim,):
+            raise UsageError(f"The query vector must have {dim} dimensions, not {vector.shape}", self.table.uri)
+        length = np.linalg.norm(vector)
+        if limit == 0 or not length > 0:
+            distance = pa.field("distance", pa.float32())
+            return pa.schema([*(self.dataset.schema.field(name) for name in columns), distance]).empty_table()
+        nearest: dict[str, Any] = {
+            "column": "vector",
+            "q": (vector / length).astype(np.float16),
+            "metric": VECTOR_METRIC,
+        }
+        fetch = limit
+        while True:
+            options = {"use_index": False} if self.index is None else through_index(self.dataset, fetch)
+            hits = self._nearest(columns, {**nearest, **options, "k": fetch})
+            if not self.filters_afterwards or len(hits) >= limit or fetch >= self.lines:
+                break
+            fetch = min(4 * fetch, self.lines)
+        if max_distance is not None:
+            hits = hits.filter(pc.less_equal(hits["distance"], max_distance))
+        order = ("distance", "path", "line_number", *(name for name in ("column_number",) if name in columns))
+        return hits.sort_by([(name, "ascending") for name in order]).slice(0, limit)
+
+    def _nearest(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
+        """Return the nearest lines by the options ``nearest`` of Lance, unordered, with their ``distance``."""
+        hits = self._read(
+            [*columns, "_distance"],
+            where=self.sql,
+            nearest=nearest,
+            prefilter=not self.filters_afterwards,
+            limit=nearest["k"],
+        ).rename_columns([*columns, "distance"])
+        halved = pc.divide(hits["distance"], pa.scalar(2, pa.float32()))  # 1 - cosine for vectors of length 1
+        return hits.set_column(len(columns), "distance", halved)
+
+    def _read(self, columns: Sequence[str], *, where: str | None, **search: Any) -> pa.Table:
+        """Return the rows of a search. With one source its entity is known, which saves reading the slowest column.
+
+        In a bucket, finding the sources takes longer than reading the column, which is at the end of each file.
+        """
+        known = "entity" in columns and self.table.is_local and len(self.sources) == 1
+        read = [name for name in columns if not (known and name == "entity") and name != "_rowid"]
+        rows = self._scanned(read, filter=where, **search)
+        if known:
+            rows = rows.append_column("entity", pa.repeat(self.sources[0], len(rows)))
+        return rows.select(columns)
+
+    def _count(self, where: str | None) -> int:
+        def count(indexed: bool) -> int:
+            if indexed or where is None:
+                return int(self.dataset.count_rows(where))
+            return int(
+                self.dataset.scanner(columns=[], filter=where, use_scalar_index=False, with_row_id=True).count_rows()
+            )
+
+        return with_indexes(self.dataset, self.table.TITLE, count)
+
+    def _scanned(self, columns: Sequence[str], **search: Any) -> pa.Table:
+        """Run a search of Lance; without its indexes if one of them is unusable."""
+
+        def scan(indexed: bool) -> pa.Table:
+            if indexed:
+                return self.dataset.scanner(columns=list(columns), **search).to_table()
+            if "full_text_query" in search:
+                words = {name: search[name] for name in ("full_text_query", "limit", "filter")}
+                return self._scanned_words(**words)
+            nearest = {"nearest": {**search["nearest"], "use_index": False}} if "nearest" in search else {}
+            options = {**search, **nearest, "use_scalar_index": False}
+            return self.dataset.scanner(columns=list(columns), **options).to_table()
+
+        return with_indexes(self.dataset, self.table.TITLE, scan)
+
+    def _scanned_words(self, *, full_text_query: Any, limit: int, filter: str | None = None) -> pa.Table:
+        """Search the full text of a copy in memory, because Lance always uses the index that a table has."""
+        import lance
+
+        where = f"{TEXT_COLUMN} IS NOT NULL" + (f" AND ({filter})" if filter else "")
+        rows = self.dataset.scanner(columns=[TEXT_COLUMN], filter=where, use_scalar_index=False, with_row_id=True)
+        copied = rows.to_table().rename_columns([TEXT_COLUMN, "row"])
+        copy = lance.write_dataset(copied, f"memory://{uuid.uuid4().hex}")
+        found = copy.scanner(columns=["row", "_score"], full_text_query=full_text_query, limit=limit).to_table()
+        return found.rename_columns(["_rowid", "_score"])
+
+    def blocks(self, words: str, limit: int) -> pa.Table:
+        """Search as ``matching_blocks`` does."""
+        found = self.matching(words, limit)
+        return (
+            self.blocks_at(found.rows.tolist()).append_column("bm25", pa.array(found.scores)).drop_columns(["_rowid"])
+        )
+
+    def matching(self, words: str, limit: int) -> Scored:
+        """Return the ``limit`` blocks that best match ``words``, best first, with their BM25."""
+        from lance.query import MatchQuery
+
+        if limit == 0 or not words.strip():
+            return NOTHING
+        search = MatchQuery(words, TEXT_COLUMN)
+        if self.filters_afterwards:
+            return self._matching_afterwards(search, limit, limit)
+        if self.sql is not None and self.strategy == "auto":
+            share = len(self._allowed) / max(1, self.dataset.count_rows())
+            if share >= MIN_SHARE_AFTERWARDS:
+                return self._matching_afterwards(search, limit, int(2 * limit / share))
+        return self._matching(search, limit, where=self.sql, prefilter=True)
+
+    def _matching(self, search: Any, limit: int, where: str | None, **options: Any) -> Scored:
+        found = self._scanned(
+            ["_score"], filter=where, full_text_query=search, limit=limit, with_row_id=True, **options
+        )
+        return Scored(found["_rowid"].to_numpy(), found["_score"].to_numpy())
+
+    def defining(self, names: Sequence[str], limit: int) -> NDArray[np.uint64]:
+        """Return the rows of the blocks of at most ``limit`` definitions of each of ``names``, ignoring case.
+
+        Outer definitions precede inner ones.
+        """
+        found = sorted({row for name in names for row in self._definition_rows(name, limit)})
+        rows = np.array(found, np.uint64)
+        return rows[self._held(rows)] if self.sql else rows
+
+    def holding(self, places: Sequence[tuple[str, int | None]]) -> NDArray[np.uint64]:
+        """Return the rows of the blocks that hold ``places``, paths and 1-based lines; without a line, the first block.
+
+        A path may have more leading folders than an indexed one, as in a stack trace. One that is alone may have fewer:
+        it then stands for the MAX_FILES of that name nearest to the root, ignoring case.
+        """
+        if not places:
+            return np.empty(0, np.uint64)
+        blocks = []
+        for path, line in places:
+            parts = path.lstrip("/").split("/")[-MAX_FOLDERS:]
+            known = ["/".join(parts[at:]) for at in range(len(parts))]
+            first = max(0, (line or 1) - 1) // LINES_PER_BLOCK * LINES_PER_BLOCK
+            within = f"line_number BETWEEN {first} AND {first + LINES_PER_BLOCK - 1}"
+            known += self._files_named(path, within) if len(places) == 1 else []
+            blocks.append(f"({is_one_of('path', known)} AND {within})")
+        where = f"({' OR '.join(blocks)}) AND {TEXT_COLUMN} IS NOT NULL"
+        rows = np.sort(self._scanned([], filter=where, with_row_id=True)["_rowid"].to_numpy())
+        return rows[self._held(rows)] if self.sql else rows
+
+    def _files_named(self, name: str, within: str) -> list[str]:
+        """Return the paths that end in ``name``, of documents with lines ``within`` a condition."""
+        where = f"ends_with(lower(path), {quote('/' + name.lower().lstrip('/'))}) AND {within}"
+        where += f" AND ({self.sql})" if self.sql else ""
+        found = pc.unique(self._scanned(["path"], filter=where)["path"]).to_pylist()
+        return sorted(found, key=lambda path: (path.count("/"), path))[:MAX_FILES]
+
+    def _held(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Return ``(n,)``: whether each of ``rows`` exists and the filter allows it."""
+        if self.sql is not None:
+            return _is_in(rows, self._allowed)
+        if not len(rows):
+            return np.zeros(0, np.bool_)
+        return np.isin(rows, self._scanned([], filter=_is_among(rows), with_row_id=True)["_rowid"].to_numpy())
+
+    @once
+    def _filtered(self) -> _Filtered:
+        return (*self.exact_version, self.sql)
+
+    @once
+    def _allowed(self) -> NDArray[np.uint64]:
+        """The rows that the filter allows, sorted."""
+        return _known(_ALLOWED, self._filtered, self._read_allowed)
+
+    def _read_allowed(self) -> NDArray[np.uint64]:
+        return np.sort(self._scanned([], filter=self.sql, with_row_id=True)["_rowid"].to_numpy())
+
+    def blocks_at(self, rows: Sequence[int]) -> pa.Table:
+        """Return BLOCK_COLUMNS and ``_rowid`` of the blocks that begin at ``rows``, in this order."""
+        columns = [*BLOCK_COLUMNS, "_rowid"]
+        if not rows:
+            return pa.schema([schema(1).field(name) for name in BLOCK_COLUMNS]).append(_ROW).empty_table()
+        found = self._kept_blocks
+        if found is None:
+            found = self._read(columns, where=_is_among(rows), with_row_id=True).sort_by("_rowid")
+            with _FILTERED_AT_ONCE:
+                _BLOCKS_READ[self._filtered] = _BLOCKS_READ.get(self._filtered, 0) + len(rows)
+        at = np.searchsorted(found["_rowid"].to_numpy(), np.array(rows, np.uint64))
+        return found.take(
+            pa.array(at.tolist(), pa.int64())
+        )  # of an array, Arrow asks numpy.ma, which is slow to import
+
+    @once
+    def _kept_blocks(self) -> pa.Table | None:
+        """All allowed blocks by row, if they are few; None until reading them individually has cost as much."""
+        if not self.table.is_local:
+            return None
+        with _FILTERED_AT_ONCE:
+            known, read = _BLOCKS.get(self._filtered), _BLOCKS_READ.get(self._filtered, 0)
+        if known is not None or not read:
+            return known
+        lines = self.lines if self.sql is None else len(self._allowed)
+        if lines > MAX_KEPT_LINES or lines > max(FEW_LINES, FASTER_TOGETHER * LINES_PER_BLOCK * read):
+            return None
+        where = f"{TEXT_COLUMN} IS NOT NULL" + (f" AND ({self.sql})" if self.sql else "")
+        rows = self._read([*BLOCK_COLUMNS, "_rowid"], where=where, with_row_id=True)
+        known = rows.sort_by("_rowid").combine_chunks()
+        with _FILTERED_AT_ONCE:
+            if known.nbytes <= _BLOCKS.maxsize:
+                _BLOCKS[self._filtered] = known
+        return known
+
+    def near_blocks(self, vector: NDArray[np.float32], limit: int) -> pa.Table:
+        """Return the blocks that ``near`` finds, like ``blocks``, but with ``cosine`` (float32) for ``bm25``."""
+        found = self.near(vector, limit)
+        return (
+            self.blocks_at(found.rows.tolist()).append_column("cosine", pa.array(found.scores)).drop_columns(["_rowid"])
+        )
+
+    def near(self, vector: NDArray[np.float32], limit: int) -> Scored:
+        """Return the ``limit`` blocks whose meaning is nearest to ``vector``, ``(dim,)``, that the filter allows.
+
+        They come nearest first, with their estimated cosine.
+        """
+        if limit == 0 or not vector.any() or not len(codes := self._codes):
+            return NOTHING
+        if self.sql is not None:
+            allowed = _known(_ALLOWED_CODES, self._filtered, lambda: codes.among(_is_in(codes.rows, self._allowed)))
+            return Scored(*allowed.nearest(vector, limit)) if len(allowed) else NOTHING
+        fetch = limit
+        while True:
+            rows, cosines = codes.nearest(vector, fetch)
+            held = self._held(rows) if codes.may_hold_deleted else np.ones(len(rows), np.bool_)
+            if np.count_nonzero(held) >= limit or fetch >= len(codes):
+                return Scored(rows[held][:limit], cosines[held][:limit])
+            fetch *= 4
+
+    @once
+    def _codes(self) -> BlockCodes:
+        def read(fragments: Sequence[LanceFragment] | None) -> pa.Table:
+            where = f"{CODE_COLUMN} IS NOT NULL"
+            some: dict[str, Any] = {"fragments": fragments, "with_row_id": True, "with_row_address": True}
+            return self._scanned([CODE_COLUMN], filter=where, use_scalar_index=False, **some)
+
+        def announce(fragments: Sequence[LanceFragment]) -> None:
+            if not self.table.is_local:
+                self.table.read_ahead(searched_parts(fragments))
+
+        return codes_of(self.dataset, read, announce)
+
+    def _definition_rows(self, name: str, limit: int) -> list[int]:
+        """Return the row ids of the blocks of the best definitions of one name."""
+        parts = parts_of_name(name)
+        found: list[tuple[bool, int, int]] = []
+        for row, definition in self._named(name):
+            own = parts_of_name(definition.name)
+            found.append((own[-len(parts) :] != parts, len(own), row))
+        return [row for *_, row in sorted(found)[:limit]]
+
+    def _named(self, name: str) -> Iterator[tuple[int, Definition]]:
+        """Yield each definition of ``name``, whatever its case, with the row id of the block that holds its name."""
+        parts = parts_of_name(name)
+        if not parts:
+            return
+        named = re.compile(rf"^(?!key\t)\w+\t(\d+)\t.*?(?<!\w){re.escape(parts[-1])}$", re.IGNORECASE | re.MULTILINE)
+        rows = self._outlines.with_name_ending_in(parts[-1])
+        columns = (rows[each].to_pylist() for each in (OUTLINE_COLUMN, "_rowid", "line_number"))
+        for outline, row, first in zip(*columns, strict=True):
+            for match in named.finditer(outline):
+                definition = decode(match[0])[0]
+                if definition.line // LINES_PER_BLOCK == first // LINES_PER_BLOCK and definition.is_named(name):
+                    yield row, definition
+
+    def definitions(self, name: str) -> list[tuple[str, str, str, Definition]]:
+        """Return the definitions of ``name`` that the filter allows, each with its entity, path and hash.
+
+        Case counts if ``name`` has a capital.
+        """
+        parts = parts_of_name(name)
+        exactly = name.lower() != name
+        found = [
+            (row, each)
+            for row, each in self._named(name)
+            if not exactly or parts_of_name(each.name)[-len(parts) :] == parts
+        ]
+        if not found:
+            return []
+        where = _is_among(row for row, _ in found) + (f" AND ({self.sql})" if self.sql else "")
+        rows = self._read(["entity", "path", "hash", "_rowid"], where=where, with_row_id=True)
+        columns = (rows[each].to_pylist() for each in ("_rowid", "entity", "path", "hash"))
+        of_row = {row: document for row, *document in zip(*columns, strict=True)}
+        return [(*of_row[row], each) for row, each in found if row in of_row]
+
+    @property
+    def _outlines(self) -> _Outlines:
+        """The outlines of all blocks that have any, read once for each version."""
+        with _OUTLINES_AT_ONCE:
+            known = _OUTLINES.get(self.exact_version)
+        if known is None:
+            where = f"{OUTLINE_COLUMN} != ''"
+            rows = self._scanned([OUTLINE_COLUMN, "line_number"], filter=where, with_row_id=True)
+            known = _Outlines.of(rows.combine_chunks())
+            with _OUTLINES_AT_ONCE:
+                if known.nbytes <= _OUTLINES.maxsize:
+                    _OUTLINES[self.exact_version] = known
+        return known
+
+    def passages(self, requested: Sequence[Passage]) -> pa.Table:
+        """Return the lines of one or more passages in this table: ``PASSAGE_COLUMNS``, unordered."""
+        # One condition on all paths and one on all lines are ten times as fast as a condition for each passage.
+        lines = " OR ".join(sorted({f"line_number BETWEEN {each.first} AND {each.last}" for each in requested}))
+        paths = is_one_of("path", sorted({each.path for each in requested}))
+        rows = self._read(PASSAGE_COLUMNS, where=f"{paths} AND ({lines})")
+        of_document: dict[tuple[str, str], list[Passage]] = {}
+        for each in requested:
+            of_document.setdefault((each.entity, each.path), []).append(each)
+        found = zip(*(rows[name].to_pylist() for name in PASSAGE_COLUMNS[:3]), strict=True)
+        held = [
+            any(each.first <= number <= each.last for each in of_document.get((entity, path), ()))
+            for entity, path, number in found
+        ]
+        return rows.filter(pa.array(held, pa.bool_()))
+
+    def lines_at(self, requested: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], tuple[str, str]]:
+        """Return ``(text, hash)`` of the lines ``(entity, path, number)`` that exist and that the filter allows.
+
+        If a line has several rows, its text is that of the first one.
+        """
+        if not requested:
+            return {}
+        paths = is_one_of("path", sorted({path for _, path, _ in requested}))
+        numbers = ", ".join(sorted({str(number) for _, _, number in requested}))
+        columns = ["entity", "path", "line_number", "text", "hash"]
+        where = f"{paths} AND line_number IN ({numbers})" + (f" AND ({self.sql})" if self.sql else "")
+        rows = self._read([*columns, "column_number"], where=where)
+        rows = rows.filter(pc.equal(rows["column_number"], 0))
+        found = zip(*(rows[name].to_pylist() for name in columns), strict=True)
+        keys = set(requested)
+        return {
+            (entity, path, number): (text, content)
+            for entity, path, number, text, content in found
+            if (entity, path, number) in keys
+        }
+
+    def outlines(self, requested: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:
+        """Return the known outlines of the blocks that contain the lines ``(entity, path, number)``."""
+        if not requested:
+            return {}
+        # The index covers paths; comparing entities and lines in Lance, too, takes three times as long.
+        paths = sorted({path for _, path, _ in requested})
+        columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
+        rows = self._read(columns, where=f"{is_one_of('path', paths)} AND {OUTLINE_COLUMN} IS NOT NULL")
+        known: dict[tuple[str, str, int], str] = {}
+        for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True):
+            block = entity, path, number // LINES_PER_BLOCK
+            known[block] = max(known.get(block, ""), outline, key=len)  # a block that continues a line has fewer
+        blocks = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in requested)
+        return {line: known[block] for line, block in blocks if block in known}
+
+    def _matching_afterwards(self, search: Any, limit: int, fetch: int) -> Scored:
+        """Like ``_matching``, but filter the results of a search of all blocks, ``fetch`` or more, until enough are
+        left.
+        """
+        while True:
+            found = self._matching(search, fetch, where=None)
+            if self.filters_afterwards:
+                self.examined_blocks.append(len(found))
+            held = _is_in(found.rows, self._allowed)
+            if np.count_nonzero(held) >= limit or len(found) < fetch:
+                return Scored(found.rows[held][:limit], found.scores[held][:limit])
+            fetch *= 4
+
+
+def _known(cache: LRUCache[_Filtered, _Value], key: _Filtered, read: Callable[[], _Value]) -> _Value:
+    """Return the value of ``cache`` at ``key``, which is read the first time."""
+    with _FILTERED_AT_ONCE:
+        known = cache.get(key)
+    if known is None:
+        known = read()
+        with _FILTERED_AT_ONCE:
+            if cache.getsizeof(known) <= cache.maxsize:
+                cache[key] = known
+    return known
+
+
+def _is_in(rows: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return ``(n,)``: whether each of ``rows`` is among the ``known`` ones, which are sorted."""
+    if not len(known):
+        return np.zeros(len(rows), np.bool_)
+    return np.asarray(known[np.searchsorted(known, rows).clip(max=len(known) - 1)] == rows, np.bool_)
+
+
+def _is_among(rows: Iterable[int]) -> str:
+    return f"_rowid IN ({', '.join(map(str, rows))})"
+
+
+def nearest_lines(
+    table: LineTable,
+    query: NDArray[np.float32],
+    limit: int,
+    where: LineFilter | None = None,
+    max_distance: float | None = None,
+    *,
+    exact: bool = False,
+    columns: Sequence[str] = RESULT_COLUMNS,
+) -> pa.Table:
+    """Return the ``limit`` lines nearest to ``query``, ``(dim,) float32``, best first, with a ``distance`` column
+    (float32).
+
+    ``distance`` is 1 - cosine; a zero vector has no neighbours. Ties are ordered by path, line and column. The search
+    is exact if the filter leaves few lines, without an index, or with ``exact``; otherwise it probes all partitions of
+    the index. Raises UsageError, StorageError, CorruptFile.
+    """
+    return LineQuery(table, where, exact=exact).nearest(query, limit, max_distance, columns)
+
+
+def matching_blocks(table: LineTable, words: str, limit: int, where: LineFilter | None = None) -> pa.Table:
+    """Return the ``limit`` blocks that best match ``words`` by BM25, best first, with a column ``bm25`` (float32).
+
+    ``line_number`` is the first line of the block that has a row.
+    """
+    return LineQuery(table, where).blocks(words, limit)

@@ -1,0 +1,254 @@
+"""Store the decoded text of documents in packs next to their lines, and search it exactly (decision 19).
+
+A pack contains consecutive lines of one document, including lines without a word, which have no row. Its grams are a
+filter of its trigrams, which rules out most packs that cannot match without reading them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from cachetools import LRUCache
+from numpy.typing import NDArray
+
+from driftline.storage.lance.lance_table import is_one_of
+from driftline.storage.lance.retries import with_indexes
+from driftline.storage.lines.line_queries import LineQuery
+from driftline.storage.lines.line_table import GRAMS_COLUMN, PACK_COLUMN, PACK_LINE_COLUMN
+from driftline.storage.lines.regex_patterns import GRAM_BYTES, Clause, folded
+
+PACK_BYTES = 16 * 2**10
+"""Once a pack has this size, it ends before the next line with a row."""
+_HASH = np.uint32(0x9E3779B1)
+_MAX_GRAM_BITS = 1 << 17
+_MIN_GRAM_BITS = 1 << 9
+_BITS_PER_GRAM = 2
+"""The minimum; the maximum is twice that. Tests of single grams often err, but a literal has several grams."""
+_SHIFT = np.uint32(32 - 17)
+
+
+def packs(
+    texts: Sequence[str],
+    document: NDArray[np.int32],
+    line: NDArray[np.int32],
+    column: NDArray[np.int32],
+    first_line: int = 0,
+) -> dict[str, pa.Array]:
+    """Return the columns of packs, ``(n,)`` each, null except in rows with a pack: PACK, PACK_LINE and GRAMS.
+
+    ``texts`` are those of the documents into which ``document`` points, from ``first_line`` on; the rows are in order,
+    and each document that has a line has a row. The packs of a document follow one another from its first line to
+    its last.
+    """
+    rows: list[int] = []
+    first_lines: list[int] = []
+    found: list[bytes] = []
+    bounds = np.searchsorted(document, np.arange(len(texts) + 1))
+    for text, (start, stop) in zip(texts, itertools.pairwise(bounds.tolist()), strict=True):
+        if start == stop:
+            continue
+        data = text.encode()
+        cuts = _cuts(data, line[start:stop] - np.int32(first_line), column[start:stop])
+        for (row, begin, number), (_, end, _) in itertools.pairwise([*cuts, (0, len(data), 0)]):
+            rows.append(start + row)
+            first_lines.append(first_line + number)
+            found.append(data[begin:end])
+    positions = np.full(len(document), -1)
+    positions[rows] = np.arange(len(rows))
+    indices = pa.array(positions, mask=positions < 0)
+    return {
+        PACK_COLUMN: pa.array(found, pa.binary()).cast(pa.string()).take(indices),
+        PACK_LINE_COLUMN: pa.array(first_lines, pa.int32()).take(indices),
+        GRAMS_COLUMN: pa.array([grams(data) for data in found], pa.binary()).take(indices),
+    }
+
+
+def _cuts(data: bytes, line: NDArray[np.int32], column: NDArray[np.int32]) -> list[tuple[int, int, int]]:
+    """Return the row of each pack of a document, the byte where it begins, and the number of its first line."""
+    cuts = [(0, 0, 0)]
+    if len(data) <= PACK_BYTES:
+        return cuts
+    begins = np.flatnonzero(column == 0)
+    breaks = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    offsets = np.append(-1, breaks)[line[begins]] + 1
+    while True:
+        at = int(np.searchsorted(offsets, cuts[-1][1] + PACK_BYTES))
+        if at == len(offsets):
+            return cuts
+        cuts.append((int(begins[at]), int(offsets[at]), int(line[begins[at]])))
+
+
+def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
+    """Return a text with each row on its line, and empty lines elsewhere. Rows of one line are consecutive."""
+    lines = [""] * (max(line, default=-1) + 1)
+    for number, part in zip(line, text, strict=True):
+        lines[number] += part.replace("\n", " ")
+    return "".join(f"{each}\n" for each in lines)
+
+
+def _hashes(data: bytes) -> NDArray[np.uint32]:
+    """Return a number below ``_MAX_GRAM_BITS`` for each trigram of folded text."""
+    codes = np.frombuffer(data, np.uint8).astype(np.uint32)
+    hashes: NDArray[np.uint32] = np.right_shift(
+        (codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]) * _HASH, _SHIFT, dtype=np.uint32
+    )
+    return hashes
+
+
+def grams(data: bytes) -> bytes:
+    """Return the filter of the trigrams of a text: a bit for each, at its hash modulo the size, a power of two."""
+    bits = np.zeros(_MAX_GRAM_BITS, np.bool_)
+    if len(data) >= GRAM_BYTES:
+        bits[_hashes(folded(data))] = True
+    size = max(_MIN_GRAM_BITS, 1 << (_BITS_PER_GRAM * int(np.count_nonzero(bits)) - 1).bit_length())
+    if size < _MAX_GRAM_BITS:
+        bits = np.asarray(bits.reshape(-1, size).any(axis=0))
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Packs:
+    """The packs of one version of a table, without their texts.
+
+    ``rows`` has ``entity``, ``path``, ``hash``, ``line``, the number of the first line, and ``_rowid``. ``documents``
+    ``(n,)`` is the document number of each pack. ``filters`` holds the grams, grouped by size, each group with the
+    positions of its packs in ``rows``.
+    """
+
+    rows: pa.Table
+    documents: NDArray[np.int64]
+    filters: tuple[tuple[NDArray[np.int64], NDArray[np.uint8]], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Return their size in memory."""
+        return int(self.rows.nbytes) + sum(positions.nbytes + grams.nbytes for positions, grams in self.filters)
+
+    def of(self, documents: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[list[int], list[int]]]:
+        """Return the first lines of the packs of ``documents``, entities and paths, in order, and their row ids."""
+        paths = pa.array([path for _, path in documents], pa.string())
+        rows = self.rows.filter(pc.is_in(self.rows["path"], value_set=paths)).sort_by("line")
+        found: dict[tuple[str, str], tuple[list[int], list[int]]] = {document: ([], []) for document in documents}
+        columns = (rows[name].to_pylist() for name in ("entity", "path", "line", "_rowid"))
+        for entity, path, line, row in zip(*columns, strict=True):
+            if (of_document := found.get((entity, path))) is not None:
+                of_document[0].append(line)
+                of_document[1].append(row)
+        return found
+
+    def may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
+        """Return ``(n,)``: whether each pack may hold a literal of every clause."""
+        possible = np.ones(len(self.rows), np.bool_)
+        for positions, filters in self.filters:
+            size = 8 * filters.shape[1]
+            left = np.ones(len(positions), np.bool_)
+            for clause in required:
+                left &= np.stack([_hold(filters, size, literal) for literal in clause]).any(axis=0)
+            possible[positions] = left
+        return possible
+
+    def documents_that_may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
+        """Return ``(n,)``: the packs of documents that may contain, for each clause, one of its literals."""
+        possible = np.ones(len(self.rows), np.bool_)
+        for clause in required:
+            possible &= (np.bincount(self.documents, self.may_hold([clause])) > 0)[self.documents]
+        return possible
+
+
+def _hold(filters: NDArray[np.uint8], size: int, literal: bytes) -> NDArray[np.bool_]:
+    left = np.ones(len(filters), np.bool_)
+    for each in {*(_hashes(literal) & np.uint32(size - 1)).tolist()}:
+        left &= (filters[:, each >> 3] >> (each & 7) & 1).astype(np.bool_)
+    return left
+
+
+_PACKS: LRUCache[tuple[str | int, ...], Packs] = LRUCache(256 * 2**20, lambda packs: packs.nbytes)
+"""The packs of each version that this process has searched."""
+_PACKS_AT_ONCE = Lock()
+
+
+def packs_of(query: LineQuery) -> Packs:
+    """Return the packs of the version that ``query`` reads, regardless of its filter.
+
+    Raises StorageError, CorruptFile.
+    """
+    with _PACKS_AT_ONCE:
+        known = _PACKS.get(query.exact_version)
+    if known is None:
+        columns = ["entity", "path", "hash", PACK_LINE_COLUMN, GRAMS_COLUMN]
+        rows = _scan(query, columns, f"{PACK_LINE_COLUMN} IS NOT NULL").combine_chunks()
+        sizes = pc.binary_length(rows[GRAMS_COLUMN]).to_numpy()
+        filters = tuple(_together(rows, sizes, size) for size in sorted({*sizes.tolist()}))
+        renamed = rows.drop_columns([GRAMS_COLUMN]).rename_columns({PACK_LINE_COLUMN: "line"})
+        paths, entities = (rows[name].combine_chunks().dictionary_encode() for name in ("path", "entity"))
+        documents = paths.indices.to_numpy().astype(np.int64) * len(entities.dictionary) + entities.indices.to_numpy()
+        known = Packs(renamed, np.unique(documents, return_inverse=True)[1], filters)
+        with _PACKS_AT_ONCE:
+            if known.nbytes <= _PACKS.maxsize:
+                _PACKS[query.exact_version] = known
+    return known
+
+
+def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    positions = np.flatnonzero(sizes == size)
+    # Of a list: for an array, Arrow imports numpy.ma, as np.unique does, which takes longer than a search.
+    joined = b"".join(rows[GRAMS_COLUMN].take(pa.array(positions.tolist(), pa.int64())).to_pylist())
+    return positions, np.frombuffer(joined, np.uint8).reshape(len(positions), size)
+
+
+def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
+    """Return ``(n,)``: whether each pack is of a document that the filter of ``query`` allows."""
+    if query.sql is None:
+        return np.ones(len(found.rows), np.bool_)
+    rows = _scan(query, [], f"{PACK_LINE_COLUMN} IS NOT NULL AND ({query.sql})")
+    return np.asarray(pc.is_in(found.rows["_rowid"], value_set=rows["_rowid"].combine_chunks()).to_numpy())
+
+
+_TEXTS: LRUCache[tuple[str | int, ...], pa.StringArray] = LRUCache(64 * 2**20, lambda text: text.nbytes)
+"""Packs that this process has read, by version and row id: those with most trigrams are read again and again."""
+
+
+def texts(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
+    """Return the texts of packs, each of a query and a row id, in this order."""
+    keys = [(*query.exact_version, row) for query, row in packs]
+    with _PACKS_AT_ONCE:
+        known = {key: text for key in keys if (text := _TEXTS.get(key)) is not None}
+    for query in {id(query): query for query, _ in packs}.values():
+        missing = [row for key, (of, row) in zip(keys, packs, strict=True) if of is query and key not in known]
+        if not missing:
+            continue
+        found = _scan(query, [PACK_COLUMN], f"_rowid IN ({', '.join(map(str, missing))})")
+        column = found[PACK_COLUMN].combine_chunks()
+        read = {(*query.exact_version, row): column.take([at]) for at, row in enumerate(found["_rowid"].to_pylist())}
+        known |= read
+        with _PACKS_AT_ONCE:
+            _TEXTS.update((key, text) for key, text in read.items() if text.nbytes <= _TEXTS.maxsize)
+    return pa.concat_arrays([known[key] for key in keys])
+
+
+def lines_of_document(query: LineQuery, entity: str, path: str, first: int, last: int) -> list[str]:
+    """Return lines ``first`` to ``last`` of a document, 0-based, as they were indexed; none if it has no packs."""
+    columns = ["entity", PACK_LINE_COLUMN, PACK_COLUMN]
+    where = f"{is_one_of('path', [path])} AND {PACK_LINE_COLUMN} <= {last}"
+    found: list[str] = []
+    begin = 0
+    for row in _scan(query, columns, where).sort_by(PACK_LINE_COLUMN).to_pylist():
+        if row["entity"] == entity:
+            begin = begin if found else row[PACK_LINE_COLUMN]
+            found += row[PACK_COLUMN].removesuffix("\n").split("\n")
+    return found[first - begin : last + 1 - begin] if found and begin <= first else []
+
+
+def _scan(query: LineQuery, columns: Sequence[str], where: str) -> pa.Table:
+    def scan(indexed: bool) -> pa.Table:
+        options: dict[str, Any] = {"use_scalar_index": indexed, "with_row_id": True}
+        return query.dataset.scanner(columns=list(columns), filter=where, **options).to_table()
+
+    return with_indexes(query.dataset, query.table.TITLE, scan)

@@ -1,0 +1,458 @@
+"""Patterns of an exact search: regular expressions in RE2's syntax, evaluated in linear time by Arrow (decision 19).
+
+A pattern matches within one line, unless it is ``multiline``. Whole packs of lines are tested first, which is ten times
+as fast as line by line; a pack is not even read if its grams lack those of the literals that every match holds
+(packs.py).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from driftline.storage.errors import UsageError
+from driftline.storage.globs import is_unicode
+
+ONE_LINE = "A pattern matches within one line, unless `multiline` is set."
+MAX_PATTERN_CHARACTERS = 4_000
+MAX_PATTERN_SIZE = 8_000
+"""The approximate number of states. The time of RE2 grows with text times states once its cache is full."""
+MAX_SPANS = 1_000
+"""The maximum number of matches to return for one line."""
+GRAM_BYTES = 3
+_MAX_ALTERNATIVES = 200
+_WORD = r"\pL\pM\pN_"
+_MARKS = ("\ufdd0\ufdd1", "\ufdd2\ufdd3", "\ufdd4\ufdd5", "\ufdd6\ufdd7")
+"""Pairs of noncharacters; one pair marks each match of a line that contains neither of them."""
+_REPEAT = re.compile(r"\{(\d+)(,?)(\d*)\}")
+_FLAGS = re.compile(r"\?(?P<flags>[a-zA-Z]*-?[a-zA-Z]*)(?P<end>[:)])")
+_HEXADECIMAL = re.compile(r"x(?:\{([0-9A-Fa-f]+)\}|([0-9A-Fa-f]{2}))")
+_CONTROLS = {"t": "\t", "f": "\f", "r": "\r", "v": "\v", "a": "\a", "n": "\n"}
+_RE2_ERROR = re.compile(r"Invalid regular expression: (?P<why>.*?)(?:: (?P<part>.*))?\Z", re.DOTALL)
+
+_QUOTE = re.compile(r"\\Q(?P<inside>.*?)(?:\\E|\Z)|\\.", re.DOTALL)
+
+Clause = frozenset[bytes]
+"""Folded literals; a matching text contains at least one of them."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A valid pattern. ``text`` is the input, ``expression`` its form for RE2, without flags.
+
+    A match of whole ``words`` has no letter, mark, digit or underscore before or after it.
+    """
+
+    text: str
+    expression: str
+    ignore_case: bool
+    words: bool = False
+    required: tuple[Clause, ...] = field(default=(), compare=False)
+    in_lines_only: bool = field(default=False, compare=False)
+    """Whether it distinguishes the start of a line from the start of a text, so that packs cannot be tested whole."""
+    multiline: bool = False
+    """Whether a match may hold line breaks; as in a line, ``.`` matches none."""
+
+    @classmethod
+    def of(
+        cls,
+        text: str,
+        *,
+        literal: bool = False,
+        ignore_case: bool | None = None,
+        words: bool = False,
+        multiline: bool = False,
+    ) -> Self:
+        """Return the pattern of a regular expression, or of ``literal`` text.
+
+        Without ``ignore_case``, case counts if ``text`` has a capital.
+
+        Raises UsageError, which names the position in the pattern.
+
+        Examples:
+            >>> Pattern.of("csrf_[a-z]+").ignore_case
+            True
+            >>> Pattern.of("a.b", literal=True).expression
+            'a\\\\.b'
+        """
+        if not text:
+            raise UsageError("The pattern is empty", fix="Give a text or a regular expression.")
+        if not is_unicode(text):
+            raise UsageError("The pattern is not UTF-8", repr(text)[:100], "Check the encoding of the terminal.")
+        if len(text) > MAX_PATTERN_CHARACTERS:
+            what = f"The pattern has {len(text):,} characters, and may have {MAX_PATTERN_CHARACTERS:,}"
+            raise UsageError(what, f"{text[:40]}…", "Search for a shorter one, or for its parts.")
+        if "\r" in text or ("\n" in text and not multiline):
+            raise UsageError("The pattern has a line break", repr(text)[:100], ONE_LINE)
+        if multiline and words:
+            fix = "Write \\b in the expression, around what is a word."
+            raise UsageError("A multiline pattern cannot match whole words only", text[:100], fix)
+        if not literal:
+            _check(text)
+        expression = quoted(text) if literal else _QUOTE.sub(_unquoted, text)
+        read = _Reader(expression, text, multiline=multiline).read()
+        for at in reversed(read.unnamed):  # the positions of matches are reported for named groups alone
+            expression = f"{expression[: at + 1]}?:{expression[at + 1 :]}"
+        if ignore_case is None:
+            ignore_case = not read.has_capital
+        if ignore_case and not read.ignores_case:
+            read = _Reader(expression, text, ignores_case=True, multiline=multiline).read()
+        return cls(text, expression, ignore_case, words, tuple(read.clauses), read.in_lines_only, multiline)
+
+    @cached_property
+    def _of_line(self) -> str:
+        return f"(?{'i' if self.ignore_case else ''}m)" + (
+            rf"(?:^|[^{_WORD}])(?:{self.expression})(?:$|[^{_WORD}])" if self.words else self.expression
+        )
+
+    def matches(self, texts: pa.StringArray) -> pa.BooleanArray:
+        """Return ``(n,)``: whether each line matches, or each text of several lines may hold a line that does."""
+        return pc.match_substring_regex(texts, self._of_line)
+
+    def lines_in(self, text: str) -> list[int]:
+        """Return the lines that the matches in a text of several lines touch, from 0, in order."""
+        ends = list(accumulate(len(line) + 1 for line in text.split("\n")))
+        (spans,) = self._spans(pa.array([text], pa.string()), most=len(text))
+        touched = (range(bisect_right(ends, start), bisect_right(ends, end - 1) + 1) for start, end in spans)
+        return sorted({line for lines in touched for line in lines})
+
+    def spans(self, lines: pa.StringArray) -> list[list[tuple[int, int]]]:
+        """Return the non-empty matches of each of ``lines`` from left to right, ``(start, end)`` in characters."""
+        return self._spans_of_words(lines) if self.words else self._spans(lines)
+
+    def _spans(self, lines: pa.StringArray, most: int = MAX_SPANS) -> list[list[tuple[int, int]]]:
+        texts = lines.to_pylist()
+        marks = next((pair for pair in _MARKS if not any(pair[0] in each or pair[1] in each for each in texts)), None)
+        if marks is None:  # each line has some, but hardly all of them
+            return [self._spans(pa.array([text.translate(_UNMARKED)]), most)[0] for text in texts]
+        begin, end = marks[0], marks[1]
+        found: list[list[tuple[int, int]]] = []
+        for marked in pc.replace_substring_regex(lines, self._of_line, f"{begin}\\0{end}").to_pylist():
+            at, of_line = 0, list[tuple[int, int]]()
+            before, *others = marked.split(begin)
+            at = len(before)
+            for each in others:
+                match, _, rest = each.partition(end)
+                if match and len(of_line) < most:
+                    of_line.append((at, at + len(match)))
+                at += len(match) + len(rest)
+            found.append(of_line)
+        return found
+
+    def _spans_of_words(self, lines: pa.StringArray) -> list[list[tuple[int, int]]]:
+        """Search match by match, because two words may share the blank between them."""
+        texts = [line.encode() for line in lines.to_pylist()]
+        found: list[list[tuple[int, int]]] = [[] for _ in texts]
+        flags, end_of_word = f"(?{'i' if self.ignore_case else ''}m)", rf"(?:$|[^{_WORD}])"
+        match = f"(?P<driftline_match>{self.expression}){end_of_word}"
+        first, later = rf"{flags}(?:^|[^{_WORD}]){match}", rf"{flags}[^{_WORD}]{match}"
+        starts = dict.fromkeys(range(len(texts)), 0)
+        for round_ in range(MAX_SPANS):
+            rests = pa.array([texts[at][start:].decode() for at, start in starts.items()], pa.string())
+            spans = pc.extract_regex_span(rests, later if round_ else first)
+            captures = zip([*starts.items()], spans.is_valid().to_pylist(), spans.field(0).to_pylist(), strict=True)
+            starts = {}
+            for (at, origin), is_match, (offset, length) in captures:
+                if not is_match:
+                    continue
+                start, end = origin + offset, origin + offset + length
+                if length:
+                    found[at].append((start, end))
+                if end < len(texts[at]):
+                    starts[at] = _last_character(texts[at], start, end)  # the next search looks at what is before it
+            if not starts:
+                break
+        return [_in_characters(text, of_line) for text, of_line in zip(texts, found, strict=True)]
+
+
+def _last_character(text: bytes, start: int, end: int) -> int:
+    """Return where the last character of the UTF-8 from ``start`` to ``end`` begins, or ``start`` if it is empty."""
+    at = max(start, end - 1)
+    while at > start and text[at] & 0xC0 == 0x80:
+        at -= 1
+    return at
+
+
+_UNMARKED = dict.fromkeys(map(ord, "".join(_MARKS)), "\ufffd")
+
+
+def _in_characters(text: bytes, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Convert ``spans`` in bytes of UTF-8 to spans in characters."""
+    if text.isascii():
+        return list(spans)
+    ends = list(accumulate((byte & 0xC0 != 0x80 for byte in text), initial=0))
+    return [(ends[start], ends[end]) for start, end in spans]
+
+
+def quoted(text: str) -> str:
+    """Return an expression that matches exactly ``text``."""
+    return "".join(
+        "\\x00" if each == "\0" else f"\\{each}" if each.isascii() and not (each.isalnum() or each == "_") else each
+        for each in text
+    )
+
+
+def _unquoted(match: re.Match[str]) -> str:
+    return match[0] if match["inside"] is None else quoted(match["inside"])
+
+
+def folded(data: bytes) -> bytes:
+    """Fold UTF-8 for grams: ASCII to lower case, and the two other characters that equal ASCII without case."""
+    data = data.lower()
+    return data if data.isascii() else data.replace(b"\xc5\xbf", b"s").replace(b"\xe2\x84\xaa", b"k")
+
+
+def _check(text: str) -> None:
+    """Raise UsageError, with the position, if RE2 rejects ``text``."""
+    try:
+        pc.match_substring_regex(pa.array([""]), text)
+    except pa.ArrowInvalid as error:
+        parsed = _RE2_ERROR.search(str(error))
+        why, part = (parsed["why"], parsed["part"] or "") if parsed else (str(error), "")
+        if "too large" in str(error):
+            raise _too_large(text) from error
+        at = _unbalanced(text) if why.startswith(("missing", "unexpected")) else text.find(part) if part else -1
+        raise wrong(why, text, max(at, 0)) from error
+
+
+def wrong(why: str, text: str, at: int) -> UsageError:
+    """Return the error about the character ``at`` (0-based) of a pattern."""
+    shown = text if len(text) <= 80 else f"…{text[max(0, at - 30) : at + 30]}…"
+    fix = "The syntax is RE2's; `fixed` searches for literal text."
+    return UsageError(f"Invalid pattern at character {at + 1} ({why})", shown, fix)
+
+
+def _too_large(text: str) -> UsageError:
+    return UsageError("The pattern is too complex", text[:80], "Repeat less, or search for its parts.")
+
+
+def _unbalanced(text: str) -> int:
+    """Return the position of the unbalanced parenthesis or bracket, or -1."""
+    opened: list[int] = []
+    at = 0
+    while at < len(text):
+        if text[at] == "\\":
+            at += 1
+        elif text[at] == "[":
+            end = _end_of_class(text, at)
+            if end is None:
+                return at
+            at = end - 1
+        elif text[at] == "(":
+            opened.append(at)
+        elif text[at] == ")":
+            if not opened:
+                return at
+            opened.pop()
+        at += 1
+    return opened[-1] if opened else -1
+
+
+def _end_of_class(text: str, at: int) -> int | None:
+    """Return the position after the class that begins at ``at``, or None if it has no end."""
+    at += 2 if text.startswith("[^", at) else 1
+    first = True
+    while at < len(text):
+        if text[at] == "]" and not first:
+            return at + 1
+        if text[at] == "\\":
+            at += 1
+        elif text.startswith("[:", at) and (end := text.find(":]", at)) > 0:
+            at = end + 1
+        at, first = at + 1, False
+    return None
+
+
+@dataclass(slots=True)
+class _Group:
+    """An open group: the clauses of its finished branches, those of the open one, and the literal that it ends with."""
+
+    branches: list[list[Clause]] = field(default_factory=list)
+    clauses: list[Clause] = field(default_factory=list)
+    run: bytearray = field(default_factory=bytearray)
+    size: int = 0
+
+    def flush(self) -> None:
+        literal = folded(bytes(self.run))
+        if len(literal) >= GRAM_BYTES:
+            self.clauses.append(frozenset((literal,)))
+        self.run.clear()
+
+    def end_branch(self) -> None:
+        self.flush()
+        self.branches.append(self.clauses)
+        self.clauses = []
+
+    def ended(self) -> list[Clause]:
+        """Return the clauses of the whole group; several branches give one clause, with literals of each."""
+        self.end_branch()
+        if len(self.branches) == 1:
+            return self.branches[0]
+        if not all(self.branches):
+            return []
+        best = [max(branch, key=lambda clause: min(map(len, clause))) for branch in self.branches]
+        alternatives = frozenset().union(*best)
+        return [alternatives] if len(alternatives) <= _MAX_ALTERNATIVES else []
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads the literals that every match of an expression holds. If in doubt, it omits a literal."""
+
+    expression: str
+    text: str
+    ignores_case: bool = False
+    multiline: bool = False
+    at: int = 0
+    groups: list[_Group] = field(default_factory=lambda: [_Group()])
+    clauses: list[Clause] = field(default_factory=list)
+    has_capital: bool = False
+    in_lines_only: bool = False
+    unnamed: list[int] = field(default_factory=list)
+
+    def read(self) -> Self:
+        """Read an expression that RE2 accepts. Raises UsageError for line breaks, bytes, and excessive size."""
+        while self.at < len(self.expression):
+            self._step(self.expression[self.at])
+        while len(self.groups) > 1:
+            self._close()
+        self.clauses = self.groups[0].ended()
+        if self.groups[0].size > MAX_PATTERN_SIZE:
+            raise _too_large(self.text)
+        return self
+
+    def _step(self, character: str) -> None:
+        group = self.groups[-1]
+        if character == "\\":
+            self._escape()
+        elif character == "[":
+            end = _end_of_class(self.expression, self.at) or len(self.expression)
+            inside = self.expression[self.at : end]
+            self.has_capital |= any(each.isupper() for each in re.sub(r"\\p\{[^}]*\}|\\.|\[:\w+:\]", "", inside))
+            self.at = end
+            self._opaque(100 if "\\p" in inside.lower() else 10)
+        elif character == "(":
+            self._open()
+        elif character == ")":
+            self.at += 1
+            self._close()
+        elif character == "|":
+            self.at += 1
+            group.end_branch()
+        elif character in "^$":
+            self.at += 1
+            self._repeat()
+        elif character == ".":
+            self.at += 1
+            self._opaque(5)
+        else:
+            self.at += 1
+            self._literal(character)
+
+    def _open(self) -> None:
+        flags = _FLAGS.match(self.expression, self.at + 1)
+        if flags:
+            on, _, off = flags["flags"].partition("-")
+            self.ignores_case |= "i" in on
+            self.in_lines_only |= "m" in off
+            self.at = flags.end()
+            if flags["end"] == ")":
+                return
+        elif self.expression.startswith("(?", self.at):
+            self.at = self.expression.find(">", self.at) + 1  # a named group
+        else:
+            self.unnamed.append(self.at)
+            self.at += 1
+        self.groups.append(_Group())
+
+    def _close(self) -> None:
+        if len(self.groups) == 1:
+            return
+        closed = self.groups.pop()
+        clauses, group = closed.ended(), self.groups[-1]
+        least, most = self._repeat()
+        group.flush()
+        if least:
+            group.clauses += clauses
+        group.size += closed.size * most
+
+    def _opaque(self, size: int) -> None:
+        _, most = self._repeat()
+        self.groups[-1].flush()
+        self.groups[-1].size += size * most
+
+    def _literal(self, character: str) -> None:
+        if character == "\r" or (character == "\n" and not self.multiline):
+            raise UsageError("The pattern has a line break", self.text[:100], ONE_LINE)
+        self.has_capital |= character.isupper()
+        group = self.groups[-1]
+        repeated = self.at < len(self.expression) and self.expression[self.at] in "*+?{"
+        least, most = self._repeat() if repeated else (1, 1)
+        group.size += most
+        if not least or (self.ignores_case and not character.isascii()) or character == "\n":
+            group.flush()  # a line break may be between two packs
+            return
+        group.run += character.encode()
+        if (least, most) != (1, 1):
+            group.flush()
+
+    def _repeat(self) -> tuple[int, int]:
+        """Read repetitions. Return their minimum, at most 1, and the number of copies that RE2 makes."""
+        least, most = 1, 1
+        while self.at < len(self.expression):
+            character = self.expression[self.at]
+            counted = _REPEAT.match(self.expression, self.at) if character == "{" else None
+            if character in "*?":
+                least, self.at = 0, self.at + 1
+            elif character == "+":
+                self.at, most = self.at + 1, most + 1
+            elif counted:
+                least *= min(1, int(counted[1]))
+                most *= max(1, int(counted[3] or counted[1]))
+                self.at = counted.end()
+                most += not counted[3]
+            else:
+                break
+        return least, most
+
+    def _escape(self) -> None:
+        character = self.expression[self.at + 1 : self.at + 2]
+        number = _HEXADECIMAL.match(self.expression, self.at + 1)
+        if character == "C":
+            raise wrong("\\C is a byte, not a character", self.text, self.at)
+        if character in "pP":
+            braced = self.expression[self.at + 2 : self.at + 3] == "{"
+            self.at = self.expression.find("}", self.at) + 1 if braced else self.at + 3
+            self._opaque(100)
+        elif character in "dDwWsS":
+            self.at += 2
+            self._opaque(10 if character.isupper() else 5)
+        elif character in "bBAz":
+            self.in_lines_only |= character in "Az"
+            self.at += 2
+            self._repeat()
+        elif number:
+            code = int(number[1] or number[2], 16)
+            if 0xD800 <= code <= 0xDFFF:
+                raise wrong("a surrogate is not a character", self.text, self.at)
+            self.at = number.end()
+            self._literal(chr(code))
+        elif character.isdigit():
+            self.at += 2
+            while self.at < len(self.expression) and self.expression[self.at] in "01234567":
+                self.at += 1
+            self._opaque(1)
+        elif character in _CONTROLS:
+            self.at += 2
+            self._literal(_CONTROLS[character])
+        else:
+            self.at += 2
+            self._literal(character)

@@ -1,0 +1,201 @@
+"""Turn text into the words of full-text search: identifiers split, in lower case and stemmed (``indexes.TOKENIZER``).
+
+Scripts without spaces between words, and Korean, are indexed as pairs of characters. The tokenizer of the index does
+neither that nor the folding of marks and variant forms, so a block stores such words after its text
+(``spelled_for_index``), and a query spells its words as the index has them (``query_for_index``).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+from itertools import pairwise
+
+from driftline.storage.lines.indexes import tokens
+
+NAME_PART = re.compile(r"[^\W_]+")
+"""The tokenizer keeps the underscores of _cache and __init__."""
+WORDS_OF_A_NAME = 2
+_PARTS_KEPT = 65_536
+
+_FILLERS = {
+    "en": """
+a an and are as at be been but by can do does for from had has have how if in into is it its of on or so such than
+that the their then there these they this to was we were what when where which who will with you your
+""",
+    "de": """
+aber als am an auf aus bei bin bis das dass dem den der des die durch ein eine einem einen einer eines er es für hat
+ich im in ist kann man mit muss nach nicht oder sich sie sind so um und von was welche wenn werden wie wird wo
+zu zum zur
+""",
+    "fr": """
+au aux avec ce ces comment dans de des du elle en est et il je la le les leur mais ne on ou où par pas pour quand que
+quel quelle qui sa se ses son sont sur un une vous
+""",
+    "es": """
+al como cómo con cuál cuando de del dónde el en es ese esta este hay la las lo los no o para pero por que qué quién se
+ser si son su sus un una y
+""",
+    "it": """
+al alla che chi come con cosa da dei del della di dove e è gli i il in la le lo ma nel nella non o per quale quando se
+si sono su un una
+""",
+    "pt": """
+ao as com como da das de do dos e em é ele isso mais mas na não no nos o onde os ou para pela pelo por qual quando que
+se seu sua são um uma
+""",
+    "nl": """
+aan als bij dat de deze die dit door een en er het hij hoe ik in is je kan maar met naar niet of om op te tot uit van
+voor waar wat wordt ze zijn
+""",
+    "ru": """
+а без бы в вы где для до его ее если есть и из или их к как какой когда который кто ли мы на не но о об он она они от по
+при с со так то у что чтобы это
+""",
+}
+_STOP_WORDS = {language: frozenset(words.split()) for language, words in _FILLERS.items()}
+STOP_WORDS = _STOP_WORDS["en"]
+"""Words of a question that do not help to find its answer."""
+_MIN_FILLERS = 2
+"""Number of stop words of a language other than English that identify the language of a question."""
+
+_PAIRED = (
+    "\\u0e00-\\u0eff\\u1000-\\u109f\\u1780-\\u17ff"  # Thai, Lao, Burmese, Khmer
+    "\\u1100-\\u11ff\\u3130-\\u318f\\ua960-\\ua97f\\uac00-\\ud7ff"  # Korean
+    "\\u3005-\\u3007\\u3041-\\u309f\\u30a1-\\u30ff\\u31f0-\\u31ff\\u3100-\\u312f"  # Japanese, Bopomofo
+    "\\u3400-\\u4dbf\\u4e00-\\u9fff\\ua000-\\ua4cf\\uf900-\\ufaff\\U00020000-\\U0003ffff"  # Chinese characters, Yi
+)
+_LATIN = (
+    "0-9A-Za-z\\u00aa\\u00b2\\u00b3\\u00b9\\u00ba\\u00bc-\\u00be\\u00c0-\\u00d6\\u00d8-\\u00f6\\u00f8-\\u024f"
+    "\\u1e00-\\u1eff\\u2070-\\u209c\\ufb00-\\ufb06"
+)
+_PLAIN = re.compile(f"[{_LATIN}]+")
+"""Letters whose accents and forms the index folds itself."""
+_RUN = re.compile(f"[{_PAIRED}]+|[{_LATIN}]+|[^{_PAIRED}{_LATIN}]+")
+_IS_PAIRED = re.compile(f"[{_PAIRED}]")
+_HIRAGANA = re.compile("[\\u3041-\\u309f]+")
+_FORMS = re.compile("[\\uff00-\\uffef]+")
+_MARKS = re.compile(
+    "(?<![\u0438\u0418])[\\u0300-\\u036f\\u0591-\\u05bd\\u05bf\\u05c1\\u05c2\\u05c4\\u05c5\\u0640\\u064b-\\u0652\\u0670]+"
+)
+"""Accents, and the vowel points of Hebrew and Arabic, but not the breve of the Cyrillic short i."""
+_BLOCKS_WITH_MARKS = (range(0x300, 0x1E00), range(0x20D0, 0x2100), range(0x3099, 0x309B), range(0xA800, 0xAC00))
+
+
+def terms(text: str) -> list[str]:
+    """Return the terms of ``text`` in order: ``parse_HTTPRequests`` gives pars, http, request."""
+    return [term for part in name_parts(text) for term in terms_of(part)]
+
+
+def name_parts(text: str) -> list[str]:
+    """Return the runs of letters, digits and their marks in ``text``."""
+    return (NAME_PART if text.isascii() else _marked_part()).findall(text)
+
+
+@lru_cache(_PARTS_KEPT)
+def terms_of(part: str) -> tuple[str, ...]:
+    """Return the terms of one of ``name_parts``; for paired characters, each character and each pair."""
+    if part.isascii() or _PLAIN.fullmatch(part):
+        return tuple(tokens(part))
+    return tuple(term for word in _words_of(part) for term in ((word,) if _IS_PAIRED.match(word) else tokens(word)))
+
+
+def distinct_terms(words: Sequence[str]) -> list[str]:
+    """Return the distinct terms of the ``keywords`` of a query, sorted."""
+    paired = {word for word in words if _IS_PAIRED.match(word)}
+    return sorted(paired.union(terms(" ".join(word for word in words if word not in paired))))
+
+
+def keywords(query: str) -> list[str]:
+    """Return the distinct words of ``query``, identifiers split, without STOP_WORDS unless there are no others.
+
+    Paired characters give pairs; a single character without neighbours is a word.
+    """
+    if query.isascii():
+        words = list(dict.fromkeys(tokens(" ".join(NAME_PART.findall(query)), whole=True)))
+    else:
+        words = list(dict.fromkeys(word for part in name_parts(query) for word in _query_words(part)))
+    fillers = _fillers(words)
+    significant = [word for word in words if word not in fillers] or words
+    # Hiragana in Japanese text is mostly endings and particles.
+    return [word for word in significant if not _HIRAGANA.fullmatch(word)] or significant
+
+
+def is_paired(word: str) -> bool:
+    """Return whether a word is of a script without spaces: a pair of characters, which may be parts of two words."""
+    return _IS_PAIRED.match(word) is not None
+
+
+def query_for_index(words: Sequence[str]) -> str:
+    """Return a query for the full-text index, which keeps the underscores of ``_cache`` and ``__init__``.
+
+    Such spellings are added only if the query may be a name: among many words, rare spellings would outweigh the
+    others.
+    """
+    if len(words) > WORDS_OF_A_NAME:
+        return " ".join(words)
+    return " ".join(f"{word} _{word} __{word}__ {word}_" for word in words)
+
+
+def spelled_for_index(text: str) -> list[str]:
+    """Return the words of ``text`` that the tokenizer of the index would not find in their original form."""
+    if text.isascii():
+        return []
+    return [word for part in name_parts(text) if not part.isascii() for word in _spelled(part)]
+
+
+@lru_cache(_PARTS_KEPT)
+def _spelled(part: str) -> tuple[str, ...]:
+    if _PLAIN.fullmatch(part):
+        return ()
+    words = tuple(_words_of(part))
+    return () if words == (part,) and not _IS_PAIRED.match(part) else words
+
+
+def _words_of(part: str, *, alone: bool = True) -> Iterator[str]:
+    """Yield the words of one of ``name_parts``, folded: scripts apart, and paired characters as pairs.
+
+    If ``alone``, single paired characters are yielded, too; otherwise, only if they have no neighbour.
+    """
+    for run in _RUN.findall(_folded(part)):
+        if not _IS_PAIRED.match(run):
+            yield run
+            continue
+        letters = "".join(character for character in run if unicodedata.category(character)[0] != "M")
+        if alone or len(letters) == 1:
+            yield from letters
+        yield from map("".join, pairwise(letters))
+
+
+def _query_words(part: str) -> Iterator[str]:
+    """Yield the words of one part of a query."""
+    if part.isascii() or _PLAIN.fullmatch(part):
+        yield from tokens(part, whole=True)
+        return
+    for word in _words_of(part, alone=False):
+        if _IS_PAIRED.match(word):
+            yield word
+        else:
+            yield from tokens(word, whole=True)
+
+
+def _folded(text: str) -> str:
+    """Fold wide and narrow characters in ``text`` to ordinary ones, and remove accents."""
+    text = _FORMS.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
+    return unicodedata.normalize("NFC", _MARKS.sub("", unicodedata.normalize("NFD", text)))
+
+
+def _fillers(words: Sequence[str]) -> frozenset[str]:
+    """Return the stop words of the most likely language of ``words``."""
+    found = {language: len(fillers.intersection(words)) for language, fillers in _STOP_WORDS.items()}
+    best = max(found, key=found.__getitem__)  # the first of equals, so that English is preferred
+    return _STOP_WORDS[best] if found[best] >= _MIN_FILLERS else STOP_WORDS
+
+
+@cache
+def _marked_part() -> re.Pattern[str]:
+    r"""Like NAME_PART, with the marks on letters, which ``\w`` excludes."""
+    marks = (chr(code) for block in _BLOCKS_WITH_MARKS for code in block if unicodedata.category(chr(code))[0] == "M")
+    return re.compile(rf"[^\W_](?:[^\W_]|[{''.join(marks)}])*")

@@ -1,0 +1,164 @@
+"""Options: declare each argument of a request once, with its type, default, limits, names and help.
+
+A request is a frozen dataclass whose fields are made by ``option``. ``options_of`` returns its table, from which the
+command line, the HTTP and MCP servers, the actions and the configuration take their declarations; ``Option.check``
+checks a value wherever it comes from. Free of libraries, so that ``--help`` and ``import driftline`` stay fast.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from types import UnionType
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from driftline.storage.errors import UsageError
+
+INTERFACES = frozenset({"action", "command", "http", "mcp"})
+"""The interfaces that have the option, in addition to Python."""
+MAX_SERVED_NAMES = 100
+"""Values of one filter that a server accepts."""
+_T = TypeVar("_T")
+_M = TypeVar("_M")
+_R = TypeVar("_R")
+_P = ParamSpec("_P")
+_OPTION = "driftline.option"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of a request's table of options: all that an interface needs to declare, check and explain it.
+
+    ``type`` is the type of one value or, for a list, of its items. ``bounds`` limit numbers; servers accept
+    the narrower ``served`` ones. ``flag``, ``parameter`` and ``argument`` are its names on the command line, in HTTP
+    requests and in actions; ``aliases`` are further flags or, with an underscore or capitals, keys of the
+    configuration. ``pattern`` and ``choices`` describe valid values in schemas. If a switch is off, documents are not
+    results if ``leaves_out`` returns true for their paths. A setting has a default in ``driftline.toml``.
+    """
+
+    help: str
+    name: str = ""
+    type: type = str
+    default: Any = None
+    is_list: bool = False
+    bounds: tuple[float, float] | None = None
+    served: tuple[float, float] | None = None
+    flag: str = ""
+    parameter: str = ""
+    argument: str = ""
+    aliases: tuple[str, ...] = ()
+    metavar: str | None = None
+    pattern: str | None = None
+    choices: tuple[str, ...] = ()
+    leaves_out: Callable[[str], bool] | None = None
+    max_characters: int = 4_096
+    is_entity: bool = False
+    is_setting: bool = False
+    only_in: frozenset[str] = INTERFACES
+
+    @property
+    def is_switch(self) -> bool:
+        """Return whether its value is on or off."""
+        return self.type is bool
+
+    def check(self, value: Any) -> None:
+        """Raise UsageError for a number out of bounds, or a word that is not one of the choices."""
+        if value is None or self.is_list:
+            return
+        if self.bounds is not None and not self.bounds[0] <= value <= self.bounds[1]:
+            low, high = self.bounds
+            rule = "must not be negative" if high == math.inf else f"must be between {low:g} and {high:g}"
+            raise UsageError(f"{self.name} {rule}", str(value))
+        if self.choices and self.type is str and value not in self.choices:
+            raise UsageError(f"Unknown {self.name}", str(value), f"Use one of {', '.join(self.choices)}.")
+
+
+def option(default: _T, help: str, **row: Any) -> _T:
+    """Return the dataclass field of an option: its default, its help, and further fields of ``Option``."""
+    declared: Any = field(default=default, metadata={_OPTION: Option(help, default=default, **row)})
+    found: _T = declared
+    return found
+
+
+def options_of(model: type) -> dict[str, Option]:
+    """Return the table of a dataclass: its options by name, own fields before inherited ones."""
+    inherited = {each.name for base in model.__mro__[1:] if is_dataclass(base) for each in fields(base)}
+    ordered = sorted(fields(model), key=lambda each: each.name in inherited)
+    return {each.name: _named(each) for each in ordered if _OPTION in each.metadata}
+
+
+def _named(declared: Any) -> Option:
+    """Return the option of a field, with its derived names and type."""
+    row: Option = declared.metadata[_OPTION]
+    name, kind = declared.name, _plain(declared.type)
+    is_list = get_origin(kind) is not None and get_origin(kind) is not Literal
+    choices = row.choices or (get_args(kind) if get_origin(kind) is Literal else ())
+    return replace(
+        row,
+        name=name,
+        type=str if is_list or choices else kind,
+        is_list=is_list,
+        choices=choices,
+        flag=row.flag or f"--{name.replace('_', '-')}",
+        parameter=row.parameter or name,
+        argument=row.argument or name,
+    )
+
+
+def _plain(annotation: Any) -> Any:
+    """Return the first alternative of a union."""
+    return get_args(annotation)[0] if get_origin(annotation) in (Union, UnionType) else annotation
+
+
+def from_keywords(
+    model: Callable[_P, _M],
+) -> Callable[[Callable[[_T, _M], _R]], Callable[Concatenate[_T, _P], _R]]:
+    """Let a function of a request take the arguments that build the request; type checkers see them as well.
+
+    ``f(workspace, request)`` becomes ``f(workspace, query, *, top_k=10, ...)``.
+    """
+
+    def decorate(function: Callable[[_T, _M], _R]) -> Callable[Concatenate[_T, _P], _R]:
+        first = next(iter(inspect.signature(function).parameters))
+        build: Callable[..., _M] = model
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            owner = args[0] if args else kwargs.pop(first)
+            return function(owner, build(*args[1:], **kwargs))
+
+        own = inspect.signature(function)
+        parameters = [own.parameters[first], *inspect.signature(model).parameters.values()]
+        vars(call)["__signature__"] = own.replace(parameters=parameters)
+        return call
+
+    return decorate
+
+
+def spread(name: str, parameters: Sequence[inspect.Parameter]) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
+    """Let a function take ``parameters`` in place of its parameter ``name``, which gets a dict of their values.
+
+    Libraries that read signatures (typer, FastAPI, MCP) see the parameters as if they had been declared one by one.
+    """
+    names = [each.name for each in parameters]
+
+    def decorate(function: Callable[..., _R]) -> Callable[..., _R]:
+        signature = inspect.signature(function, eval_str=True)
+
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> _R:
+            values = {each: given.pop(each) for each in names if each in given}
+            return function(*args, **{name: values}, **given)
+
+        declared = list(signature.parameters.values())
+        at = next(number for number, each in enumerate(declared) if each.name == name)
+        later = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*parameters, *declared[at + 1 :])]
+        vars(call)["__signature__"] = signature.replace(parameters=[*declared[:at], *later])
+        kinds = {each.name: each.annotation for each in (*declared[:at], *later) if each.annotation is not each.empty}
+        call.__annotations__ = {**kinds, "return": signature.return_annotation}
+        return call
+
+    return decorate

@@ -1,0 +1,227 @@
+"""Create, read and delete branches of sources: each is a cut of the main index and stores only the differences
+(decision 0015).
+
+A cut is a branch of the tenant's line table with its own manifest, both named by a ULID. ``_branch.json`` names the
+current cut. A cut that no record names is garbage, left by a killed run, a deleted branch or a replaced cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING
+
+from driftline.storage.deltas.manifest import token_of
+from driftline.storage.entities import Boundary, Entity
+from driftline.storage.errors import NotIndexed, ObjectNotFound, PreconditionFailed, StorageError, UsageError
+from driftline.storage.lance.retries import with_retries, writing
+from driftline.storage.layout import BASE, BRANCH, branches_directory, cut_of, lance_branch
+from driftline.storage.lines.line_table import CommitMarker, LineTable
+from driftline.storage.model import new_ulid
+from driftline.storage.workspace.records import BranchRecord, parse_record, read_record
+from driftline.storage.workspace.workspace import Branch, Workspace
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+log = logging.getLogger(__name__)
+
+MAX_NAME_CHARACTERS = 200
+CUT_ATTEMPTS = 20
+"""Attempts to read a version of the table and the manifest at the same revision, while runs commit."""
+_ANSWER_LOST = re.compile(r"Ref conflict|Clone operation should not enter build_manifest")
+"""Lance's error for a new branch when it repeats a request that succeeded but whose answer was lost."""
+
+
+def check_name(name: str) -> None:
+    """Check that ``name`` is a valid branch name. Raises UsageError."""
+    if not _is_name(name):
+        fix = f"Use at most {MAX_NAME_CHARACTERS} printable characters, none of them blank at either end."
+        raise UsageError("Not a valid branch name", repr(name), fix)
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= MAX_NAME_CHARACTERS and name == name.strip() and name.isprintable()
+
+
+# -- records -----------------------------------------------------------------------------------
+
+
+def read_branch(workspace: Workspace, entity: Entity, name: str) -> BranchRecord | None:
+    """Return the record of a branch of a source, or None. Raises CorruptFile, WorkspaceTooNew."""
+    return read_record(workspace.objects, Branch(entity, name, "").record_path, BranchRecord)
+
+
+def branch_records(workspace: Workspace, entity: Entity) -> list[BranchRecord]:
+    """Return the branches of a source, by name. Raises CorruptFile, WorkspaceTooNew, StorageError."""
+    objects, directory = workspace.objects, branches_directory(entity)
+    paths = [f"{directory}/{name}/{BRANCH}" for name in objects.list_dirs(directory)]
+    records = workspace.side_by_side(lambda path: read_record(objects, path, BranchRecord), paths)
+    return sorted((record for record in records if record is not None), key=lambda record: record.name)
+
+
+def branch_at(entity: Entity, record: BranchRecord) -> Branch:
+    """Return the branch that ``record`` of a source describes."""
+    return Branch(entity, record.name, record.cut)
+
+
+def on_branch(workspace: Workspace, name: str, within: Boundary | None = None) -> Workspace:
+    """Return ``workspace`` with every source ``within`` the boundary that has a branch ``name`` switched to it.
+
+    Raises NotIndexed if no source has it, UsageError if the branch was embedded with another model.
+    """
+    check_name(name)
+    sources = [entity for entity, _ in workspace.readable_sources(within)]
+    records = [*workspace.side_by_side(lambda entity: read_branch(workspace, entity, name), sources)]
+    found = [(entity, record) for entity, record in zip(sources, records, strict=True) if record is not None]
+    if not found:
+        known = sorted({record.name for entity in sources for record in branch_records(workspace, entity)})
+        fix = f"It has: {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}." if known else "It has none."
+        raise NotIndexed("The workspace has no branch of this name", name, fix)
+    for _, record in found:
+        if record.fingerprint != workspace.config.fingerprint:
+            fix = f"Index it again: driftline index --branch {name}"
+            raise UsageError("The branch was embedded with another model than the workspace", name, fix)
+    return workspace.on(branch_at(entity, record) for entity, record in found)
+
+
+def has_branch(workspace: Workspace, name: str, within: Boundary | None = None) -> bool:
+    """Return whether any source ``within`` a boundary has a branch of this name."""
+    check_name(name)
+    return any(read_branch(workspace, entity, name) is not None for entity, _ in workspace.readable_sources(within))
+
+
+# -- cuts --------------------------------------------------------------------------------------
+
+
+def cut(workspace: Workspace, entity: Entity, name: str, lease_token: int) -> BranchRecord:
+    """Cut a branch from the newest state of the main index, and return its record, which is not written yet.
+
+    The record has the commit of the main index only if no later run has changed the index since. The caller holds
+    the lease of the branch, and the tenant's maintenance lease, so that no version is removed in the meantime. Raises
+    UsageError if the source has no main index, StorageError, CorruptFile.
+    """
+    table, known = workspace.lines(entity.tenant), workspace.source(entity)
+    if known is None or workspace.config.fingerprint is None or not table.exists():
+        fix = "Index its default branch first: driftline index SOURCE"
+        raise UsageError("The source has no main index to cut a branch from", str(entity), fix)
+    dataset, marker, documents, main_revision = _state(workspace, entity, table)
+    main_token = max(marker.token, token_of(main_revision))
+    token, now = max(lease_token, main_token), datetime.now(UTC)
+    commit = known.commit if known.commit is not None and known.commit.token >= main_token else None
+    record = BranchRecord(
+        name=name,
+        entity=str(entity),
+        cut=_new_cut(table, dataset),
+        fingerprint=workspace.config.fingerprint,
+        main_revision=main_revision,
+        token=token,
+        base=commit.id if commit else None,
+        created=now,
+        updated=now,
+        source=known.model_copy(update={"commit": commit and commit.model_copy(update={"token": token})}),
+    )
+    workspace.objects.create(f"{branch_at(entity, record).index_directory}/{BASE}", documents)
+    return record
+
+
+def _new_cut(table: LineTable, dataset: LanceDataset) -> str:
+    """Create a branch of a version of the table. After an unknown outcome, create another; the first one is garbage."""
+
+    def attempt() -> str:
+        name = new_ulid().lower()
+        dataset.create_branch(lance_branch(name), dataset.version, storage_options=table.options)
+        return name
+
+    with writing("Could not cut a branch", table.uri):
+        for _ in range(CUT_ATTEMPTS - 1):
+            try:
+                return with_retries(attempt)
+            except (OSError, ValueError) as error:
+                if not _ANSWER_LOST.search(str(error)):
+                    raise
+        return with_retries(attempt)
+
+
+def _state(workspace: Workspace, entity: Entity, table: LineTable) -> tuple[LanceDataset, CommitMarker, bytes, int]:
+    """Return a version of the table, and the manifest of the same state, as the bytes of a base, with its revision.
+
+    A commit stages its delta, changes the table, and publishes the delta. Deltas that the version's commit marker holds
+    but that are not published yet therefore belong to the state. If the marker is unchanged afterwards, no commit came
+    between.
+    """
+    documents = workspace.manifest(entity)
+    for _ in range(CUT_ATTEMPTS):
+        dataset = table.open()
+        marker = table.marker_in(dataset, entity)
+        unpublished = [batch for batch in documents.staged() if marker.holds(batch)]
+        with contextlib.suppress(ObjectNotFound):  # published since
+            data, reached = documents.snapshot_with(unpublished)
+            if table.commit_marker(entity) == marker:
+                return dataset, marker, data, reached
+    raise StorageError("Runs commit faster than a branch can be cut", str(entity), "Try again.")
+
+
+def write_record(workspace: Workspace, entity: Entity, record: BranchRecord, before: BranchRecord | None) -> None:
+    """Make ``record`` the record of the branch, in place of ``before``. The caller holds the lease of the branch.
+
+    Raises PreconditionFailed, AlreadyExists, StorageError.
+    """
+    path, data = branch_at(entity, record).record_path, record.model_dump_json(indent=1).encode()
+    if before is None:
+        workspace.objects.create(path, data)
+        return
+    found, version = workspace.objects.get_versioned(path)
+    if parse_record(workspace.objects, path, found, BranchRecord) != before:
+        raise PreconditionFailed("Another run has changed this branch", f"{workspace.objects.uri}/{path}")
+    workspace.objects.replace(path, data, version)
+
+
+# -- deletion ----------------------------------------------------------------------------------
+
+
+def delete(workspace: Workspace, entity: Entity, record: BranchRecord) -> None:
+    """Delete a branch, its record first, so that no search finds it half deleted. The caller holds its lease.
+
+    Raises StorageError.
+    """
+    branch = branch_at(entity, record)
+    workspace.objects.delete([branch.record_path])
+    delete_cut(workspace, entity, record.cut, branch.index_directory)
+
+
+def delete_cut(workspace: Workspace, tenant: Entity, cut: str, index_directory: str | None) -> None:
+    """Delete the content of a cut that no record names: its branch of any table, and its manifest.
+
+    Raises StorageError.
+    """
+    for table in workspace.on(()).line_tables(tenant.tenant):
+        with writing("Could not delete a branch", table.uri):
+            with_retries(partial(_delete_from, table, cut))
+    if index_directory is not None:
+        objects = workspace.objects
+        objects.delete([info.path for info in objects.list(index_directory, temporary=True)])
+
+
+def _delete_from(table: LineTable, cut: str) -> None:
+    if cut in cuts_of(table):
+        try:
+            table.open().branches.delete(lance_branch(cut))
+        except ValueError as error:
+            if "Ref not found" not in str(error):  # another process has deleted it since
+                raise
+
+
+def cuts_of(table: LineTable) -> dict[str, datetime]:
+    """Return the cuts in a table of lines with their creation times. Raises StorageError, CorruptFile."""
+    if not table.exists():
+        return {}
+    found = with_retries(table.open().branches.list)
+    return {
+        cut: datetime.fromtimestamp(branch["create_at"], UTC)
+        for name, branch in found.items()
+        if (cut := cut_of(name)) is not None
+    }

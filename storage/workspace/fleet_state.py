@@ -1,0 +1,352 @@
+"""Keep the state of fleets: the repositories that their hosts listed, their indexed commits, and failures.
+
+``_fleet.json`` holds it all; one sync at a time writes it, under a lease of its own. Pure functions decide what follows
+from a listing: an incomplete one removes nothing, a renamed repository keeps its entity, and a missing one stays for a
+grace period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from driftline.storage.entities import spelling
+from driftline.storage.errors import DriftlineError, ObjectNotFound
+from driftline.storage.layout import FLEET, FLEET_LEASE
+from driftline.storage.leases.lease import Lease, acquire
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.sources.discovery import Host, Listing, Page, Repository, moment
+from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_record
+
+State = Literal["new", "indexed", "behind", "empty", "failing", "missing", "excluded"]
+
+FIRST_BACKOFF = timedelta(minutes=5)
+MAX_BACKOFF = timedelta(days=1)
+LOOKED_AT_AGAIN_AFTER = timedelta(days=1)
+"""A repository is asked for its commit at least this often, whatever its host lists."""
+RETIRED_AFTER_MISSES = 2
+"""Complete listings without a repository before it may be retired, however short the grace period is."""
+GUARDED_REPOSITORIES = 3
+"""Up to this number, retirements are never refused."""
+
+
+class KnownBranch(BaseModel):
+    """A branch of a repository: its ``commit``, "" once it is deleted, and the ``indexed`` commit.
+
+    That commit was indexed from ``uri`` with ``settings``. ``pull`` is the number of a pull request.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    pull: int = 0
+    commit: str = ""
+    indexed: str = ""
+    uri: str = ""
+    settings: str = ""
+
+
+class KnownRepository(BaseModel):
+    """A repository of a fleet.
+
+    ``commit`` is the one that the repository had when it was last asked, ``looked_at``; ``stamp`` is the host's stamp
+    of that moment, "" if a later push might not have changed it. ``indexed`` is the commit in the index, indexed with
+    ``settings``, and ``behind_since`` the first time that it was behind. ``missed_since`` and ``misses`` count complete
+    listings that lack it, and ``empty_since`` is when the indexed branch was first seen without a commit. ``excluded``
+    says why it does not belong to the fleet. ``uri`` is that of the source; after a run that did not end, the source
+    may have one of ``other_uris`` instead. ``branches`` has the other branches, by their names in the index, that match
+    the globs ``followed``; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are among
+    the branches: ``pulls_etag`` is that of their last listing, and ``pulls_problem`` says why there is no newer one.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    listed: Repository
+    entity: str = ""
+    uri: str = ""
+    other_uris: tuple[str, ...] = ()
+    former_path: str = ""
+    commit: str = ""
+    stamp: str = ""
+    looked_at: datetime | None = None
+    indexed: str = ""
+    indexed_at: datetime | None = None
+    settings: str = ""
+    behind_since: datetime | None = None
+    missed_since: datetime | None = None
+    misses: int = 0
+    empty_since: datetime | None = None
+    excluded: str = ""
+    failures: int = 0
+    retry_at: datetime | None = None
+    reason: str = ""
+    branches: dict[str, KnownBranch] = {}
+    followed: tuple[str, ...] = ()
+    skipped_branches: dict[str, str] = {}
+    pulls_etag: str = ""
+    pulls_problem: str = ""
+
+    @property
+    def state(self) -> State:
+        """The state of the repository, in a word."""
+        if self.excluded:
+            return "excluded"
+        if self.missed_since is not None:
+            return "missing"
+        if self.failures:
+            return "failing"
+        if self.looked_at is not None and not self.commit:
+            return "empty"
+        if not self.indexed:
+            return "new"
+        return "behind" if self.behind_since is not None else "indexed"
+
+    @property
+    def uris(self) -> set[str]:
+        """The URIs that its source may have; none if it was never indexed."""
+        return {self.uri, *self.other_uris} - {""}
+
+    @property
+    def pulls(self) -> frozenset[int]:
+        """The numbers of its known pull requests."""
+        return frozenset(each.pull for each in self.branches.values() if each.pull)
+
+    def lag_seconds(self, now: datetime) -> float:
+        """Return for how long the index has been known to be behind."""
+        return (now - self.behind_since).total_seconds() if self.behind_since is not None else 0.0
+
+    def to_dict(self, now: datetime) -> dict[str, Any]:
+        """Return the repository as ``fleet status --json`` prints it."""
+        listed = self.listed
+        times = {name: getattr(self, name) for name in ("looked_at", "indexed_at", "missed_since", "retry_at")}
+        return {
+            "id": listed.id,
+            "path": listed.path,
+            "entity": self.entity,
+            "state": self.state,
+            "former_path": self.former_path,
+            "archived": listed.archived,
+            "fork": listed.fork,
+            "visibility": listed.visibility,
+            "size_bytes": listed.size_bytes,
+            "commit": self.commit,
+            "indexed": self.indexed,
+            "lag_seconds": round(self.lag_seconds(now), 3),
+            "failures": self.failures,
+            "reason": self.excluded or self.reason,
+            "branches": {name: each.indexed or None for name, each in self.branches.items()},
+            "skipped_branches": self.skipped_branches,
+            "pull_requests_problem": self.pulls_problem,
+        } | {name: moment.isoformat() if moment else None for name, moment in times.items()}
+
+    def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool, followed: tuple[str, ...]) -> bool:
+        """Return whether its host must be asked for its commit: not if the listing shows that nothing was pushed.
+
+        ``is_current`` is whether the current listing has it: if not, another repository may have its path now.
+        ``retry`` ignores its backoff. ``followed`` are the globs of its branches.
+        """
+        if not is_current or self.excluded or (self.is_waiting(now) and not retry):
+            return False
+        is_quiet = bool(self.stamp) and self.stamp == self.listed.stamp and not self.failures
+        is_quiet &= self.followed == followed
+        return not is_quiet or self.looked_at is None or now - self.looked_at >= LOOKED_AT_AGAIN_AFTER
+
+    def is_waiting(self, now: datetime) -> bool:
+        """Return whether the repository has failed and waits for its next attempt."""
+        return self.retry_at is not None and now < self.retry_at
+
+    def failed(self, error: DriftlineError, now: datetime) -> KnownRepository:
+        """Return the repository after another failure; each failure doubles the time until the next attempt."""
+        pause = min(FIRST_BACKOFF * 2 ** min(self.failures, 20), MAX_BACKOFF)
+        changes = {"failures": self.failures + 1, "retry_at": now + pause, "reason": str(error), "stamp": ""}
+        return self.model_copy(update=changes)
+
+    def at_commit(self, commit: str, now: datetime, settings: str, *, stamp: str) -> KnownRepository:
+        """Return the repository after its host has named ``commit``."""
+        is_behind = bool(commit) and (commit, settings) != (self.indexed, self.settings)
+        since = (self.behind_since or now) if is_behind else None
+        empty_since = (self.empty_since or now) if self.uris and not commit else None
+        reason = "its branch has no commit any more; the index keeps the last one" if empty_since else ""
+        fine = {"failures": 0, "retry_at": None, "reason": reason, "empty_since": empty_since}
+        return self.model_copy(
+            update={"commit": commit, "looked_at": now, "behind_since": since, "stamp": stamp} | fine
+        )
+
+    def with_branches(
+        self, commits: Mapping[str, str], skipped: Mapping[str, str], followed: tuple[str, ...]
+    ) -> KnownRepository:
+        """Return the repository after its host has named the ``commits`` of its branches that match ``followed``.
+
+        ``skipped`` says why others are not indexed.
+        """
+        others = {name: each for name, each in self.branches.items() if each.pull}
+        gone = {name: each.model_copy(update={"commit": ""}) for name, each in self.branches.items()} | others
+        known = {
+            name: self.branches.get(name, KnownBranch()).model_copy(update={"commit": commit})
+            for name, commit in commits.items()
+        }
+        changes = {"branches": gone | known, "skipped_branches": dict(skipped), "followed": followed}
+        return self.model_copy(update=changes)
+
+    def with_pulls(self, commits: Mapping[int, str], etag: str) -> KnownRepository:
+        """Return the repository after its host has named the ``commits`` of pull requests, "" for closed ones."""
+        named = {
+            number: f"pr/{number}" for number, commit in commits.items() if commit or f"pr/{number}" in self.branches
+        }
+        known = {
+            name: self.branches.get(name, KnownBranch(pull=number)).model_copy(update={"commit": commits[number]})
+            for number, name in named.items()
+        }
+        changes = {"branches": self.branches | known, "pulls_etag": etag, "pulls_problem": ""}
+        return self.model_copy(update=changes)
+
+    def with_indexed(self, name: str, uri: str, settings: str) -> KnownRepository:
+        """Return the repository after a run has indexed the commit of its branch ``name``."""
+        known = self.branches[name]
+        done = known.model_copy(update={"indexed": known.commit, "uri": uri, "settings": settings})
+        return self.model_copy(update={"branches": self.branches | {name: done}})
+
+    def indexed_next(self, *uris: str, is_new: bool = False) -> KnownRepository:
+        """Return the repository before a run that may give its source one of ``uris``; a new index has no branches."""
+        branches = {
+            name: KnownBranch(pull=each.pull, commit=each.commit) if is_new else each
+            for name, each in self.branches.items()
+        }
+        others = tuple(sorted({*self.uris, *uris} - {self.uri}))
+        return self.model_copy(update={"other_uris": others, "branches": branches})
+
+    def adopted_as(self, new: KnownRepository) -> KnownRepository:
+        """Return the repository as ``new`` of another fleet, so that a renamed fleet keeps its index."""
+        present = {"listed": new.listed, "excluded": new.excluded, "missed_since": None, "misses": 0}
+        return self.model_copy(update=present)
+
+    def indexed_at_commit(self, uri: str, now: datetime, settings: str) -> KnownRepository:
+        """Return the repository after a run has indexed its commit from ``uri``."""
+        done = {"indexed": self.commit, "indexed_at": now, "settings": settings, "uri": uri, "other_uris": ()}
+        done["former_path"] = ""
+        return self.model_copy(update={"behind_since": None, "failures": 0, "retry_at": None, "reason": ""} | done)
+
+
+class FleetRecord(BaseModel):
+    """The state of one fleet: its repositories by the host's id, and the pages of its last listing."""
+
+    model_config = ConfigDict(frozen=True)
+
+    repositories: dict[str, KnownRepository] = {}
+    pages: tuple[Page, ...] = ()
+    listed_at: datetime | None = None
+    problem: str = ""
+
+
+class FleetFile(BaseModel):
+    """The content of ``_fleet.json``: the state of each fleet, by its name."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    fleets: dict[str, FleetRecord] = {}
+
+
+def read_fleets(objects: ObjectStore) -> dict[str, FleetRecord]:
+    """Return the state of each fleet, by its name. Raises CorruptFile, WorkspaceTooNew, StorageError."""
+    found = read_record(objects, FLEET, FleetFile)
+    return dict(found.fleets) if found is not None else {}
+
+
+def write_fleets(objects: ObjectStore, fleets: Mapping[str, FleetRecord], lease: Lease) -> None:
+    """Replace the state of ``fleets``, and keep that of others; ``lease`` is that of ``fleet_lease``.
+
+    Raises LeaseLost, PreconditionFailed if another process has written it, StorageError.
+    """
+    lease.check()
+    try:
+        data, version = objects.get_versioned(FLEET)
+    except ObjectNotFound:
+        objects.create(FLEET, FleetFile(fleets=dict(fleets)).model_dump_json().encode())
+        return
+    known = parse_record(objects, FLEET, data, FleetFile)
+    merged = known.fleets | dict(fleets)
+    changed = known.model_copy(
+        update={"fleets": {name: each for name, each in merged.items() if each != FleetRecord()}}
+    )
+    if changed != known:
+        objects.replace(FLEET, changed.model_dump_json().encode(), version)
+
+
+def fleet_lease(objects: ObjectStore, run_id: str, *, wait_seconds: float = 0.0) -> Lease:
+    """Acquire the lease of all fleets of a workspace. Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError."""
+    return acquire(objects, FLEET_LEASE, run_id, wait_seconds=wait_seconds)
+
+
+# -- what follows from a listing -----------------------------------------------------------------------
+
+
+def reconcile(
+    known: Mapping[str, KnownRepository], listing: Listing, why_not: Callable[[Repository], str], now: datetime
+) -> dict[str, KnownRepository]:
+    """Return the repositories after a listing: the listed ones, and known ones that the listing lacks.
+
+    A repository counts as missing only if a complete listing lacks it. If nothing of it was indexed before, it is
+    forgotten. One that the fleet no longer selects counts as missing, too.
+    """
+    after: dict[str, KnownRepository] = {}
+    for identifier, listed in listing.repositories.items():
+        old = known.get(identifier) or KnownRepository(listed=listed)
+        excluded = why_not(listed)
+        was_renamed = bool(old.indexed) and old.listed.path != listed.path
+        former = old.former_path or old.listed.path if was_renamed else old.former_path
+        new = old.model_copy(update={"listed": listed, "excluded": excluded, "former_path": former})
+        if not (excluded and old.uris):
+            new = new.model_copy(update={"missed_since": None, "misses": 0})
+        elif listing.is_complete:
+            new = _missed(new, now)
+        after[identifier] = new
+    for identifier, old in known.items():
+        if identifier in after:
+            continue
+        if not listing.is_complete:
+            after[identifier] = old
+        elif old.uris:
+            after[identifier] = _missed(old, now)
+    return after
+
+
+def _missed(repository: KnownRepository, now: datetime) -> KnownRepository:
+    since = repository.missed_since or now
+    return repository.model_copy(update={"missed_since": since, "misses": repository.misses + 1})
+
+
+def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace: timedelta) -> list[str]:
+    """Return the ids of repositories that were missing for the grace period, in several complete listings, or empty."""
+
+    def since(each: KnownRepository) -> datetime | None:
+        return each.missed_since if each.misses >= RETIRED_AFTER_MISSES else each.empty_since
+
+    return [
+        identifier
+        for identifier, each in repositories.items()
+        if (gone := since(each)) is not None and now - gone >= grace
+    ]
+
+
+def is_suspicious(retired: int, known: int, max_fraction: float) -> bool:
+    """Return whether so many of the known repositories are missing that a person should confirm it."""
+    return retired > GUARDED_REPOSITORIES and retired > max_fraction * known
+
+
+def settled_stamp(host: Host, listing: Listing, repository: Repository) -> str:
+    """Return the stamp of a repository if any later push will change it; "" if one might not.
+
+    Hosts write the time of the last push in whole seconds, or raise it once an hour.
+    """
+    after, pushed = host.settle_seconds, moment(repository.changed)
+    if after is None or pushed is None or listing.at is None or listing.at - pushed < after:
+        return ""
+    return repository.stamp
+
+
+def entities_in_use(fleets: Iterable[FleetRecord]) -> set[str]:
+    """Return the spellings of the entities of all repositories of ``fleets``."""
+    return {spelling(each.entity) for fleet in fleets for each in fleet.repositories.values() if each.entity}

@@ -1,0 +1,153 @@
+"""Embed the definitions of indexed documents with a transformer (decision 0016)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from driftline.storage.entities import Entity
+from driftline.storage.lines.definition_table import schema
+from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode
+from driftline.storage.model import DeepModel
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.task_context import TaskContext
+from driftline.tasks.embedding.transformer import definition_text, load_transformer
+from driftline.tasks.indexing.rows import extension, parent_dirs
+
+DOCUMENTS_PER_BATCH = 64
+_KEY_LINES = 3
+"""Configuration keys with fewer lines mean nothing by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSpec:
+    """Documents of a source, ``(path, hash)``, whose definitions must be embedded.
+
+    ``known`` are the paths with rows of another content, from which vectors can be taken.
+    """
+
+    entity: Entity
+    documents: tuple[tuple[str, str], ...]
+    known: tuple[str, ...]
+    model: DeepModel
+
+
+@dataclass(frozen=True, slots=True)
+class DeepResult:
+    """The result of embedding some documents: fragments, invisible until they are committed."""
+
+    fragments: tuple[str, ...]
+    documents: int
+    definitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeepPlan:
+    """The documents of a source, ``(path, hash)``, without embedded definitions, and the ``stale`` ones.
+
+    ``known`` are the paths that have rows, whatever version of the content they belong to.
+    """
+
+    missing: tuple[tuple[str, str], ...]
+    stale: tuple[tuple[str, str], ...]
+    known: frozenset[str]
+
+
+def plan_deep(workspace: Workspace, entity: Entity, model: DeepModel) -> DeepPlan:
+    """Compare the manifest of a source with the embedded definitions. Raises StorageError, CorruptFile.
+
+    Nothing is stale while the source has branches, or on a branch: the rows may belong to another one.
+    """
+    documents = workspace.manifest(entity).read(columns=["path", "hash", "lines"])
+    expected = {
+        (path, content)
+        for path, content, lines in zip(*(documents[name].to_pylist() for name in documents.column_names), strict=True)
+        if lines
+    }
+    known = workspace.deep(entity, model).documents(entity)
+    there = set(zip(known["path"].to_pylist(), known["hash"].to_pylist(), strict=True))
+    shared = workspace.branch_of(entity) is not None or workspace.has_branches(entity)
+    stale = () if shared else tuple(sorted(there - expected))
+    return DeepPlan(tuple(sorted(expected - there)), stale, frozenset(path for path, _ in there))
+
+
+def batches(entity: Entity, plan: DeepPlan, model: DeepModel) -> Iterator[DeepSpec]:
+    """Yield the work of ``plan`` in batches."""
+    for start in range(0, len(plan.missing), DOCUMENTS_PER_BATCH):
+        some = plan.missing[start : start + DOCUMENTS_PER_BATCH]
+        yield DeepSpec(entity, some, tuple(path for path, _ in some if path in plan.known), model)
+
+
+def deepen_batch(spec: DeepSpec, context: TaskContext) -> DeepResult:
+    """Embed the indexed definitions of ``spec``, and write them as fragments.
+
+    A definition whose text was in an earlier content of these documents keeps its vector. A document that has changed
+    since has no result; the next run embeds it. Raises MissingExtra, ModelNotFound, StorageError.
+    """
+    workspace, hashes = context.workspace, dict(spec.documents)
+    rows = workspace.lines(spec.entity).of_documents(spec.entity, sorted(hashes))
+    rows = rows.sort_by([("line_number", "ascending"), ("column_number", "ascending")])
+    texts: dict[str, dict[int, str]] = defaultdict(dict)
+    outlines: dict[str, list[str]] = defaultdict(list)
+    names = ("path", "hash", "line_number", "text", OUTLINE_COLUMN)
+    for path, content, number, text, outline in zip(*(rows[name].to_pylist() for name in names), strict=True):
+        if content == hashes[path]:
+            texts[path].setdefault(number, text)  # the beginning of a long line
+            if outline:
+                outlines[path].append(outline)
+    found: list[tuple[str, Definition | None]] = []
+    said: list[str] = []
+    for path in sorted(texts):
+        definitions = _definitions(outlines[path], texts[path])
+        found += [(path, each) for each in definitions] or [(path, None)]
+        said += [definition_text(path, each, texts[path]) for each in definitions]
+    if not found:
+        return DeepResult((), len(hashes), 0)
+    table = workspace.deep(spec.entity, spec.model)
+    vectors = table.vectors(spec.entity, spec.known) if spec.known else {}
+    text_hashes = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() for text in said]
+    new = {text_hash: text for text_hash, text in zip(text_hashes, said, strict=True) if text_hash not in vectors}
+    if new:
+        encoder = load_transformer(spec.model.name, threads=1)
+        vectors.update(zip(new, encoder.embed([*new.values()]).astype(np.float16), strict=True))
+    fragments = table.write_fragments(_table(spec, found, hashes, text_hashes, vectors))
+    return DeepResult(tuple(fragments), len(hashes), len(new))
+
+
+def _definitions(outlines: Sequence[str], texts: dict[int, str]) -> list[Definition]:
+    """Return the definitions of a document, each once, without those whose own line has no text."""
+    known = {each: None for outline in outlines for each in decode(outline)}
+    return [
+        each for each in known if each.line in texts and (each.kind != "key" or each.last - each.first >= _KEY_LINES)
+    ]
+
+
+def _table(
+    spec: DeepSpec,
+    found: Sequence[tuple[str, Definition | None]],
+    hashes: dict[str, str],
+    text_hashes: Sequence[str],
+    vectors: dict[str, NDArray[np.float16]],
+) -> pa.Table:
+    columns, left = schema(spec.model.dim), iter(text_hashes)
+    of_rows = [next(left) if definition is not None else None for _, definition in found]
+    none = Definition("", "", -1, -1, -1)
+    definitions = [definition or none for _, definition in found]
+    paths = [path for path, _ in found]
+    values = {
+        "entity": [str(spec.entity)] * len(paths),
+        "path": paths,
+        "hash": [hashes[path] for path in paths],
+        "parent_dirs": [parent_dirs(path) for path in paths],
+        "ext": [extension(path) for path in paths],
+        **{name: [getattr(each, name) for each in definitions] for name in ("kind", "name", "line", "first", "last")},
+        "text_hash": of_rows,
+        "vector": [vectors[each] if each is not None else None for each in of_rows],
+    }
+    return pa.table([pa.array(values[field.name], field.type) for field in columns], schema=columns)

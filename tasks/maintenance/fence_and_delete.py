@@ -1,0 +1,288 @@
+"""Run the steps of a cleanup: fence off writers, expire memory entries, and delete orphans (DESIGN, "Cleanup").
+
+``Fence`` takes the leases of tenants and sources whose files are judged. ``Deletion`` deletes in audited batches and
+checks the leases and the workspace before each batch. The store's clock, not this machine's, determines the age of
+objects.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import CatalogError, CleanupAborted, LeaseHeld, StorageError
+from driftline.storage.garbage.orphans import Orphan
+from driftline.storage.garbage.survey import Survey
+from driftline.storage.layout import CATALOG, CONFIG, lease_path
+from driftline.storage.leases.lease import Lease, acquire, look
+from driftline.storage.memory.binding import trouble
+from driftline.storage.memory.catalog.database import Catalog, embedded_url
+from driftline.storage.memory.catalog.entry_queries import blob_references
+from driftline.storage.memory.catalog.entry_writes import forget_blobs
+from driftline.storage.memory.flush import Flusher
+from driftline.storage.memory.maintenance import collect_expired
+from driftline.storage.objects.store import TEMPORARY_PREFIX, ObjectInfo, ObjectStore
+from driftline.storage.workspace.records import WorkspaceConfig, read_record
+from driftline.storage.workspace.workspace import Workspace, acquire_source
+from driftline.tasks.indexing.commit import finish_staged
+
+
+@dataclass(slots=True)
+class Fence:
+    """Leases that keep writers out while files are judged and deleted; a context manager that releases them.
+
+    ``tenants`` and ``sources`` are the directories whose tables or staged deltas may be judged. ``published`` counts
+    the staged deltas of killed runs that were published when the leases were taken. ``skip`` gets a message for each
+    busy tenant or source.
+    """
+
+    workspace: Workspace
+    run_id: str
+    skip: Callable[[str], None]
+    tenants: set[str] = field(default_factory=set)
+    sources: set[str] = field(default_factory=set)
+    published: int = 0
+    _leases: list[Lease] = field(default_factory=list)
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def __enter__(self) -> Fence:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def take_tenant(self, tenant: Entity, sources: Iterable[Entity]) -> None:
+        """Fence off all writers to the tables of ``tenant``; do nothing if one of its sources is busy."""
+        with ExitStack() as stack:
+            try:
+                leases = [
+                    stack.enter_context(acquire(self.workspace.objects, lease_path(tenant, "maintenance"), self.run_id))
+                ]
+                for source in sorted(sources):
+                    leases.append(stack.enter_context(acquire_source(self.workspace, source, self.run_id)))
+                    self._settle(source, leases[-1])
+            except LeaseHeld as error:
+                self.skip(f"Skipped the tables of {tenant}: {error}")
+                return
+            self._stack.push(stack.pop_all())
+            self._leases += leases
+            self.tenants.add(tenant.directory)
+
+    def take_source(self, source: Entity) -> None:
+        """Fence off other runs of ``source``, unless one holds its lease."""
+        if source.directory in self.sources:
+            return
+        with ExitStack() as stack:
+            try:
+                lease = stack.enter_context(acquire_source(self.workspace, source, self.run_id))
+            except LeaseHeld as error:
+                self.skip(f"Skipped the staged deltas of {source}: {error}")
+                return
+            self._settle(source, lease)
+            self._stack.push(stack.pop_all())
+            self._leases.append(lease)
+
+    def check(self) -> None:
+        """Check that all leases are still held. Raises LeaseLost."""
+        for lease in self._leases:
+            lease.check()
+
+    def _settle(self, source: Entity, lease: Lease) -> None:
+        published, _ = finish_staged(self.workspace, source, lease)
+        self.published += published
+        self.sources.add(source.directory)
+
+
+def release_abandoned(workspace: Workspace, run_id: str) -> int:
+    """Release the leases whose holders are provably dead, after settling their staged deltas, and return their number.
+
+    Leases that another run takes in the meantime are skipped. Raises StorageError.
+    """
+    released = 0
+
+    def taken_meanwhile(_: str) -> None:
+        nonlocal released
+        released -= 1
+
+    for source, _ in workspace.sources():
+        if look(workspace.objects, lease_path(source)).is_abandoned:
+            released += 1
+            with Fence(workspace, run_id, taken_meanwhile) as fence:
+                fence.take_source(source)
+    for tenant in workspace.tenants():
+        path = lease_path(tenant, "maintenance")
+        if look(workspace.objects, path).is_abandoned:
+            with suppress(LeaseHeld), acquire(workspace.objects, path, run_id):
+                released += 1
+    return released
+
+
+def unleased(survey: Survey, tenants: Iterable[Entity], skip: Callable[[str], None]) -> tuple[set[str], set[str]]:
+    """Return the directories of the tenants and the sources without busy leases, which a Fence could take.
+
+    No lease is taken.
+    """
+    idle, open_sources = set(), set()
+    for tenant in tenants:
+        sources = survey.sources_of(tenant.directory)
+        busy = [
+            f"{path}: {survey.leases[path].holder}"
+            for path in [lease_path(tenant, "maintenance"), *map(lease_path, sorted(sources))]
+            if path in survey.leases and not survey.leases[path].is_free
+        ]
+        if busy:
+            skip(f"Would skip the tables of {tenant}: {busy[0]}")
+        else:
+            idle.add(tenant.directory)
+        open_sources |= {
+            source.directory
+            for source in sources
+            if lease_path(source) not in survey.leases or survey.leases[lease_path(source)].is_free
+        }
+    return idle, open_sources
+
+
+DELETE_BATCH = 1_000
+"""Objects per deletion, the limit of one bulk request to S3."""
+DELETE_ATTEMPTS = 5
+
+_audit = logging.getLogger("driftline.audit")
+
+
+def store_time(objects: ObjectStore, listing: Iterable[ObjectInfo], *, may_write: bool) -> datetime:
+    """Return the time of the store's own clock, from a small object that is written and deleted again.
+
+    Without ``may_write``, it is the later of this host's time and that of the newest object, which is accurate enough
+    for a report, but not for a deletion. Raises StorageError.
+    """
+    if not may_write:
+        return max([datetime.now(UTC), *(info.modified for info in listing)])
+    path = f"{TEMPORARY_PREFIX}clock-{uuid.uuid4().hex}"
+    objects.create(path, b"")
+    try:
+        info = objects.head(path)
+    finally:
+        objects.delete([path])
+    if info is None:
+        raise StorageError(
+            "A new object is missing from the store's listing", f"{objects.uri}/{path}", "Try again later."
+        )
+    return info.modified
+
+
+@dataclass(slots=True)
+class Deletion:
+    """Deletes orphans in order, in bounded batches; ``deleted`` is exact even after a failure."""
+
+    workspace: Workspace
+    run_id: str
+    check: Callable[[], None]
+    deleted: list[Orphan] = field(default_factory=list)
+
+    def run(self, orphans: Sequence[Orphan]) -> None:
+        """Delete ``orphans``, each with a line in the log ``driftline.audit``.
+
+        Before each batch, call ``check`` and compare the id of the workspace. Raises CleanupAborted, LeaseLost,
+        StorageError.
+        """
+        for start in range(0, len(orphans), DELETE_BATCH):
+            batch = orphans[start : start + DELETE_BATCH]
+            self._check_identity()
+            self.check()
+            for orphan in batch:
+                _audit.info("%s", json.dumps(self._line(orphan)))
+            self._delete(batch)
+
+    def _delete(self, batch: Sequence[Orphan]) -> None:
+        objects, left = self.workspace.objects, list(batch)
+        for _ in range(DELETE_ATTEMPTS):
+            try:
+                objects.delete([orphan.path for orphan in left])
+            except StorageError as error:
+                remaining = [orphan for orphan in left if objects.head(orphan.path) is not None]
+                gone = set(left) - set(remaining)
+                self.deleted += [orphan for orphan in left if orphan in gone]
+                if not gone:
+                    raise
+                left, failure = remaining, error
+            else:
+                self.deleted += left
+                return
+        raise failure
+
+    def _check_identity(self) -> None:
+        objects, known = self.workspace.objects, self.workspace.config.workspace_id
+        config = read_record(objects, CONFIG, WorkspaceConfig)
+        if config is None or config.workspace_id != known:
+            raise CleanupAborted("Another workspace has replaced this one", objects.uri, "Run the cleanup again.")
+
+    def _line(self, orphan: Orphan) -> dict[str, object]:
+        return {
+            "time": datetime.now(UTC).isoformat(),
+            "run_id": self.run_id,
+            "workspace": self.workspace.objects.uri,
+            "action": "delete",
+            "path": orphan.path,
+            "size_bytes": orphan.size_bytes,
+            "reason": orphan.reason,
+            "age_seconds": round(orphan.age_seconds, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogAtHand:
+    """The catalog that was found, if any, and the ``error`` if it cannot be read or reached."""
+
+    catalog: Catalog | None = None
+    error: CatalogError | None = None
+
+    def problem(self, workspace: Workspace) -> str | None:
+        """Return why no memory in ``workspace`` may be judged, or None. Raises CatalogError, StorageError."""
+        if self.error is not None:
+            return f"its catalog cannot be read: {self.error}"
+        return trouble(workspace, self.catalog)
+
+
+@contextmanager
+def open_catalog(workspace: Workspace, url: str | None) -> Iterator[CatalogAtHand]:
+    """Open the catalog at ``url``, by default the one in the workspace. It is never created. Raises CatalogMismatch."""
+    objects = workspace.objects
+    if url is None and objects.is_local and objects.head(CATALOG) is not None:
+        url = embedded_url(objects.uri)
+    if url is None:
+        yield CatalogAtHand()
+        return
+    catalog = Catalog(url)
+    try:
+        yield _look(catalog)
+    finally:
+        catalog.close()
+
+
+def _look(catalog: Catalog) -> CatalogAtHand:
+    try:
+        return CatalogAtHand(catalog if catalog.belongs_to() is not None else None)
+    except CatalogError as error:
+        return CatalogAtHand(error=error)
+
+
+def drop_expired(workspace: Workspace, catalog: Catalog) -> int:
+    """Delete expired entries and update the indexes, and return their number. Raises CatalogError, StorageError."""
+    removed = collect_expired(catalog, datetime.now(UTC))
+    if removed:
+        Flusher(catalog, workspace.objects, None, lambda: datetime.now(UTC)).flush()
+    return removed
+
+
+def forget_deleted(workspace: Workspace, catalog: Catalog, deleted: Sequence[Orphan]) -> None:
+    """Remove deleted blobs from the catalog's list of retired ones, including those that a killed cleanup deleted."""
+    _, retired = catalog.read(blob_references)
+    gone = {orphan.path for orphan in deleted} & retired.keys()
+    gone |= {path for path in retired.keys() - gone if workspace.objects.head(path) is None}
+    catalog.write(lambda connection: forget_blobs(connection, gone))

@@ -1,0 +1,415 @@
+"""Verify documents, lines, indexes and branches against each other, and prepare repairs (DESIGN, "Verification").
+
+A repair sets damaged parts aside for the next index run to rebuild, and restores a lost ``_workspace.json``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from driftline.storage.deltas.delta_index import ADD
+from driftline.storage.deltas.manifest import SCHEMA, Manifest
+from driftline.storage.entities import Entity
+from driftline.storage.errors import (
+    AlreadyExists,
+    CorruptFile,
+    ModelNotFound,
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageError,
+)
+from driftline.storage.lance.lance_table import quote
+from driftline.storage.lance.reader_process import ProcessDied, survived
+from driftline.storage.layout import CONFIG, SOURCE, branch_lease_path, lease_path, leased_entity
+from driftline.storage.leases.lease import Sighting, acquire, look
+from driftline.storage.lines.indexes import drop, maintain
+from driftline.storage.lines.line_counts import EMPTY, Inventory, check_indexes, index_names, take_inventory
+from driftline.storage.lines.line_table import LineTable
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.branch_cuts import branch_at, branch_records
+from driftline.storage.workspace.records import BranchRecord, WorkspaceConfig, read_record
+from driftline.storage.workspace.workspace import Workspace, acquire_source
+from driftline.tasks.embedding.models import model_of
+from driftline.tasks.indexing.commit import ChangeSet, Committer, settle
+
+_COLUMNS = ["path", "hash", "lines", "reason"]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchFinding:
+    """A branch whose content contradicts its record or its manifest, and how."""
+
+    entity: Entity
+    name: str
+    detail: str
+
+
+def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFinding]:
+    """Yield the inconsistent branches of a tenant, except those that a run is working on.
+
+    Compares the lines of each document that differs from the main index, and the number of all others. Raises
+    CorruptFile for a record that cannot be read, StorageError.
+    """
+    for entity, _ in workspace.readable_sources(tenant):
+        for record in branch_records(workspace, entity):
+            if not look(workspace.objects, branch_lease_path(entity, record.name)).is_free:
+                continue
+            if record.fingerprint != workspace.config.fingerprint:
+                continue  # the next run recuts the branch
+            try:
+                detail = survived(_difference, workspace.on([branch_at(entity, record)]), entity, record)
+            except (CorruptFile, StorageError) as error:
+                detail = str(error)
+            if detail:
+                yield BranchFinding(entity, record.name, detail)
+
+
+def _difference(workspace: Workspace, entity: Entity, record: BranchRecord) -> str:
+    documents, table = workspace.manifest(entity), workspace.lines(entity)
+    expected = pc.sum(documents.read(columns=["lines"])["lines"], min_count=0).as_py()
+    actual = table.count(f"entity = {quote(str(entity))}")
+    if expected != actual:
+        return f"{actual:,} lines of {expected:,}"
+    changed = documents.changes_since(record.main_revision, columns=_COLUMNS)
+    there = changed.filter(pc.and_(pc.equal(changed["op"], ADD), pc.greater(changed["lines"], 0)))
+    rows = table.of_documents(entity, changed["path"].to_pylist()).select(["path", "hash"])
+    counted = rows.group_by(["path", "hash"]).aggregate([([], "count_all")])
+    found = _triples(counted["path"], counted["hash"], counted["count_all"])
+    wrong = _triples(there["path"], there["hash"], there["lines"]) ^ found
+    return f"the lines of {min(wrong)[0]} are not those of its document" if wrong else ""
+
+
+def _triples(*columns: pa.ChunkedArray) -> set[tuple[str, str, int]]:
+    return set(zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+DAMAGED_PREFIX = "_damaged_"
+
+
+def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> bool:
+    """Rename a damaged base, delta, record or lease of ``entity``, so that the rest is readable. Raises LeaseHeld.
+
+    The lines of its documents, or the next index run, reveal missing ones. Returns whether a file was renamed.
+    """
+    directory, _, name = path.rpartition("/")
+    objects = workspace.objects
+    if path == lease_path(entity):
+        # Its holder loses the lease: the token of the next lease, which continues from the index, fences it off.
+        with contextlib.suppress(ObjectNotFound):
+            objects.create(f"{path}.{DAMAGED_PREFIX}{run_id}", objects.get(path))
+            objects.delete([path])
+            return True
+        return False
+    if directory != entity.directory or not name.startswith(("_index", SOURCE)):
+        return False
+    with acquire_source(workspace, entity, run_id), contextlib.suppress(ObjectNotFound):
+        objects.create(f"{directory}/{DAMAGED_PREFIX}{run_id}_{name}", objects.get(path))
+        objects.delete([path])
+        return True
+    return False
+
+
+def set_table_aside(workspace: Workspace, tenant: Entity, fingerprint: str, run_id: str) -> int:
+    """Drop the unreadable parts of the table of ``fingerprint``, and return how many versions and fragments those were.
+
+    The manifests then reveal the documents whose lines are missing. Raises LeaseHeld, StorageError.
+    """
+    with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
+        return workspace.lines(tenant, fingerprint).set_damage_aside(f".{DAMAGED_PREFIX}{run_id}")
+
+
+def repair_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[str]], run_id: str) -> None:
+    """Settle ``entity``, and remove the documents ``paths`` from each table, by fingerprint. Raises LeaseHeld.
+
+    A table without documents to remove gets a new commit marker, so that there is exactly one.
+    """
+    with acquire_source(workspace, entity, run_id) as lease:
+        settle(workspace, entity, lease)
+        batch = 0
+        for fingerprint, names in sorted(paths.items()):
+            table = workspace.lines(entity, fingerprint)
+            if not names:
+                table.fence(entity, lease.token)
+                continue
+            committer = Committer(workspace, entity, lease, run_id, table, workspace.config.dim or 0, batch=batch)
+            committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(sorted(names))))
+            batch = committer.batch
+
+
+def repair_indexes(workspace: Workspace, tenant: Entity, names: Sequence[str], run_id: str) -> None:
+    """Rebuild the search indexes ``names`` of the current table. Raises LeaseHeld."""
+    with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
+        table = workspace.lines(tenant)
+        drop(table, names)
+        maintain(table)
+
+
+def config_is_lost(objects: ObjectStore) -> bool:
+    """Return whether this is a workspace whose configuration is missing or damaged. Raises WorkspaceTooNew."""
+    try:
+        config = read_record(objects, CONFIG, WorkspaceConfig)
+    except CorruptFile:
+        return True
+    return config is None and bool(Workspace(objects, WorkspaceConfig()).tenants())
+
+
+def restore_config(objects: ObjectStore, run_id: str, workspace_id: str | None = None) -> None:
+    """Write a lost configuration again, with the ``workspace_id`` of the memory catalog, if there is one.
+
+    The embedding is that of most documents. If its model is not the default one of this host, its name is unknown until
+    the next run names it. Raises StorageError.
+    """
+    config = WorkspaceConfig() if workspace_id is None else WorkspaceConfig(workspace_id=workspace_id)
+    fingerprint, dim = _embedding(Workspace(objects, config))
+    embedding = {"fingerprint": fingerprint, "dim": dim, "model": _default_model(fingerprint)}
+    data = config.model_copy(update=embedding).model_dump_json(indent=1).encode()
+    with contextlib.suppress(AlreadyExists, PreconditionFailed):  # another process has written it meanwhile
+        try:
+            damaged, version = objects.get_versioned(CONFIG)
+        except ObjectNotFound:
+            objects.create(CONFIG, data)
+        else:
+            objects.create(f"_damaged_{run_id}{CONFIG}", damaged)
+            objects.replace(CONFIG, data, version)
+
+
+def _default_model(fingerprint: str | None) -> str | None:
+    """Return the name of the default model if it has this fingerprint."""
+    with contextlib.suppress(ModelNotFound):
+        model = model_of()
+        return model.name if model.fingerprint == fingerprint else None
+    return None
+
+
+def _embedding(workspace: Workspace) -> tuple[str | None, int | None]:
+    counts: Counter[str] = Counter()
+    for entity in workspace.entities():
+        with contextlib.suppress(CorruptFile):
+            rows = Manifest(workspace.objects, entity).read(columns=["fingerprint"])
+            counts.update(filter(None, rows["fingerprint"].to_pylist()))
+    for fingerprint, _ in counts.most_common():
+        for tenant in workspace.tenants():
+            table = LineTable(workspace.objects, tenant, fingerprint)
+            if table.exists():
+                return fingerprint, int(table.open().schema.field("vector").type.list_size)
+    return None, None
+
+
+class FindingKind(enum.StrEnum):
+    """The kinds of inconsistency."""
+
+    UNREADABLE = "unreadable"
+    MISSING_LINES = "document without its lines"
+    WRONG_COUNT = "document with another number of lines"
+    STALE_LINES = "stale lines"
+    NO_DOCUMENT = "lines without a document"
+    DUPLICATE_LINES = "duplicate line"
+    COMMIT_MARKER = "source without exactly one commit marker"
+    STAGED = "staged delta of a dead run"
+    INDEX = "index that does not cover what it claims"
+    BRANCH = "branch that does not hold its documents"
+    CATALOG = "memory without its catalog"
+    BLOB = "memory entry without its value"
+    MEMORY_INDEX = "memory index that differs from the catalog"
+    MEMORY_VECTORS = "memory vectors that differ from the catalog"
+
+
+OF_DOCUMENTS = {
+    FindingKind.MISSING_LINES,
+    FindingKind.WRONG_COUNT,
+    FindingKind.STALE_LINES,
+    FindingKind.NO_DOCUMENT,
+    FindingKind.DUPLICATE_LINES,
+}
+"""Findings that are repaired by indexing the document again."""
+OF_MEMORY = {FindingKind.CATALOG, FindingKind.BLOB, FindingKind.MEMORY_INDEX, FindingKind.MEMORY_VECTORS}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One inconsistency.
+
+    ``path`` is a document or a branch of ``entity``, a file of the workspace, the name of an index, or the key of a
+    memory entry. ``fingerprint`` is that of the affected table, "" if there is none.
+    """
+
+    kind: FindingKind
+    entity: str
+    path: str
+    detail: str
+    fingerprint: str = ""
+
+
+@dataclass(slots=True)
+class Verification:
+    """The result of a verification. ``busy`` are the skipped sources, on which another run was working."""
+
+    documents: int = 0
+    lines: int = 0
+    memory_entries: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    busy: list[str] = field(default_factory=list)
+    leases: dict[Entity, Sighting] = field(default_factory=dict)
+
+
+def verify(workspace: Workspace, on_phase: Callable[[str], None]) -> Verification:
+    """Check every tenant of ``workspace``; read access is enough. Damage is a finding, not an error.
+
+    Raises WorkspaceTooNew, AccessDenied, StorageError.
+    """
+    verification = Verification()
+    for tenant in workspace.tenants():
+        on_phase(f"checking {tenant}")
+        _TenantCheck(workspace, tenant, verification).run()
+    return verification
+
+
+class _TenantCheck:
+    def __init__(self, workspace: Workspace, tenant: Entity, verification: Verification) -> None:
+        self._workspace = workspace
+        self._tenant = tenant
+        self._verification = verification
+        self._findings: list[Finding] = []
+        self._manifests: dict[Entity, pa.Table] = {}
+        self._unknown: set[str] = set()
+
+    def run(self) -> None:
+        sources = self._sources()
+        before = {source: self._look(source) for source in sources}
+        for source in sources:
+            self._read(source)
+        for table in self._tables():
+            exists = table.exists()
+            try:
+                inventory = survived(take_inventory, table) if exists else EMPTY
+                damaged = table.damaged_fragments() if exists else []
+            except CorruptFile as error:
+                self._add(FindingKind.UNREADABLE, self._tenant, table.path, str(error), table.fingerprint)
+                continue
+            if damaged:
+                detail = f"{len(damaged):,} fragments cannot be read"
+                self._add(FindingKind.UNREADABLE, self._tenant, table.path, detail, table.fingerprint)
+                continue
+            self._compare(table, inventory)
+            for index, detail in survived_check(table) if exists else ():
+                self._add(FindingKind.INDEX, self._tenant, index, detail, table.fingerprint)
+        for found in check_branches(self._workspace, self._tenant):
+            self._add(FindingKind.BRANCH, found.entity, found.name, found.detail)
+        busy = {str(source) for source in sources if not before[source].is_free or before[source] != self._look(source)}
+        self._verification.busy += sorted(busy)
+        self._verification.findings += [finding for finding in self._findings if finding.entity not in busy]
+        self._verification.leases |= before
+
+    def _sources(self) -> list[Entity]:
+        """Return the sources bound to a URI, and those that a run has ever leased."""
+        workspace, directory = self._workspace, f"{self._tenant.directory}/_leases"
+        leased = (leased_entity(info.path) for info in workspace.objects.list(directory, recursive=False))
+        bound = workspace.entities(self._tenant)
+        return sorted({*bound, *(entity for purpose, entity in leased if purpose == "source")})
+
+    def _read(self, source: Entity) -> None:
+        documents = self._workspace.manifest(source)
+        try:
+            self._workspace.source(source)
+            manifest = documents.read(columns=["path", "hash", "lines", "reason", "fingerprint"])
+        except CorruptFile as error:
+            self._add(FindingKind.UNREADABLE, source, self._relative(error.where), str(error))
+            self._unknown.add(str(source))
+            return
+        self._manifests[source] = manifest
+        self._verification.documents += len(manifest)
+        for batch in documents.staged():
+            self._add(FindingKind.STAGED, source, f"{batch.run_id}, batch {batch.batch}", "The next run settles it.")
+
+    def _tables(self) -> list[LineTable]:
+        """Return the current table, and those of other fingerprints in the manifests."""
+        fingerprints = {self._workspace.config.fingerprint}
+        for manifest in self._manifests.values():
+            fingerprints.update(pc.unique(manifest["fingerprint"]).to_pylist())
+        return [self._workspace.lines(self._tenant, fingerprint) for fingerprint in sorted(filter(None, fingerprints))]
+
+    def _compare(self, table: LineTable, inventory: Inventory) -> None:
+        serves = table.fingerprint == self._workspace.config.fingerprint
+        self._verification.lines += pc.sum(inventory.counts["rows"]).as_py() or 0 if serves else 0
+        names = {str(source): source for source in self._manifests}
+        for name in sorted({*inventory.counts["entity"].unique().to_pylist(), *names} - self._unknown):
+            manifest = self._manifests.get(names[name]) if name in names else None
+            for kind, path, detail in compare(manifest, inventory.of(name), table.fingerprint, serves=serves):
+                self._add(kind, name, path, detail, table.fingerprint)
+        for name, path in sorted(inventory.repeated):
+            if name not in self._unknown:
+                self._add(FindingKind.DUPLICATE_LINES, name, path, "It has duplicate lines.", table.fingerprint)
+        for name in sorted({*inventory.counts["entity"].unique().to_pylist(), *inventory.markers} - self._unknown):
+            rows = inventory.markers.get(name, 0)
+            if rows != 1:
+                self._add(FindingKind.COMMIT_MARKER, name, "", f"It has {rows}.", table.fingerprint)
+
+    def _look(self, source: Entity) -> Sighting:
+        try:
+            return look(self._workspace.objects, lease_path(source))
+        except CorruptFile as error:
+            finding = Finding(FindingKind.UNREADABLE, str(source), self._relative(error.where), str(error))
+            if finding not in self._findings:
+                self._findings.append(finding)
+            return Sighting(True, "", "")
+
+    def _relative(self, where: str) -> str:
+        return where.removeprefix(f"{self._workspace.objects.uri}/")
+
+    def _add(self, kind: FindingKind, entity: Entity | str, path: str, detail: str, fingerprint: str = "") -> None:
+        self._findings.append(Finding(kind, str(entity), path, detail, fingerprint))
+
+
+def survived_check(table: LineTable) -> list[tuple[str, str]]:
+    """Run ``check_indexes`` in another process; if an index crashes that process, report all of them as damaged."""
+    try:
+        return survived(_checked_indexes, table)
+    except ProcessDied:
+        return [
+            (name, "it or another index crashes the process that reads it") for name in survived(index_names, table)
+        ]
+
+
+def _checked_indexes(table: LineTable) -> list[tuple[str, str]]:
+    return list(check_indexes(table))
+
+
+def compare(
+    manifest: pa.Table | None, counts: pa.Table, fingerprint: str, *, serves: bool
+) -> Iterator[tuple[FindingKind, str, str]]:
+    """Yield ``(kind, path, detail)`` for each document whose lines differ from ``manifest``; pure.
+
+    ``manifest`` has path, hash, lines and fingerprint, ``counts`` path, hash and rows. Only documents embedded with
+    ``fingerprint`` are judged. During a re-embedding, the table that ``serves`` may keep lines of documents that have
+    moved or were deleted.
+    """
+    if manifest is None:
+        manifest = pa.table({"path": [], "hash": [], "lines": [], "fingerprint": []}, schema=_MANIFEST)
+    ours = pc.equal(manifest["fingerprint"], fingerprint)
+    moving = serves and not pc.all(pc.or_(ours, pc.equal(manifest["lines"], 0)), min_count=0).as_py()
+    documents = manifest.filter(ours).select(["path", "hash", "lines"])
+    joined = documents.join(counts, ["path", "hash"], join_type="full outer")
+    expected, actual = pc.fill_null(joined["lines"], 0), pc.fill_null(joined["rows"], 0)
+    for row in joined.filter(pc.not_equal(expected, actual)).sort_by("path").to_pylist():
+        if row["lines"] is not None:
+            kind = FindingKind.WRONG_COUNT if row["rows"] else FindingKind.MISSING_LINES
+            yield kind, row["path"], f"{row['rows'] or 0:,} lines of {row['lines']:,}"
+    strays = joined.filter(pc.and_(pc.is_null(joined["lines"]), pc.greater(actual, 0)))
+    if moving:
+        strays = strays.filter(pc.is_in(strays["path"], documents["path"]))
+    known = pc.is_in(strays["path"], documents["path"]).to_pylist()
+    for row, is_known in zip(strays.select(["path", "rows"]).to_pylist(), known, strict=True):
+        kind = FindingKind.STALE_LINES if is_known else FindingKind.NO_DOCUMENT
+        yield kind, row["path"], f"{row['rows']:,} lines"
+
+
+_MANIFEST = pa.schema(
+    [("path", pa.string()), ("hash", pa.string()), ("lines", pa.int32()), ("fingerprint", pa.string())]
+)

@@ -1,0 +1,114 @@
+"""Select local files by name: a file, a folder or a glob, with braces and ``~``.
+
+A named file is always selected. Folders and globs skip ignored files (``tasks.scanning.path_patterns``). A glob matches
+at any depth with ``**``, and does not enter folders in which nothing can match.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from driftline.storage.errors import AccessDenied, SourceNotFound, UsageError
+from driftline.storage.globs import alternatives
+from driftline.storage.model import SkipReason
+from driftline.tasks.git.work_tree import find_work_tree
+from driftline.tasks.scanning.path_patterns import Rules
+from driftline.tasks.scanning.scan import MAX_FILE_BYTES
+from driftline.tasks.scanning.walk import Subtree, Walk
+
+STDIN = "-"
+"""The name of standard input."""
+
+_MAGIC = re.compile(r"[*?[]|\{[^}]*(?:,|\.\.)")
+_SPECIAL = re.compile(r"([\\*?\[\]{}])")
+_BLANK = re.compile(r"(\s)")  # at the end of a pattern, gitignore strips them
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Files below ``folder`` (as written, with ``~`` expanded): ``file``, or all files that ``rules`` admit."""
+
+    folder: str
+    file: str | None = None
+    rules: Rules = field(default_factory=Rules)
+
+
+def select(named: str) -> Selection:
+    """Return the selection of a name; the name of an existing file is not a glob. Raises SourceNotFound, UsageError."""
+    if not named:
+        raise UsageError("A file name is empty", fix="Name files, folders or globs; '.' is the current folder.")
+    path = os.path.expanduser(named)
+    if os.path.isdir(path):
+        return Selection(path)
+    if os.path.lexists(path):
+        folder, _, name = path.rpartition("/")
+        return Selection(folder or ("/" if path.startswith("/") else "."), name)
+    magic = _MAGIC.search(path)
+    folder, slash, _ = path[: magic.start() if magic else 0].rpartition("/")
+    base = folder or slash or "."
+    if magic is None or not os.path.isdir(base):
+        raise SourceNotFound("No such file or folder", named, "Check the spelling.")
+    patterns = alternatives(path[len(folder) + len(slash) :], escapes=True)
+    # A folder among the alternatives of a brace group is selected whole.
+    whole = [not _MAGIC.search(each) and os.path.isdir(f"{folder}{slash}{each}") for each in patterns]
+    include = tuple(f"/{each}/**" if all_of_it else f"/{each}" for each, all_of_it in zip(patterns, whole, strict=True))
+    steps = [pattern[1:].split("/") for pattern in include]
+    exclude = () if any("**" in each for each in steps) else ("/" + "*/" * max(map(len, steps)),)
+    rules = Rules(include=include, exclude=exclude)
+    rules.check()
+    return Selection(base, rules=rules)
+
+
+def is_glob(named: str) -> bool:
+    """Return whether a name is a glob: it has wildcards, and no file of that name exists."""
+    return _MAGIC.search(named) is not None and not os.path.lexists(os.path.expanduser(named))
+
+
+def literal(name: str) -> str:
+    """Return the gitignore pattern that matches only the file ``name`` at the top of a source."""
+    return "/" + _BLANK.sub(r"[\1]", _SPECIAL.sub(r"\\\1", name))
+
+
+def files_named(
+    names: Iterable[str],
+    *,
+    stdin: bool = False,
+    on_skip: Callable[[str, SkipReason], None] = lambda path, reason: None,
+) -> Iterator[str]:
+    """Yield the path of each file that ``names`` select, without duplicates; files of a folder or glob are sorted.
+
+    If ``stdin``, STDIN selects standard input. Files above MAX_FILE_BYTES, and secrets that are not named themselves,
+    are skipped and reported to ``on_skip``; files that patterns exclude are not reported. Raises SourceNotFound, also
+    for a glob that matches nothing, AccessDenied, StorageError, UsageError.
+    """
+    seen: set[str] = set()
+    for name in names:
+        for path in [STDIN] if stdin and name == STDIN else _files(name, select(name), on_skip):
+            absolute = os.path.abspath(path)
+            if absolute not in seen:
+                seen.add(absolute)
+                yield path
+
+
+def _files(named: str, selection: Selection, on_skip: Callable[[str, SkipReason], None]) -> Iterator[str]:
+    prefix = "" if selection.folder == "." else selection.folder.rstrip("/") + "/"
+    if selection.file is not None:
+        yield prefix + selection.file
+        return
+    root = os.path.realpath(selection.folder)
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise AccessDenied("The folder cannot be read", selection.folder, "Check its permissions.")
+    listing = Walk(root, selection.rules, find_work_tree(root)).run([Subtree()])
+    for path, reason in zip(listing.skipped_paths, listing.skipped_reasons, strict=True):
+        if reason != SkipReason.EXCLUDED:
+            on_skip(prefix + path, SkipReason(reason))
+    if not listing.paths and selection.rules.include:
+        raise SourceNotFound("No file matches", named, "Name skipped files one by one, without a glob.")
+    for path, size in sorted(zip(listing.paths, listing.sizes, strict=True)):
+        if size <= MAX_FILE_BYTES:
+            yield prefix + path
+        else:
+            on_skip(prefix + path, SkipReason.TOO_LARGE)

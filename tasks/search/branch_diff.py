@@ -1,0 +1,194 @@
+"""Search the lines that only a branch has, and find the existing code nearest to each of its new functions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from driftline.storage.deltas.delta_index import ADD
+from driftline.storage.entities import Entity
+from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.line_queries import LineQuery
+from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, innermost
+from driftline.storage.workspace.branch_cuts import read_branch
+from driftline.storage.workspace.workspace import Branch, Workspace
+from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.request import SearchRequest
+from driftline.tasks.search.search import SearchReport, answer, notes_on
+
+MAX_FETCHED = 400
+"""Hits to fetch for a search of lines that the main index lacks."""
+
+
+def changed_paths(workspace: Workspace, branch: Branch) -> list[str]:
+    """Return the documents of a branch that differ from the main index at its cut, sorted. Raises CorruptFile."""
+    record = read_branch(workspace, branch.entity, branch.name)
+    since = record.main_revision if record is not None else 0
+    changed = workspace.manifest(branch.entity).changes_since(since, columns=["path", "reason"])
+    found = changed.filter(pc.and_(pc.equal(changed["op"], ADD), pc.is_null(changed["reason"])))
+    paths: list[str] = found["path"].to_pylist()
+    return paths
+
+
+def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
+    """Search as ``answer`` does on the branches of ``workspace``, without hits whose best line is in the main index.
+
+    A line that only moved within its document is not new. Raises the errors of ``search``.
+    """
+    changed = {branch.entity: changed_paths(workspace, branch) for branch in workspace.branches}
+    where = LineFilter(
+        any_of=tuple(LineFilter(entities=(entity,), paths=tuple(paths)) for entity, paths in changed.items())
+    )
+    count = request.top_k
+    while True:
+        report = answer(workspace, replace(request, also=(*request.also, where), top_k=count))
+        new = [*_new(workspace, report.results)]
+        if len(new) >= request.top_k or len(report.results) < count or count >= MAX_FETCHED:
+            best = tuple(new[: request.top_k])
+            return SearchReport(request.query, best, report.explanation, notes_on(best))
+        count = min(4 * count, MAX_FETCHED)
+
+
+def _new(workspace: Workspace, hits: tuple[Hit, ...]) -> Iterator[Hit]:
+    main = workspace.on(())
+    known: dict[str, set[tuple[str, str]]] = {}
+    for source in {hit.source for hit in hits}:
+        entity = Entity.parse(source, workspace.config.hierarchy)
+        rows = main.lines(entity).of_documents(entity, sorted({hit.path for hit in hits if hit.source == source}))
+        known[source] = set(zip(rows["path"].to_pylist(), rows["text"].to_pylist(), strict=True))
+    rank = 0
+    for hit in hits:
+        if (hit.path, hit.text) not in known[hit.source]:
+            rank += 1
+            yield replace(hit, rank=rank)
+
+
+MAX_DISTANCE = 0.25
+"""Functions farther than this from all others are not reported."""
+MIN_LINES = 3
+"""Shorter functions resemble many others."""
+MAX_LINES = 24
+"""Lines of a function that are looked up, evenly spread."""
+MAX_FUNCTIONS = 50
+NEAREST = 8
+"""Lines of the main index looked up for each line."""
+_FUNCTIONS = frozenset(("function", "method"))
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A new function of a branch and the nearest existing one. Lines are 1-based.
+
+    ``distance`` is the mean, over the lines of the new function, of 1 - cosine to the nearest line of the other; a line
+    without one counts as twice MAX_DISTANCE.
+    """
+
+    source: str
+    path: str
+    line: int
+    symbol: str
+    like_source: str
+    like_path: str
+    like_line: int
+    like_symbol: str
+    distance: float
+
+
+def find_duplicates(workspace: Workspace, limit: float = MAX_DISTANCE) -> list[Duplicate]:
+    """Return the nearest function of the main index for each new function of the branches of ``workspace``, nearest
+    first.
+
+    A function is not new if the main index has one of the same name in the same document. Functions farther than
+    ``limit`` from all others are omitted. Raises StorageError, CorruptFile.
+    """
+    found: list[Duplicate] = []
+    for branch in workspace.branches:
+        query = LineQuery(workspace.on(()).lines(branch.entity))
+        for path, definition, vectors in _new_functions(workspace, branch):
+            duplicate = _nearest(query, branch, path, definition, vectors, limit)
+            if duplicate is not None:
+                found.append(duplicate)
+    return sorted(found, key=lambda each: (each.distance, each.path, each.line))
+
+
+def _new_functions(workspace: Workspace, branch: Branch) -> Iterator[tuple[str, Definition, NDArray[np.float32]]]:
+    """Yield each new function of a branch, at most MAX_FUNCTIONS, with its line vectors, ``(n, dim) float32``."""
+    paths, count = changed_paths(workspace, branch), 0
+    here = workspace.lines(branch.entity).of_documents(branch.entity, paths).sort_by("line_number")
+    there = workspace.on(()).lines(branch.entity).of_documents(branch.entity, paths)
+    for path in paths:
+        rows = here.filter(pc.equal(here["path"], path))
+        known = {each.name for each in _definitions(there.filter(pc.equal(there["path"], path)))}
+        for definition in _definitions(rows):
+            if definition.kind not in _FUNCTIONS or definition.name in known or count == MAX_FUNCTIONS:
+                continue
+            vectors = _vectors(rows, definition)
+            if len(vectors) >= MIN_LINES:
+                count += 1
+                yield path, definition, vectors
+
+
+def _definitions(rows: pa.Table) -> Sequence[Definition]:
+    """Return the definitions of a document, by line, each once."""
+    outlines = (text for text in rows[OUTLINE_COLUMN].to_pylist() if text)
+    return sorted({each for text in outlines for each in decode(text)}, key=lambda each: (each.first, -each.last))
+
+
+def _vectors(rows: pa.Table, definition: Definition) -> NDArray[np.float32]:
+    inside = pc.and_(
+        pc.greater_equal(rows["line_number"], definition.line), pc.less_equal(rows["line_number"], definition.last)
+    )
+    chosen = rows.filter(pc.and_(inside, pc.is_valid(rows["vector"])))["vector"].combine_chunks()
+    if not len(chosen):
+        return np.zeros((0, 0), np.float32)
+    vectors = np.asarray(chosen.flatten().to_numpy(zero_copy_only=False), np.float32).reshape(len(chosen), -1)
+    vectors = vectors[np.linalg.norm(vectors, axis=1) > 0]
+    spread = np.unique(np.linspace(0, len(vectors) - 1, min(len(vectors), MAX_LINES)).astype(int))
+    taken: NDArray[np.float32] = vectors[spread]
+    return taken
+
+
+def _nearest(
+    query: LineQuery, branch: Branch, path: str, new: Definition, vectors: NDArray[np.float32], limit: float
+) -> Duplicate | None:
+    """Return the function of the main index whose lines are nearest to ``vectors``.
+
+    Returns None if none is within ``limit``.
+    """
+    hits = [query.nearest(vector, NEAREST, 2 * limit).to_pylist() for vector in vectors]
+    locations = [(hit["entity"], hit["path"], hit["line_number"]) for found in hits for hit in found]
+    outlines = query.outlines(sorted(set(locations)))
+    distances: dict[tuple[str, str, Definition], NDArray[np.float64]] = defaultdict(
+        lambda: np.full(len(vectors), 2 * limit)
+    )
+    for number, found in enumerate(hits):
+        for hit in found:
+            location = (hit["entity"], hit["path"], hit["line_number"])
+            definition = innermost(decode(outlines.get(location, "")), location[2])
+            if definition is None or definition.kind not in _FUNCTIONS:
+                continue
+            of_function = distances[location[0], location[1], definition]
+            of_function[number] = min(of_function[number], hit["distance"])
+    means = {function: float(found.mean()) for function, found in distances.items()}
+    if not means:
+        return None
+    (entity, like_path, like), distance = min(means.items(), key=lambda item: (item[1], item[0][1], item[0][2].line))
+    if distance > limit:
+        return None
+    return Duplicate(
+        source=str(branch.entity),
+        path=path,
+        line=new.line + 1,
+        symbol=new.name,
+        like_source=entity,
+        like_path=like_path,
+        like_line=like.line + 1,
+        like_symbol=like.name,
+        distance=distance,
+    )

@@ -1,0 +1,287 @@
+"""The query language of every interface: exact terms, filters, and the words that rank (DESIGN, "Search").
+
+    "exact phrase" /regex/ def:Name uses:Name sym:Name lang:go
+    file:src/**/*.ts -file:test repo:web branch:x case:yes words
+
+Everything else is a word, such as ``std::vector``, ``https://a.b/c``, ``/usr/bin`` and ``"a",``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from driftline.storage.entities import Boundary, Entity
+from driftline.storage.errors import UsageError
+from driftline.storage.globs import check_glob, is_unicode, literal_glob
+from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.regex_patterns import Pattern
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.exact import ExactTerms, search_exactly
+from driftline.tasks.search.facets import chosen, with_alternatives, without_chosen
+from driftline.tasks.search.request import SearchRequest, extensions_of
+from driftline.tasks.search.search import SearchReport, answer
+
+FIELDS = {
+    "def": "Definitions of this name.",
+    "uses": "The name as a word, except where it is defined.",
+    "sym": "Only inside definitions of this name.",
+    "lang": "Only in files of this language.",
+    "file": "Only in files whose path matches a glob or holds the text.",
+    "repo": "Only in sources whose name holds the text.",
+    "branch": "The sources as they are on this branch.",
+    "case": "Whether case counts: yes, no, or auto, which counts it where a term has a capital.",
+}
+"""The fields of the language."""
+_NEGATED = frozenset(("lang", "file", "repo"))
+CASES = {"yes": False, "no": True, "auto": None}
+_FIELD = re.compile(r"(?P<not>-?)(?P<name>[a-z]+):(?P<value>(?!:|//)\"(?:[^\"\\]|\\.)*\"|(?!:|//)\S*)(?=\s|\Z)")
+_PHRASE = re.compile(r'"(?P<text>(?:[^"\\]|\\.)*)"(?=\s|\Z)')
+_REGEX = re.compile(r"/(?P<text>(?:[^/\\]|\\.|/(?!\s|\Z))+)/(?=\s|\Z)")
+_WORD = re.compile(r"\S+")
+_QUOTED = re.compile(r"[\"\\]")
+_ESCAPED = re.compile(r"\\([\"\\])")
+_LIKE = 0.8
+"""The similarity from which a name is taken for a misspelled field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A parsed query: ``terms`` filter, ``words`` rank, the rest narrows where both look.
+
+    ``files`` and ``languages`` include documents, ``not_files`` and ``not_languages`` exclude them.
+    """
+
+    text: str
+    words: str = ""
+    terms: ExactTerms = field(default_factory=ExactTerms)
+    files: tuple[str, ...] = ()
+    not_files: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    not_languages: tuple[str, ...] = ()
+    repos: tuple[str, ...] = ()
+    not_repos: tuple[str, ...] = ()
+    branch: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether it consists of words only."""
+        return self == Question(self.text, self.words)
+
+    def conditions(self, workspace: Workspace, within: Boundary | None = None) -> Iterator[LineFilter]:
+        """Yield where in ``workspace`` to look. Raises UsageError for a repository that is unknown or not visible."""
+        if self.files:
+            yield LineFilter(any_of=tuple(map(_files, self.files)))
+        if self.languages:
+            yield LineFilter(exts=extensions_of(self.languages))
+        if self.repos or self.not_repos:
+            entities = [entity for entity, _ in workspace.readable_sources(within)]
+            if self.repos:
+                yield LineFilter(entities=_sources(entities, self.repos))
+            if self.not_repos:
+                yield LineFilter(not_of=_sources(entities, self.not_repos))
+        excluded = [_files(name) for name in self.not_files]
+        excluded += [LineFilter(exts=extensions_of((name,))) for name in self.not_languages]
+        if excluded:
+            yield LineFilter(none_of=tuple(excluded))
+
+
+def asked_by(request: SearchRequest) -> Question:
+    """Read the query of a request, with the exact terms of its options. Raises UsageError, which names the position."""
+    exact: dict[str, Any] = {"fixed": request.fixed or (), "regex": request.regex or ()}
+    exact |= {"ignore_case": request.ignore_case, "whole_words": request.whole_words, "multiline": request.multiline}
+    return parse(request.query, **exact)
+
+
+def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
+    """Search exactly for the lines that match the exact terms of a request or, without such terms, for windows that
+    answer its words.
+
+    The branch that a query names is left to the caller, who opens the workspace. Raises the errors of
+    ``search_exactly`` and ``answer``.
+    """
+    report = _answered(workspace, request)
+    if report.facets is None:
+        return report
+    facets = replace(report.facets, files=())
+    if chosen(request) and (wider := _answered(workspace, without_chosen(request)).facets):
+        facets = with_alternatives(facets, wider, request)
+    return replace(report, facets=facets)
+
+
+def _answered(workspace: Workspace, request: SearchRequest) -> SearchReport:
+    question = asked_by(request)
+    if not question.terms and (request.count or request.files):
+        raise UsageError("Only exact matches can be counted", question.text, "Give an exact text or an expression.")
+    if question.is_plain:
+        return answer(workspace, request)
+    also = (*request.also, *question.conditions(workspace, request.boundary))
+    narrowed = replace(request, query=question.words, also=also, fixed=None, regex=None)
+    if question.terms:
+        return replace(search_exactly(workspace, question.terms, narrowed), query=question.text)
+    if not question.words:
+        raise UsageError("The query has only filters", question.text[:200], "Add words or an exact term.")
+    return replace(answer(workspace, narrowed), query=question.text)
+
+
+def parse(
+    text: str,
+    *,
+    fixed: Sequence[str] = (),
+    regex: Sequence[str] = (),
+    ignore_case: bool | None = None,
+    whole_words: bool = False,
+    multiline: bool = False,
+) -> Question:
+    """Read a query, and add ``fixed`` texts and the expressions ``regex`` to its terms.
+
+    ``ignore_case`` applies unless the query says ``case:``; ``whole_words`` and ``multiline`` apply to all patterns.
+    Raises UsageError, which names the position.
+
+    Examples:
+        >>> parse('retry "max_attempts" lang:go').words
+        'retry'
+        >>> [pattern.text for pattern in parse('/csrf_[a-z]+/ "a b"').terms.patterns]
+        ['csrf_[a-z]+', 'a b']
+    """
+    if not is_unicode(text):
+        raise UsageError("The query is not UTF-8", repr(text)[:100], "Check the encoding of the terminal.")
+    parser = _Parser(text, ignore_case=ignore_case, whole_words=whole_words, multiline=multiline)
+    question = parser.parse()
+    given = [(each, True) for each in fixed] + [(each, False) for each in regex]
+    options: dict[str, Any] = {"ignore_case": parser.ignore_case, "words": whole_words, "multiline": multiline}
+    more = tuple(Pattern.of(each, literal=literal, **options) for each, literal in given)
+    return replace(question, terms=replace(question.terms, patterns=(*question.terms.patterns, *more)))
+
+
+def field_term(name: str, value: str) -> str:
+    """Return the term of a field, whatever characters its value has.
+
+    Examples:
+        >>> parse(field_term("def", 'operator "" _km')).terms.definitions
+        ('operator "" _km',)
+    """
+    quoted = _QUOTED.sub(r"\\\g<0>", value)
+    return f'{name}:"{quoted}"'
+
+
+class _Parser:
+    def __init__(self, text: str, *, ignore_case: bool | None, whole_words: bool, multiline: bool) -> None:
+        self.text = text
+        self.ignore_case = ignore_case
+        self.options = {"words": whole_words, "multiline": multiline}
+        self.at = 0
+        self.words: list[str] = []
+        self.patterns: list[tuple[str, bool]] = []
+        self.values: dict[str, list[str]] = {}
+
+    def parse(self) -> Question:
+        """Read term by term, and build the patterns when the case is known."""
+        while self.at < len(self.text):
+            if self.text[self.at].isspace():
+                self.at += 1
+            else:
+                self._term()
+        cases = [CASES[value] for value in self.values.get("case", [])]
+        self.ignore_case = cases[-1] if cases else self.ignore_case
+        options: dict[str, Any] = {**self.options, "ignore_case": self.ignore_case}
+        patterns = tuple(Pattern.of(text, literal=literal, **options) for text, literal in self.patterns)
+
+        def of(name: str) -> tuple[str, ...]:
+            return tuple(self.values.get(name, ()))
+
+        branches = of("branch")
+        return Question(
+            self.text,
+            " ".join(self.words),
+            ExactTerms(patterns, of("def"), of("uses"), of("sym")),
+            files=of("file"),
+            not_files=of("-file"),
+            languages=of("lang"),
+            not_languages=of("-lang"),
+            repos=of("repo"),
+            not_repos=of("-repo"),
+            branch=branches[-1] if branches else None,
+        )
+
+    def _term(self) -> None:
+        start = self.at
+        if phrase := self._take(_PHRASE):
+            self.patterns.append((_ESCAPED.sub(r"\1", phrase["text"]), True))
+        elif expression := self._take(_REGEX):
+            self.patterns.append((expression["text"].replace("\\/", "/"), False))
+        elif self.text[start] == '"' and '"' not in self.text[start + 1 :]:
+            self._fail(start, "The quotation mark is not closed", 'Close it with ", or leave it out.')
+        elif self.text[start] == "-" and any(each.match(self.text, start + 1) for each in (_PHRASE, _REGEX)):
+            self._fail(start, "Exact text cannot be excluded", "Only -file:, -lang: and -repo: exclude.")
+        elif (found := _FIELD.match(self.text, start)) and self._is_field(start, found):
+            self.at = found.end()
+            self._field(start, found)
+        else:
+            word = self._take(_WORD)
+            assert word is not None
+            self.words.append(word[0])
+
+    def _take(self, token: re.Pattern[str]) -> re.Match[str] | None:
+        found = token.match(self.text, self.at)
+        if found:
+            self.at = found.end()
+        return found
+
+    def _is_field(self, start: int, found: re.Match[str]) -> bool:
+        name = found["name"]
+        if name in FIELDS:
+            return True
+        near = get_close_matches(name, FIELDS, 1, _LIKE)
+        if near and found["value"]:
+            self._fail(start, f"There is no field {name!r}", f"Did you mean {near[0]}:?")
+        return False
+
+    def _field(self, start: int, found: re.Match[str]) -> None:
+        name, value = found["name"], found["value"]
+        if value.startswith('"'):
+            value = _ESCAPED.sub(r"\1", value[1:-1])
+        if not value.strip():
+            fix = f"{FIELDS[name]} Write it right after the colon."
+            self._fail(start, f"The field {name}: is empty", fix)
+        if found["not"] and name not in _NEGATED:
+            self._fail(start, f"The field {name}: cannot be excluded", "Only -file:, -lang: and -repo: exclude.")
+        if name == "case" and value not in CASES:
+            self._fail(start, f"case: is not {value!r}", f"Use one of {', '.join(CASES)}.")
+        try:
+            if name == "lang":
+                extensions_of((value,))
+            if name == "file":
+                check_glob(value)
+        except UsageError as error:
+            self._fail(start, error.what, error.fix)
+        self.values.setdefault(found["not"] + name, []).append(value)
+
+    def _fail(self, at: int, what: str, fix: str) -> NoReturn:
+        raise UsageError(f"{what} (character {at + 1} of the query)", self.text[:200], fix)
+
+
+_WILDCARD = re.compile(r"[*?\[{]")
+
+
+def _files(name: str) -> LineFilter:
+    """Return a filter of files whose paths match a glob or contain a text."""
+    if _WILDCARD.search(name):
+        return LineFilter(globs=(name,))
+    start = literal_glob(name.lstrip("/")) if name.startswith("/") else f"**/*{literal_glob(name)}"
+    return LineFilter(globs=(f"{start}*", f"{start}*/**"))
+
+
+def _sources(entities: Iterable[Entity], names: Iterable[str]) -> tuple[Entity, ...]:
+    """Return the sources whose names contain one of ``names``. Raises UsageError for a name that none has."""
+    found: dict[Entity, None] = {}
+    known = [*entities]
+    for name in names:
+        of_name = [entity for entity in known if name.lower() in str(entity).rpartition("source:")[2].lower()]
+        if not of_name:
+            raise UsageError("No source name contains this text", name, "'driftline sources' lists them.")
+        found |= dict.fromkeys(of_name)
+    return tuple(found)

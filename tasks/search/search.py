@@ -1,0 +1,638 @@
+"""Search a workspace: from a query to windows of lines, best first (DESIGN, "Search")."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from cachetools import LRUCache
+from numpy.typing import NDArray
+
+from driftline.storage.defaults import DEFAULT_N_LINES, Strategy
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
+from driftline.storage.lance.retries import without_panic
+from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.line_queries import NOTHING, RESULT_COLUMNS, LineQuery, Scored
+from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
+from driftline.storage.lines.tokenizer import keywords, query_for_index
+from driftline.storage.model import Embedder, html_table
+from driftline.storage.request_options import from_keywords
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.task_context import ModelRef, load_embedder
+from driftline.tasks.embedding.transformer import deep_fingerprint, load_transformer, resolve_deep_model
+from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
+from driftline.tasks.search.facets import Facets, Match, counted
+from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
+from driftline.tasks.search.hits import (
+    GROWTH,
+    GROWTH_ACROSS,
+    HIT_TYPES,
+    JUDGED_WINDOWS,
+    Hit,
+    Window,
+    arranged,
+    distinct_windows,
+    hits,
+    merge_windows,
+)
+from driftline.tasks.search.links import SourceRecords
+from driftline.tasks.search.query_form import QueryForm, names_in, places_in, query_form
+from driftline.tasks.search.ranking import WEIGHTS, WEIGHTS_OF_FORMS, FoundLine
+from driftline.tasks.search.relevance import Calibration
+from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest, without_empty
+from driftline.tasks.search.rerank import (
+    JOINED_WINDOWS,
+    DeepSearch,
+    Encoder,
+    joined,
+    reranked,
+    weight_in,
+    windows_to_rerank,
+)
+
+log = logging.getLogger(__name__)
+_Found = TypeVar("_Found")
+
+FETCH_FACTOR = 3
+"""Lines to fetch per result, because neighbouring ones merge; more are fetched if that is not enough."""
+CANDIDATE_BLOCKS = 100
+CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {"phrase": 100, "question": 100, "usage": 100, "sentence": 50}
+CANDIDATE_LINES = 30
+"""Candidates of a hybrid search: blocks by words, and blocks by meaning, or nearest lines if a distance limits it.
+
+More if results are missing. A sentence describes one definition, which more blocks by meaning tend to hide."""
+CANDIDATE_DEFINITIONS = 20
+"""Definitions to look up for each name in a query."""
+MAX_TENANTS_AT_ONCE, MAX_TABLES_AT_ONCE = 8, 8
+"""Tenants, and tables of each, to open in parallel, each of which waits for a bucket."""
+MAX_THREADS = 64
+"""Upper bound on the threads that all searches of a process share."""
+MAX_BLOCKS = 6_400
+"""Upper bound on candidate blocks."""
+
+_TENANTS: LRUCache[str, list[Entity]] = LRUCache(64)
+"""The tenants that the last search of each bucket found."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactCounts:
+    """The numbers of ``lines`` and ``documents`` that an exact search has found: all, if it is ``complete``.
+
+    Otherwise ``reason`` says why not: the ``limit`` of results, or the ``time``.
+    """
+
+    lines: int
+    documents: int
+    reason: Literal["limit", "time"] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Return whether there are no more matches."""
+        return self.reason is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that ``search --json`` prints."""
+        return {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SearchReport:
+    """The answer to a query: an iterable of hits, best first.
+
+    Examples:
+        >>> report = SearchReport("lease", ())
+        >>> report
+        <SearchReport 'lease': 0 results>
+        >>> [hit.path for hit in report]
+        []
+    """
+
+    query: str
+    results: tuple[Hit, ...]
+    explanation: Explanation | None = None
+    notes: tuple[str, ...] = ()
+    """The reasons, if there are no results, or that none is a good match."""
+    nearest: Hit | None = None
+    """The nearest line that the filters allow, whatever its distance, if there are no results."""
+    unmatched: tuple[str, ...] = ()
+    """The globs that match no document, if there are no results."""
+    exact: ExactCounts | None = None
+    """The counts of an exact search: how much of all there is was found."""
+    facets: Facets | None = None
+    """The numbers of files that match, if they are requested."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as a dictionary.
+
+        Returns:
+            The object that ``search --json`` prints.
+
+        Examples:
+            >>> SearchReport("lease", ()).to_dict()
+            {'query': 'lease', 'results': []}
+        """
+        found: dict[str, Any] = {"query": self.query, "results": [hit.to_dict() for hit in self.results]}
+        found |= {"explanation": self.explanation.to_dict()} if self.explanation else {}
+        found |= {"exact": self.exact.to_dict()} if self.exact else {}
+        found |= {"facets": self.facets.to_dict()} if self.facets else {}
+        found |= {"notes": list(self.notes)} if self.notes else {}
+        found |= {"unmatched": list(self.unmatched)} if self.unmatched else {}
+        return found | ({"nearest": self.nearest.to_dict()} if self.nearest else {})
+
+    def to_arrow(self) -> pa.Table:
+        """Return the hits as a table.
+
+        Returns:
+            A row for each hit, with the fields of ``Hit`` as columns.
+
+        Examples:
+            >>> SearchReport("lease", ()).to_arrow().num_rows
+            0
+        """
+        rows = [hit.to_dict() for hit in self.results]
+        return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in HIT_TYPES.items()})
+
+    def __iter__(self) -> Iterator[Hit]:
+        return iter(self.results)
+
+    def __repr__(self) -> str:
+        count = f"{len(self.results)} result{'' if len(self.results) == 1 else 's'}"
+        shown = "".join(f"\n  {hit.rank}. {hit.path}:{hit.line}  {hit.text.strip()[:80]}" for hit in self.results)
+        return f"<SearchReport {self.query!r}: {count}{shown}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(f"{hit.path}:{hit.line}", f"{hit.score:.2f}", hit.text) for hit in self.results]
+        return html_table(("line", "score", "text"), rows) + html_table(("notes",), [(note,) for note in self.notes])
+
+
+def search_workspace(
+    workspace_uri: str, query: str, *, storage_options: Mapping[str, Any] | None = None, **options: Any
+) -> SearchReport:
+    """Like ``search``, in the workspace at a URI; an empty filter means no filter. Needs only read access.
+
+    Raises WorkspaceNotFound, and the errors of ``search``.
+    """
+    return answer(Workspace.open(workspace_uri, storage_options), SearchRequest.of(query, without_empty(options)))
+
+
+@without_panic()
+def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
+    """Return the ``top_k`` windows that answer a request best.
+
+    ``max_distance`` drops farther lines, ``min_relevance`` less relevant ones (relevance.py), and ``symbols``,
+    ``kinds`` and ``tests`` lines that LineKinds does not allow. A transformer reorders the best ``rerank`` windows
+    (True: DEFAULT_RERANKED). ``deep`` joins the definitions that a transformer finds (rerank.py); None does so in a
+    hybrid search of a workspace with definition embeddings, if the extra is installed. ``branch`` and
+    ``workspace_name`` are for interfaces, which open the workspace on the branch and turn the name into a condition.
+    Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
+    """
+    for name in ("branch", "workspace_name"):
+        if getattr(request, name) is not None:
+            raise UsageError(f"{name} is not resolved", str(getattr(request, name)), "Search through driftline.search.")
+    query, top_k, n_lines, mode = request.query, request.top_k, request.n_lines, request.mode
+    where = line_filter(request, workspace)
+    n_reranked, joining = windows_to_rerank(request.rerank), _deep(workspace, request.deep, mode)
+    encoder = load_transformer() if n_reranked else None
+    only = LineKinds.of(request)
+    explanation, model = Explanation(mode, request.strategy), _model_of(workspace)
+    nothing = SearchReport(query, (), explanation if request.explain else None)
+    nothing = replace(nothing, facets=Facets() if request.facets else None)
+    if top_k == 0 or not query.strip() or model is None:
+        return replace(nothing, notes=_trivially(workspace, request))
+    records = SourceRecords(workspace)
+    records.read_ahead(_threads())
+    with explanation.timed("open"):
+        queries, embedder = _open(workspace, model, mode, where, (request.strategy, request.fallback_threshold))
+    counting = [_threads().submit(_count_ahead, table, records) for table in queries] if request.explain else []
+    vector = embedder.embed_query(query)
+    if not queries or (mode == "vector" and not vector.any()):
+        return replace(nothing, notes=(UNKNOWN_WORDS if queries else nothing_indexed(workspace),))
+    limit = (calibration := Calibration.of(embedder)).limit(request)
+    finder = _Finder(
+        query, vector, embedder, queries, limit, explanation, records, only, [] if request.facets else None
+    )
+    n_windows = max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
+    deep_search = joining and DeepSearch.of(workspace, joining, where, only, limit)
+    with ThreadPoolExecutor(1) as pool:
+        definitions = pool.submit(deep_search.find, query) if deep_search else None
+        windows = distinct_windows(lambda n_windows: finder.find(n_windows, n_lines, mode), n_windows, records)
+    if deep_search and definitions:
+        with explanation.timed("deep"):
+            windows = joined(windows, definitions.result(), vector, deep_search, queries, embedder)
+    if encoder is not None:
+        with explanation.timed("rerank"):
+            windows = [*reranked(windows[:n_reranked], query, queries, encoder, weight_in(mode)), *windows[n_reranked:]]
+    with explanation.timed("context"):
+        found = tuple(hits(workspace, queries, windows[:top_k], query, n_lines, records, calibration, mode != "vector"))
+    if request.explain:
+        wait(counting)
+        _count(explanation, queries)
+    if request.facets:
+        nothing = replace(nothing, facets=counted(finder.matches(), request))
+    if found:
+        return replace(nothing, results=found, notes=notes_on(found))
+    return _explained(nothing, workspace, finder, request, records)
+
+
+@from_keywords(SearchRequest)
+def search(workspace: Workspace, request: SearchRequest) -> SearchReport:
+    """Return the ``answer`` to the request that these arguments make."""
+    return answer(workspace, request)
+
+
+def _explained(
+    report: SearchReport, workspace: Workspace, finder: _Finder, request: SearchRequest, records: SourceRecords
+) -> SearchReport:
+    """Add the reason and the nearest allowed line to a ``report`` without results."""
+    calibration, queries = Calibration.of(finder.embedder), finder.tables
+    windows = replace(finder, max_distance=None).nearest_allowed() if finder.embedded.any() else []
+    near = [*hits(workspace, queries, windows, report.query, 0, records, calibration, False)]
+    unmatched, notes = _why_nothing(workspace, queries, request)
+    notes = notes or (_why_left_out(near, request.mode, finder.max_distance, finder.only),)
+    return replace(report, notes=notes, nearest=near[0] if near else None, unmatched=unmatched)
+
+
+NO_GOOD_MATCH = "No good match. These are the nearest lines, all weak."
+UNKNOWN_WORDS = "The model knows no word of the query."
+
+
+def notes_on(found: Sequence[Hit]) -> tuple[str, ...]:
+    """Return a note if no hit is likely to be right."""
+    return (NO_GOOD_MATCH,) if found and all(hit.label == "weak" for hit in found) else ()
+
+
+def nothing_indexed(workspace: Workspace) -> str:
+    """Explain a workspace without lines: whether it has sources, and why their files are skipped."""
+    if workspace.config.fingerprint and not workspace.config.model:  # restored by a repair
+        return f"{workspace.objects.uri} does not name its embedding model. Run: driftline index SOURCE --model NAME"
+    reasons: Counter[str] = Counter()
+    records = []
+    for entity, record in workspace.readable_sources():
+        records.append(record)
+        reasons.update(filter(None, workspace.manifest(entity).read(columns=["reason"])["reason"].to_pylist()))
+    if not records:
+        return f"Nothing is indexed in {workspace.objects.uri}. Run: driftline index SOURCE"
+    listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+    left_out = f"all files of its sources are left out ({listed})" if reasons else "its sources have no files"
+    if any(record.include or record.exclude for record in records):
+        left_out += " that match their filters (`include`, `exclude`)"
+    return f"The index in {workspace.objects.uri} holds no lines: {left_out}."
+
+
+def _trivially(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
+    if request.top_k == 0:
+        return ("No results were asked for (`top_k` is 0).",)
+    return ("The query is blank.",) if not request.query.strip() else (nothing_indexed(workspace),)
+
+
+def _why_nothing(
+    workspace: Workspace, queries: Sequence[LineQuery], filters: SearchFilter
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the globs that match no document, and messages about filters that allow nothing.
+
+    Empty if lines are allowed.
+    """
+    if any(query.matches for query in queries):
+        return (), ()
+    if not any(query.lines for query in queries):
+        return (), (nothing_indexed(workspace),)
+    empty = [each for each in conditions(filters) if not _matches(workspace, line_filter(each[2], workspace))]
+    notes = tuple(why for _, why, _ in empty) or ("No indexed document matches all filters together.",)
+    return tuple(name for name, _, _ in empty if name.startswith("glob ")), notes
+
+
+def _matches(workspace: Workspace, where: LineFilter | None) -> bool:
+    found = (each for tenant in workspace.tenants() for each in tables_of(workspace, tenant, where))
+    tables = ((workspace.lines(entity), narrowed) for entity, narrowed in found)
+    return any(LineQuery(table, narrowed).matches for table, narrowed in tables if table.exists())
+
+
+def _why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only: LineKinds) -> str:
+    """Return why the lines that the filters allow are not results."""
+    if not nearest and only != ALL_LINES:
+        return "No line near the query is of these kinds (`kinds`, `symbols`, `tests`)."
+    if not nearest:
+        return "No line contains a word of the query, and the model knows none of them."
+    if limit is None or nearest[0].distance <= limit:
+        return (
+            "No line contains a word of the query." if mode == "text" else "No line near the query is of these kinds."
+        )
+    return nearest_note(nearest[0], limit)
+
+
+def nearest_note(hit: Hit, limit: float) -> str:
+    """Return how far the nearest line is beyond the limit of a search."""
+    return (
+        f"No line is within the distance {limit:.4g}: the nearest one, {hit.path}:{hit.line}, has the distance "
+        f"{hit.distance:.4f} and the relevance {hit.relevance:.4f}."
+    )
+
+
+def warm(workspace: Workspace) -> None:
+    """Load the model, and open the tables of ``workspace``. Raises the errors of ``search``."""
+    search(workspace, "warm", top_k=1)
+
+
+def prepare(workspace: Workspace) -> None:
+    """Like ``warm``, with libraries that only long-lived processes load. Raises the errors of ``search``."""
+    warm(workspace)
+    if (model := _model_of(workspace)) is not None:
+        load_embedder(model).prepare()
+
+
+def _model_of(workspace: Workspace) -> ModelRef | None:
+    config = workspace.config
+    if config.fingerprint is None or config.model is None or config.dim is None:
+        return None
+    return ModelRef(config.model, config.fingerprint, config.dim)
+
+
+def _deep(workspace: Workspace, deep: bool | None, mode: Mode) -> Encoder | None:
+    """Return the transformer of the workspace, if a search joins its definitions.
+
+    Raises UsageError for a workspace without any; MissingExtra, ModelNotFound, FingerprintMismatch if it was requested.
+    """
+    known = workspace.deep_model
+    if deep is False or (deep is None and (known is None or mode != "hybrid")):
+        return None
+    if known is None:
+        raise UsageError("The workspace has no definition embeddings", fix="Run: driftline index SOURCE --deep")
+    try:
+        if deep_fingerprint(resolve_deep_model(known.name)) != known.fingerprint:
+            fix = "Install the transformer that the workspace was indexed with, or run: driftline index --deep"
+            raise FingerprintMismatch("The transformer differs from the workspace's", known.name, fix)
+        return load_transformer(known.name)
+    except (MissingExtra, ModelNotFound, FingerprintMismatch) as error:
+        if deep:
+            raise
+        log.warning("Definitions are left out: %s", error)
+        return None
+
+
+def _open(
+    workspace: Workspace, model: ModelRef, mode: Mode, where: LineFilter | None, filtering: tuple[Strategy, float]
+) -> tuple[list[LineQuery], Embedder]:
+    """Open a query over the table of each tenant that has one, and load the embedder at the same time."""
+    shared = nullcontext(_threads()) if workspace.objects.is_local else None
+    with shared or ThreadPoolExecutor(1 + MAX_TENANTS_AT_ONCE) as pool:
+        loading = pool.submit(load_embedder, model)
+        where = relative_to_sources(workspace, where) if where else None
+
+        def opened_table(found: tuple[Entity, LineFilter | None]) -> LineQuery | None:
+            entity, narrowed = found
+            query = LineQuery(workspace.lines(entity), narrowed, *filtering)
+            try:
+                query.open(words=mode != "vector", lines=mode == "vector", blocks=mode == "hybrid")
+            except DriftlineError:
+                if query.table.exists():
+                    raise
+                return None
+            return query
+
+        def opened(tenant: Entity) -> list[LineQuery]:
+            tables = [*tables_of(workspace, tenant, where)]
+            if workspace.objects.is_local or len(tables) == 1:
+                return [*filter(None, map(opened_table, tables))]
+            with ThreadPoolExecutor(MAX_TABLES_AT_ONCE) as branches:
+                return [*filter(None, branches.map(opened_table, tables))]
+
+        # Open the tenants of the last search while a bucket lists the current ones.
+        at = workspace.objects.uri
+        opening = {tenant: pool.submit(opened, tenant) for tenant in _TENANTS.get(at, ())}
+        tenants = workspace.tenants()
+        if not workspace.objects.is_local:
+            _TENANTS[at] = tenants
+        opening |= {tenant: pool.submit(opened, tenant) for tenant in tenants if tenant not in opening}
+        queries = [query for tenant in tenants for query in opening[tenant].result()]
+        return queries, loading.result()
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Return the threads that searches share, because starting one takes longer than most of its work."""
+    return ThreadPoolExecutor(MAX_THREADS, "driftline-search")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)
+
+
+def tables_of(
+    workspace: Workspace, tenant: Entity, where: LineFilter | None
+) -> Iterator[tuple[Entity, LineFilter | None]]:
+    """Yield the tables of a tenant to search, as arguments of ``Workspace.lines``, each with its filter.
+
+    Sources on a branch are searched in their branch of the table, the others in the main index.
+    """
+    branched = tuple(branch.entity for branch in workspace.branches if branch.entity.tenant == tenant)
+    others = [entity for entity in workspace.entities(tenant) if entity not in branched] if branched else []
+    if others or not branched:
+        rest = LineFilter(not_of=branched, all_of=(where,) if where else None) if branched else where
+        yield tenant, rest
+    for entity in branched:
+        only_it = len(branched) == 1 and not others
+        yield entity, where if only_it else LineFilter(entities=(entity,), all_of=(where,) if where else None)
+
+
+def _count_ahead(table: LineQuery, records: SourceRecords) -> None:
+    """Count the lines of a table for ``_count``, and read the records of its sources, which are then known."""
+    if table.lines:
+        records.read_ahead(_threads(), table.sources)
+
+
+def _count(explanation: Explanation, queries: Sequence[LineQuery]) -> None:
+    """Fill in how many lines the filter allowed, and how many were compared."""
+    explanation.lines = sum(query.lines for query in queries)
+    explanation.matches = sum(query.matches for query in queries)
+    if explanation.mode != "text":
+        explanation.examined = sum(query.examined for query in queries)
+        explanation.index = next((query.index for query in queries if query.index), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    """One query over the tables of all tenants."""
+
+    query: str
+    embedded: NDArray[np.float32]
+    embedder: Embedder
+    tables: Sequence[LineQuery]
+    max_distance: float | None
+    explanation: Explanation
+    records: SourceRecords
+    only: LineKinds = ALL_LINES
+    ranked: list[FoundLine] | None = None
+    """The lines that the last attempt has ranked, best first, if facets need them."""
+
+    def matches(self) -> Iterator[Match]:
+        """Yield the files of the ranked lines."""
+        kinds: dict[tuple[str, str], set[str]] = {}
+        for row in self.ranked or ():
+            of_file = kinds.setdefault(row.file, set())
+            of_file |= {row.definition.kind} if row.definition is not None else set()
+        return (Match(*file, frozenset(found)) for file, found in kinds.items())
+
+    def _kept(self, rows: Iterable[FoundLine]) -> Iterable[FoundLine]:
+        """Return ``rows``, and keep them for facets."""
+        if self.ranked is None:
+            return rows
+        self.ranked[:] = rows
+        return self.ranked
+
+    def find(self, n_windows: int, n_lines: int, mode: Mode) -> list[Window]:
+        """Return the best windows, best first."""
+        if mode == "vector":
+            return self.vector(n_windows, n_lines)
+        return self.hybrid(n_windows, n_lines, meaning=mode == "hybrid")
+
+    def vector(self, n_windows: int, n_lines: int) -> list[Window]:
+        """Return windows around the nearest lines."""
+        max_gap = 2 * n_lines + 1 if n_lines else 0
+        fetch = n_windows * FETCH_FACTOR
+        while True:
+            with self.explanation.timed("vector"):
+                found = self._nearest(fetch)
+            windows = merge_windows(self._kept(self._allowed(found.sort_by("distance"))), max_gap, n_windows)
+            if len(windows) == n_windows or len(found) < fetch:
+                return windows
+            fetch *= 2
+
+    def hybrid(self, n_windows: int, n_lines: int, *, meaning: bool) -> list[Window]:
+        """Return windows around the best-ranked lines of the blocks that are best by words and by meaning.
+
+        If a distance limits the search, the nearest lines replace the blocks by meaning.
+        """
+        max_gap = 2 * max(n_lines, DEFAULT_N_LINES) + 1  # ranking already uses the neighbours
+        by_distance = meaning and self.max_distance is not None
+        form = query_form(self.query)
+        n_blocks, n_near = CANDIDATE_BLOCKS, CANDIDATE_NEAR_BLOCKS[form] if meaning else 0
+        n_near = CANDIDATE_LINES if by_distance else n_near
+        while True:
+            blocks, found_near, lines = self._candidates(n_blocks, n_near)
+            self.records.read_ahead(_threads(), {entity for entity, _, _ in lines.documents})
+            with self.explanation.timed("rank"):
+                options: dict[str, Any] = {"n_windows": n_windows, "meaning": meaning, "only": self.only}
+                options["weights"] = WEIGHTS_OF_FORMS.get(form, WEIGHTS)
+                rows = rank(self.embedded, lines, blocks, self.embedder, **options)
+                if (farthest := self.max_distance) is not None:
+                    rows = (row for row in rows if row.distance <= farthest)
+                across = GROWTH if form == "sentence" else GROWTH_ACROSS
+                merged = merge_windows(self._kept(rows), max_gap, max(n_windows, JUDGED_WINDOWS), across)
+                windows = arranged(merged, lines.words, form)[:n_windows]
+            examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
+            self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
+            self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
+            all_near = not meaning or found_near < n_near
+            # All lines within a distance are known once the nearest are.
+            all_blocks = by_distance or len(blocks) < n_blocks or n_blocks >= MAX_BLOCKS
+            if len(windows) == n_windows or (all_near and all_blocks):
+                return windows
+            n_blocks, n_near = 4 * n_blocks, 4 * n_near
+
+    def nearest_allowed(self) -> list[Window]:
+        """Return the nearest line that ``only`` allows, if it is among the nearest ones."""
+        rows = self._allowed(self._nearest(CANDIDATE_BLOCKS))
+        return [Window.around(row) for row in rows[:1]]
+
+    def _candidates(self, blocks: int, near: int) -> tuple[pa.Table, int, Candidates]:
+        """Return the best blocks by words and by meaning, searched in parallel, how many were near, and their lines."""
+        with self.explanation.timed("names"):
+            names, places = names_in(self.query), places_in(self.query)
+            named = [
+                np.append(table.holding(places), table.defining(names, CANDIDATE_DEFINITIONS)) for table in self.tables
+            ]
+        if any(map(len, named)) and len(self.query.split()) == 1 and self.max_distance is None:
+            near = 0  # a definition with exactly the name says more than similar lines
+
+        def timed(find: Callable[[int], _Found]) -> _Found:
+            with self.explanation.timed("vector"):
+                return find(near)
+
+        finding = _threads().submit(timed, self._near_blocks if self.max_distance is None else self._nearest)
+        try:
+            with self.explanation.timed("text"):
+                words = query_for_index(keywords(self.query))
+                matching = _best(self._of_tables(lambda table: table.matching(words, blocks)), blocks)
+            if self.max_distance is None:
+                near_blocks = finding.result()
+                found = self._read(matching, named, near_blocks)
+                return found, sum(map(len, near_blocks)), lines_of(found, self.query)
+            found = self._read(matching, named, [NOTHING] * len(self.tables))
+            read = lines_of(found, self.query)  # while the search of the nearest still runs
+            return found, len(finding.result()), gather(read, finding.result())
+        finally:
+            wait([finding])  # a search that fails leaves nothing running
+
+    def _of_tables(self, find: Callable[..., _Found], *known: Iterable[Any]) -> list[_Found]:
+        """Return what ``find`` returns for all tables, such as those of many branches, and what is ``known`` of each.
+
+        Tables are searched in parallel.
+        """
+        if len(self.tables) == 1:
+            return [*map(find, self.tables, *known)]
+        finding = [_threads().submit(find, *each) for each in zip(self.tables, *known, strict=True)]
+        wait(finding)  # a search that fails leaves nothing running
+        return [each.result() for each in finding]
+
+    def _near_blocks(self, limit: int) -> list[Scored]:
+        return _best([table.near(self.embedded, limit) for table in self.tables], limit)
+
+    def _read(
+        self, matching: Sequence[Scored], named: Sequence[NDArray[np.uint64]], near: Sequence[Scored]
+    ) -> pa.Table:
+        """Return the distinct blocks that were found in each table, with their ``bm25``, best first, and ``near``."""
+
+        def read(table: LineQuery, by_words: Scored, by_name: NDArray[np.uint64], by_meaning: Scored) -> pa.Table:
+            near_rows = {*by_meaning.rows.tolist()}
+            bm25 = dict(zip(by_words.rows.tolist(), by_words.scores.tolist(), strict=True))
+            rows = [*dict.fromkeys(chain(bm25, by_name.tolist(), by_meaning.rows.tolist()))]
+            blocks = table.blocks_at(rows)
+            blocks = blocks.append_column("bm25", pa.array([bm25.get(row, 0.0) for row in rows], pa.float32()))
+            return blocks.append_column("near", pa.array([row in near_rows for row in rows], pa.bool_()))
+
+        with self.explanation.timed("text"):
+            blocks = pa.concat_tables(self._of_tables(read, matching, named, near))
+        order = np.argsort(-blocks["bm25"].to_numpy(), kind="stable")
+        return blocks.take(pa.array(order.tolist(), pa.int64()))
+
+    def _allowed(self, found: pa.Table) -> list[FoundLine]:
+        """Return the nearest lines that ``only`` allows, with their definitions if it needs them."""
+        columns = (found[name].to_pylist() for name in (*RESULT_COLUMNS, "distance"))
+        rows = [
+            FoundLine((entity, path, digest), number, column, text, distance, 1 - distance, -distance)
+            for entity, path, number, column, text, digest, distance in zip(*columns, strict=True)
+        ]
+        if self.only.needs_definitions:
+            lines = [(*row.file, row.number) for row in rows]
+            outlines = {line: text for table in self.tables for line, text in table.outlines(lines).items()}
+            known = ((innermost(decode(outlines.get(line, "")), line[2]), line in outlines) for line in lines)
+            rows = [
+                row._replace(definition=definition, outlined=outlined)
+                for row, (definition, outlined) in zip(rows, known, strict=True)
+            ]
+        if self.only == ALL_LINES:
+            return rows
+        return [row for row in rows if self.only.allow(row.definition, row.number, row.document[1])]
+
+    def _nearest(self, limit: int) -> pa.Table:
+        found = [table.nearest(self.embedded, limit, self.max_distance) for table in self.tables]
+        return pa.concat_tables(found).sort_by("distance").slice(0, limit)
+
+
+def _best(found: Sequence[Scored], limit: int) -> list[Scored]:
+    """Return those blocks of each table that are among the best ``limit`` of all."""
+    scores = np.concatenate([each.scores for each in found])
+    best = np.zeros(len(scores), np.bool_)
+    best[np.argsort(-scores, kind="stable")[:limit]] = True
+    parts = np.split(best, np.cumsum([len(each) for each in found])[:-1])
+    return [Scored(each.rows[held], each.scores[held]) for each, held in zip(found, parts, strict=True)]

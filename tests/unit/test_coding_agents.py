@@ -1,0 +1,415 @@
+"""Coding agents: each format, what stays of a file, and that everything can be undone."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from driftline.flows.commands.main import main
+from driftline.flows.config.coding_agents import AGENTS, BACKUP_SUFFIX, BEGIN, END, agents_in, changes, is_installed
+from driftline.storage.errors import UsageError
+
+COMMAND = ["driftline", "mcp"]
+PLAIN = {"command": "driftline", "args": ["mcp"]}
+FORMATS: dict[str, tuple[str, Any]] = {
+    "claude-code": (".claude.json", {"mcpServers": {"driftline": {"type": "stdio", **PLAIN}}}),
+    "cursor": (".cursor/mcp.json", {"mcpServers": {"driftline": PLAIN}}),
+    "vscode": (".config/Code/User/mcp.json", {"servers": {"driftline": {"type": "stdio", **PLAIN}}}),
+    "codex": (".codex/config.toml", {"mcp_servers": {"driftline": PLAIN}}),
+    "gemini": (".gemini/settings.json", {"mcpServers": {"driftline": PLAIN}}),
+    "windsurf": (".codeium/windsurf/mcp_config.json", {"mcpServers": {"driftline": PLAIN}}),
+    "zed": (".config/zed/settings.json", {"context_servers": {"driftline": {"source": "custom", **PLAIN}}}),
+    "opencode": (
+        ".config/opencode/opencode.json",
+        {"mcp": {"driftline": {"type": "local", "command": COMMAND, "enabled": True}}},
+    ),
+}
+
+
+def apply(names: list[str], location: Path, scope: Any = "user", *, remove: bool = False) -> int:
+    found = changes(names, scope, location, COMMAND, remove=remove)
+    for change in found:
+        change.apply()
+    return len(found)
+
+
+def tree(location: Path) -> dict[str, str]:
+    return {path.relative_to(location).as_posix(): path.read_text() for path in location.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_each_agent_gets_the_entry_that_its_documentation_describes(name: str, tmp_path: Path) -> None:
+    path, expected = FORMATS[name]
+    apply([name], tmp_path)
+    text = (tmp_path / path).read_text()
+    assert (tomllib.loads(text) if path.endswith("toml") else json.loads(text)) == expected
+    assert is_installed(name, "user", tmp_path)
+
+
+@pytest.mark.parametrize("scope", ["project", "user"])
+def test_installing_twice_changes_nothing_and_uninstalling_leaves_nothing(scope: Any, tmp_path: Path) -> None:
+    names = agents_in(scope)
+    assert apply(names, tmp_path, scope)
+    assert apply(names, tmp_path, scope) == 0
+    assert apply(names, tmp_path, scope, remove=True)
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        (
+            "zed",
+            '// mine\n{\n  "theme": "dark", // keep\n'
+            '  "context_servers": {\n    /* other */ "x": {"command": "x"},\n  },\n}\n',
+        ),
+        ("zed", '{\n  // nothing but this\n  "theme": "a, \\"b\\": {c}"\n}\n'),
+        ("cursor", '{"mcpServers": {"x": {"args": [1, {"a": []}]}}, "y": [{}]}'),
+        ("cursor", '{"mcpServers": {}}'),
+        ("codex", '# mine\nmodel = "x"\n\n[mcp_servers.other]\ncommand = "y"\n'),
+    ],
+)
+def test_comments_and_other_entries_stay_and_a_removal_restores_the_file(
+    name: str, before: str, tmp_path: Path
+) -> None:
+    path = tmp_path / FORMATS[name][0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(before)
+    apply([name], tmp_path)
+    after = path.read_text()
+    assert is_installed(name, "user", tmp_path)
+    for kept in ("// mine", "// keep", "/* other */", "// nothing but this", "# mine", '"y": [{}]'):
+        assert (kept in after) == (kept in before)
+    assert path.with_name(path.name + BACKUP_SUFFIX).read_text() == before
+    assert apply([name], tmp_path) == 0
+    apply([name], tmp_path, remove=True)
+    assert not is_installed(name, "user", tmp_path)
+    for kept in ("// mine", "// keep", "/* other */", "// nothing but this", "# mine", '"y": [{}]'):
+        assert (kept in path.read_text()) == (kept in before)
+
+
+def test_instructions_keep_what_people_wrote(tmp_path: Path) -> None:
+    (tmp_path / "AGENTS.md").write_text("# Ours\n\nText.\n")
+    apply(["codex", "opencode", "zed"], tmp_path, "project")
+    text = (tmp_path / "AGENTS.md").read_text()
+    assert text.startswith("# Ours\n\nText.\n")
+    assert text.count(BEGIN) == 1
+    apply(["codex", "opencode", "zed"], tmp_path, "project", remove=True)
+    assert (tmp_path / "AGENTS.md").read_text() == "# Ours\n\nText.\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"mcpServers": 1}',
+        '{"mcpServers": {"driftline": 1}}',
+        '{"a": 1 2}',
+        '{"a": NaN}',
+        "/* {}",
+        "[" * 9_999,
+    ],
+)
+def test_other_files_than_configurations_are_left_alone(text: str, tmp_path: Path) -> None:
+    path = tmp_path / ".cursor/mcp.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"mcp\.json"):
+        changes(["cursor"], "project", tmp_path, COMMAND, remove=False)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "text", ["mcp_servers = 1\n", "[mcp_servers\n", "[[mcp_servers.driftline]]\n", "mcp_servers = {}\n"]
+)
+def test_files_other_than_configurations_of_codex_are_left_alone(text: str, tmp_path: Path) -> None:
+    path = tmp_path / ".codex/config.toml"
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"config\.toml"):
+        changes(["codex"], "project", tmp_path, COMMAND, remove=False)
+    assert path.read_text() == text
+
+
+def put(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode())
+    return path
+
+
+@pytest.mark.parametrize("text", ["", "// nothing yet", "/* nothing yet */\r\n", "{}", "{ // nothing\n}", "\ufeff{}"])
+def test_a_file_without_entries_is_restored(text: str, tmp_path: Path) -> None:
+    path = put(tmp_path / ".cursor/mcp.json", text)
+    apply(["cursor"], tmp_path, "project")
+    assert is_installed("cursor", "project", tmp_path)
+    apply(["cursor"], tmp_path, "project", remove=True)
+    assert path.read_bytes().decode() == text
+    assert [each.name for each in path.parent.iterdir() if each.is_file()] == ["mcp.json"]
+
+
+OWN = '"driftline": {"command": "driftline", "args": ["mcp"]}'
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f'{{"mcpServers": {{"x": {{}}, // of x\n    {OWN}\n  }}}}', '{"mcpServers": {"x": {} // of x\n  }}'),
+        (f'{{"mcpServers": {{"x": {{}}, // of x\n    {OWN} }}}}', '{"mcpServers": {"x": {} // of x\n }}'),
+        (f'{{"mcpServers": {{{OWN} // ours\n , "x": {{}}}}}}', '{"mcpServers": { // ours\n  "x": {}}}'),
+        (f'{{"mcpServers": {{ /* mine */ {OWN}, }} }}', '{"mcpServers": { /* mine */ } }'),
+        (f'{{"mcpServers": {{{OWN}}}, "a": ","}}', '{ "a": ","}'),
+        (f'// mine\n{{"mcpServers": {{{OWN}}}}}', "// mine\n{}"),
+        (f'{{"mcpServers": {{"x": 1}}, "mcpServers": {{{OWN}}}}}', None),
+    ],
+)
+def test_a_removal_cuts_the_entry_its_comma_and_no_comment(before: str, after: str | None, tmp_path: Path) -> None:
+    path = put(tmp_path / ".cursor/mcp.json", before)
+    if after is None:
+        with pytest.raises(UsageError, match=r"mcpServers\.driftline by hand"):
+            apply(["cursor"], tmp_path, "project", remove=True)
+        after = before
+    else:
+        apply(["cursor"], tmp_path, "project", remove=True)
+    assert path.read_text() == after
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            'a = 1\n\n[mcp_servers.driftline] # ours\ncommand = "x"\n# within\nargs = [\n  "[a]", # }\n]\n\n'
+            "# of b\n[b]\n",
+            "a = 1\n\n# of b\n[b]\n",
+        ),
+        (
+            '[mcp_servers."driftline"]\ncommand = "x"\n[mcp_servers.driftline.env]\nA = "1"\n\n'
+            '[[b]]\nc = """\n[d]"""\n',
+            '\n[[b]]\nc = """\n[d]"""\n',
+        ),
+        ('[mcp_servers]\nother.command = "y"\ndriftline = {command = "x"}\n', '[mcp_servers]\nother.command = "y"\n'),
+        ('mcp_servers.driftline.command = "x"\nb = 1\n', "b = 1\n"),
+        ('a = """\n[mcp_servers.driftline]\n"""\n', 'a = """\n[mcp_servers.driftline]\n"""\n'),
+        ('mcp_servers = {driftline = {command = "x"}}\n', None),
+    ],
+)
+def test_a_removal_cuts_the_tables_of_the_entry(before: str, after: str | None, tmp_path: Path) -> None:
+    path = put(tmp_path / ".codex/config.toml", before)
+    if after is None:
+        with pytest.raises(UsageError, match=r"mcp_servers\.driftline by hand"):
+            apply(["codex"], tmp_path, "project", remove=True)
+        after = before
+    else:
+        apply(["codex"], tmp_path, "project", remove=True)
+    assert path.read_text() == after
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cursor", '{"mcpServers": {"driftline": {"command": "old", "env": {"A": "1"}}}}'),
+        ("codex", '[mcp_servers.driftline]\ncommand = "old" # ours\n# kept\n[mcp_servers.driftline.env]\nA = "1"\n'),
+    ],
+)
+def test_an_update_keeps_user_additions_to_the_entry(name: str, text: str, tmp_path: Path) -> None:
+    path = put(tmp_path / FORMATS[name][0], text)
+    assert apply([name], tmp_path, "project")
+    found = path.read_text()
+    servers = json.loads(found)["mcpServers"] if name == "cursor" else tomllib.loads(found)["mcp_servers"]
+    assert servers == {"driftline": {**PLAIN, "env": {"A": "1"}}}
+    assert ("# kept" in found) == ("# kept" in text)
+    assert apply([name], tmp_path, "project") == 0
+
+
+def test_a_private_file_stays_private_and_so_is_its_copy(tmp_path: Path) -> None:
+    path = put(tmp_path / ".cursor/mcp.json", '{"token": "secret"}')
+    path.chmod(0o600)
+    apply(["cursor"], tmp_path, "project")
+    assert [each.stat().st_mode & 0o777 for each in (path, path.with_name(path.name + BACKUP_SUFFIX))] == [0o600, 0o600]
+
+
+def test_a_link_to_a_configuration_stays_a_link(tmp_path: Path) -> None:
+    target = put(tmp_path / "dotfiles/mcp.json", "{}")
+    (tmp_path / ".cursor").mkdir()
+    (tmp_path / ".cursor/mcp.json").symlink_to("../dotfiles/mcp.json")
+    apply(["cursor"], tmp_path, "project")
+    assert (tmp_path / ".cursor/mcp.json").is_symlink()
+    assert json.loads(target.read_text()) == {"mcpServers": {"driftline": PLAIN}}
+    assert [each.name for each in target.parent.iterdir()] == ["mcp.json"]
+
+
+def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = put(tmp_path / "opencode.json", "{}")
+    (change,) = [
+        each for each in changes(["opencode"], "project", tmp_path, COMMAND, remove=False) if each.path == path
+    ]
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match=r"cannot be written.*No space left"):
+        change.apply()
+    assert tree(tmp_path) == {"opencode.json": "{}"}
+
+
+def test_a_file_that_changed_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    path = put(tmp_path / "opencode.json", "{}")
+    (change,) = [
+        each for each in changes(["opencode"], "project", tmp_path, COMMAND, remove=False) if each.path == path
+    ]
+    path.write_text('{"theme": "dark"}')
+    with pytest.raises(UsageError, match="has changed"):
+        change.apply()
+    assert tree(tmp_path) == {"opencode.json": '{"theme": "dark"}'}
+
+
+def test_instructions_stay_while_another_agent_reads_them(tmp_path: Path) -> None:
+    apply(["codex", "zed"], tmp_path, "project")
+    apply(["codex"], tmp_path, "project", remove=True)
+    assert (tmp_path / "AGENTS.md").read_text().count(BEGIN) == 1
+    apply(["zed"], tmp_path, "project", remove=True)
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize("text", [f"{BEGIN}\nmine\n", f"{END}\n{BEGIN}\nmine\n"])
+def test_a_mark_without_its_end_is_reported(text: str, tmp_path: Path) -> None:
+    put(tmp_path / "AGENTS.md", text)
+    with pytest.raises(UsageError, match="mark"):
+        apply(["codex"], tmp_path, "project")
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_an_agent_without_a_configuration_in_projects_says_so(remove: bool, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"windsurf .*--user"):
+        changes(["windsurf"], "project", tmp_path, COMMAND, remove=remove)
+
+
+BLANKS = st.sampled_from(["", "", " ", "\n  ", "/* , } */", ' // "{\n', "\t\n\n"])
+KEYS = st.sampled_from(["a", "b c", 'quote"', "// no", "driftling", "{", "\u00fc"])
+
+
+@st.composite
+def json_with_comments(draw: st.DrawFn, depth: int = 3) -> str:
+    """A value, mostly an object, with blanks and comments between all tokens."""
+    kind = draw(st.sampled_from("oa1s" if depth else "1s")) if depth < 3 else "o"
+    if kind == "1":
+        return draw(st.sampled_from(["1", "-2.50", "true", "null"]))
+    if kind == "s":
+        return json.dumps(draw(KEYS))
+    names = draw(st.lists(KEYS, max_size=3, unique=True))
+    if depth == 3 and draw(st.booleans()):
+        names.insert(draw(st.integers(0, len(names))), "mcpServers")
+    parts = []
+    for name in names:
+        value = draw(json_with_comments(depth - 1))
+        if name == "mcpServers" and not value.startswith("{"):
+            value = '{"other":' + value + "}"
+        key = f"{json.dumps(name)}{draw(BLANKS)}:" if kind == "o" else ""
+        parts.append(f"{draw(BLANKS)}{key}{draw(BLANKS)}{value}{draw(BLANKS)}")
+    end = "," * (bool(parts) and draw(st.booleans())) + draw(BLANKS)
+    opening, closing = "{}" if kind == "o" else "[]"
+    return opening + ",".join(parts) + end + closing
+
+
+TOML = [
+    "a{0} = 1 # [x]",
+    "",
+    "# about the next",
+    'b{0} = """\n[mcp_servers.driftline]\n"""',
+    "c{0} = ['[', # ]\n  \"]\",\n]",
+    "d{0} = {{e = '#', f.g = 1979-05-27}}",
+    "[t{0}]  # note",
+    '[t{0}."u.v"]',
+    "[[l]]",
+    "[mcp_servers.other{0}]\n  command = 'x'",
+    "[mcp_servers.other{0}.env]",
+]
+
+
+def joined(lines: list[str], end: str) -> str:
+    return "\n".join(line.format(n) for n, line in enumerate(lines)) + end
+
+
+def check_round_trip(name: str, text: str) -> None:
+    """Installing and uninstalling restores every byte; without the copy, all but blanks and an object of no servers."""
+    with tempfile.TemporaryDirectory() as folder, patch("os.fsync"):  # the text is tested, not the disk
+        location = Path(folder)
+        path = put(location / FORMATS[name][0], text)
+        apply([name], location)
+        assert is_installed(name, "user", location)
+        installed = path.read_bytes()
+        apply([name], location, remove=True)
+        assert path.read_bytes().decode() == text
+        path.write_bytes(installed)
+        apply([name], location, remove=True)
+        left = path.read_bytes().decode() if path.exists() else ""
+    before, after = "".join(text.split()), "".join(left.split())
+    if (empty := '"mcpServers":{}') in before and empty not in after:
+        before, after = before.replace(empty, "").replace(",", ""), after.replace(",", "")
+    assert after in (before, before.removesuffix("{}"))
+    assert left.count("\r\n") == (left.count("\n") if "\r\n" in text else 0)
+
+
+@settings(deadline=None)
+@given(json_with_comments(), st.booleans())
+def test_any_json_with_comments_is_restored(text: str, windows: bool) -> None:
+    check_round_trip("cursor", text.replace("\n", "\r\n") if windows else text)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(TOML), max_size=9), st.sampled_from(["", "\n", "\n\n"]), st.booleans())
+def test_any_toml_is_restored(lines: list[str], end: str, windows: bool) -> None:
+    text = joined(lines, end)
+    check_round_trip("codex", text.replace("\n", "\r\n") if windows else text)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(TOML), max_size=6), st.lists(st.sampled_from(TOML[6:]), max_size=4))
+def test_a_superseded_table_is_deleted_without_its_neighbours(before: list[str], after: list[str]) -> None:
+    first, last = joined(before, "\n"), joined([line.replace("{0}", "x{0}") for line in after], "\n")
+    own = '[mcp_servers.driftline] # ours\ncommand = "x"\n[mcp_servers.driftline.env]\nA = "1"\n'
+    with tempfile.TemporaryDirectory() as folder, patch("os.fsync"):
+        path = put(Path(folder, ".codex/config.toml"), first + own + last)
+        apply(["codex"], Path(folder), remove=True)
+        left = path.read_text() if path.exists() else ""
+    assert left in (first + last, first.removesuffix("\n") + last, (first + last).strip())
+
+
+@pytest.mark.parametrize("scope", ["--project", "--user"])
+def test_a_dry_run_for_all_agents_lists_each_file_and_writes_none(
+    scope: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["agents", "install", "--all", "--dry-run", scope]) == 0
+    outcome = capsys.readouterr()
+    kind: Any = scope.removeprefix("--")
+    for name in agents_in(kind):
+        assert f"would create {tmp_path / AGENTS[name].files(kind)[0]}  ({name})" in outcome.out
+    assert ("windsurf has no project configuration" in outcome.err) == (scope == "--project")
+    assert tree(tmp_path) == {}
+
+
+def test_a_configuration_that_cannot_be_read_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    put(tmp_path / ".cursor/mcp.json", '{"mcpServers": 5}')
+    apply(["codex"], tmp_path)
+    assert main(["agents", "list", "--json"]) == 0
+    outcome = capsys.readouterr()
+    states = {each.pop("agent"): each for each in json.loads(outcome.out)["agents"]}
+    assert states["cursor"] == {"project": None, "user": None}
+    assert states["codex"] == {"project": True, "user": True}
+    assert "cursor: 'mcpServers' is not an object" in outcome.err

@@ -1,0 +1,85 @@
+"""Names in queries and of definitions, as people write them in different languages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driftline.storage.lines.outline import Definition, parts_of_name
+from driftline.tasks.search.query_form import is_constant, names_in, places_in
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("Gson", ["Gson"]),
+        ("session", ["session"]),
+        ("retry_with_backoff", ["retry_with_backoff"]),
+        ("Session.get", ["Session.get"]),
+        ("net::Session", ["net::Session"]),
+        (r"App\Http\Kernel", [r"App\Http\Kernel"]),
+        ("where is `getUser()` called", ["getUser"]),
+        ("how do BaseModel and net::Session differ?", ["BaseModel", "net::Session"]),
+        ("IReader and HTTPServer of two URLs or APIs", ["IReader", "HTTPServer"]),
+        ("open the session of a user", []),
+        ("Version 1.2 of I/O", []),
+        ("", []),
+        ("...", []),
+    ],
+)
+def test_a_query_names_a_definition_by_one_word_or_by_words_that_are_spelt_as_names(
+    query: str, names: list[str]
+) -> None:
+    assert names_in(query) == names
+
+
+@pytest.mark.parametrize(
+    ("query", "places"),
+    [
+        ("src/app.ts", [("src/app.ts", None)]),
+        ("at run (src/app.ts:10:5)", [("src/app.ts", 10)]),
+        (r"in C:\src\engine.cs:line 7", [("/src/engine.cs", 7)]),
+        (r".\core\engine.cs(7,3): error", [("core/engine.cs", 7)]),
+        ("a.go:1 b.go:2", [("a.go", 1), ("b.go", 2)]),
+        ("ratio 3.5:2", []),
+        ("how does engine.py stop", []),
+    ],
+)
+def test_a_query_names_lines_as_traces_and_compilers_do_or_is_the_name_of_a_file(
+    query: str, places: list[tuple[str, int | None]]
+) -> None:
+    assert places_in(query) == places
+
+
+def test_a_constant_has_capitals_and_an_underscore() -> None:
+    assert [name for name in ("MAX_TRIES", "URL", "Max_Tries", "A-B_C") if is_constant(name)] == ["MAX_TRIES"]
+
+
+@pytest.mark.parametrize(
+    ("own", "requested", "named"),
+    [
+        ("Session.get", "get", True),
+        ("Session.get", "Session.get", True),
+        ("net.Session.get", "session::get", True),
+        ("Session.get", "Other.get", False),
+        ("Session.getter", "get", False),
+        ("Session.get", "Session", False),
+        ("Cache<Key>.put", "Cache.put", True),
+        ("Install > On Linux", "on linux", True),
+        ("Session", "", False),
+    ],
+)
+def test_a_definition_has_a_name_if_its_last_names_are_those_asked_for(
+    own: str, requested: str, *, named: bool
+) -> None:
+    assert Definition("method", own, 1, 1, 2).is_named(requested) is named
+
+
+@given(
+    st.lists(st.from_regex(r"[A-Za-z_]\w{0,8}", fullmatch=True), min_size=1, max_size=4),
+    st.sampled_from([".", "::", "->", "\\", "#"]),
+)
+def test_every_separator_of_every_language_gives_the_same_names(parts: list[str], separator: str) -> None:
+    assert parts_of_name(separator.join(parts)) == tuple(parts)
+    assert names_in(separator.join(parts)) == [separator.join(parts)]
