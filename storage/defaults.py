@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
-
-from driftline.storage.errors import UsageError
 
 DEFAULT_MAX_FILE_BYTES = 4 * 1024 * 1024
 """Files above this size are skipped."""
@@ -91,17 +87,6 @@ SYNONYMS = (
     {"min_relevance", "min_score", "score", "relevance"},
 )
 """Argument names of other tools. Each set names one argument."""
-
-
-def expanded(path: str | os.PathLike[str]) -> Path:
-    """Return ``path`` with the home folder in the place of ``~``.
-
-    Raises UsageError if that is unknown, where pathlib raises RuntimeError: a container may run users without a home.
-    """
-    found = Path(os.path.expanduser(path))
-    if found.parts[:1] and found.parts[0].startswith("~"):
-        raise UsageError("No home folder is known", str(path)[:200], "Set HOME, or write the path from / on.")
-    return found
 
 
 def is_clipped(line: str) -> bool:

@@ -30,8 +30,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from cachetools import LRUCache
 
-from driftline.storage.defaults import expanded
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, UsageError
+from driftline.storage.globs import with_home
 from driftline.storage.model import Range
 
 log = logging.getLogger(__name__)
@@ -87,8 +87,8 @@ def cache_folder() -> Path | None:
     if named == OFF:
         return None
     if named:
-        return expanded(named).absolute()
-    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "driftline" / "blocks"
+        return with_home(named).absolute()
+    return with_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "driftline" / "blocks"
 
 
 def cache_bytes() -> int:

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from driftline.storage.defaults import expanded
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError, redacted
+from driftline.storage.globs import with_home
 from driftline.storage.sources.isolation import REACHING, ask, spawn
 
 log = logging.getLogger(__name__)
@@ -465,8 +465,8 @@ def _failure(remote: Remote, why: str, said: str) -> AccessDenied | SourceNotFou
 def cache_folder() -> Path:
     """Return the folder of all mirrors: $DRIFTLINE_GIT_CACHE, else ``driftline/git`` in the user's cache folder."""
     if named := os.environ.get(CACHE_VARIABLE):
-        return expanded(named).absolute()
-    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "driftline" / "git"
+        return with_home(named).absolute()
+    return with_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "driftline" / "git"
 
 
 def cache_bytes() -> int:

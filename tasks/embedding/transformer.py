@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import expanded
 from driftline.storage.errors import MissingExtra, ModelNotFound, install_command, package_command
+from driftline.storage.globs import with_home
 from driftline.storage.lines.outline import Definition
 from driftline.storage.model import DeepModel
 
@@ -119,7 +119,7 @@ def resolve_deep_model(name: str | None = None) -> DeepFiles:
     name = name or os.environ.get(DEEP_MODEL_VARIABLE) or DEFAULT_DEEP_MODEL
     if name == DEFAULT_DEEP_MODEL:
         return _packaged(name)
-    folder = expanded(name)
+    folder = with_home(name)
     if os.path.isdir(folder):
         return _in_folder(folder.absolute(), str(folder.absolute()))
     if not _HUB_NAME.fullmatch(name) or os.path.exists(folder):
