@@ -43,6 +43,7 @@ from driftline.flows.config.toml_schema import (
 from driftline.storage.defaults import Redaction
 from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
 from driftline.storage.errors import BadEntity, UsageError
+from driftline.storage.globs import with_home
 from driftline.storage.sources.discovery import OWNERS, Host, OwnerKind, Selection
 from driftline.storage.sources.mirror import parse_remote
 
@@ -211,7 +212,7 @@ def find_config(given: str | os.PathLike[str] | None) -> Path | None:
     Raises UsageError if a named file does not exist.
     """
     if named := given or os.environ.get(CONFIG_VARIABLE):
-        path = Path(named).expanduser().resolve()
+        path = with_home(named).resolve()
         if not path.is_file():
             fix = f"Check the path in {'--config' if given else CONFIG_VARIABLE}."
             raise UsageError("The configuration file does not exist", str(path), fix)
@@ -390,7 +391,7 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         for name, table in parsed.workspaces.items()
     }
     model = parsed.model
-    if model is not None and (file.parent / Path(model).expanduser()).is_dir():
+    if model is not None and os.path.isdir(file.parent / with_home(model)):
         model = absolute_uri(model, file.parent)
     return Configuration(
         file,
@@ -435,9 +436,10 @@ def _hooks(table: HooksTable | None, where: str) -> HookSettings | None:
 
 
 def _memory(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    catalog = table.get("catalog")
-    if isinstance(catalog, dict):
-        check_catalog(str(catalog.get("url") or ""), where)
+    for name in ("catalog", "index"):  # parts of which deployments read, too
+        if not isinstance(table.get(name, {}), dict):
+            raise UsageError(f"{name} is not a table", where, f"Write its settings below [memory.{name}].")
+    check_catalog(str(table.get("catalog", {}).get("url") or ""), where)
     return table
 
 

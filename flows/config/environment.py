@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from driftline.storage.errors import UsageError
+from driftline.storage.globs import with_home
 
 HOME_VARIABLE = "DRIFTLINE_HOME"
 """Names the folder of workspaces that have a name, such as ``@notes``."""
@@ -37,7 +38,7 @@ def local_path(uri: str) -> Path | None:
     match = _URI.fullmatch(uri)
     if match is None:
         is_remote = _OF_HOST.match(uri) is not None and not os.path.lexists(uri)
-        return None if is_remote else Path(uri).expanduser()
+        return None if is_remote else with_home(uri)
     return Path(match["rest"]) if match["scheme"].lower() in _LOCAL_SCHEMES else None
 
 
@@ -53,8 +54,8 @@ def absolute_workspace(workspace: str, home: str | None = None) -> str:
             raise UsageError("Not a valid workspace name", workspace, fix)
         data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
         home = home or os.environ.get(HOME_VARIABLE) or f"{data}/driftline/workspaces"
-        return str((Path(home).expanduser() / name).absolute())
-    return workspace if _URI.fullmatch(workspace) else str(Path(workspace).expanduser().resolve())
+        return str((with_home(home) / name).absolute())
+    return workspace if _URI.fullmatch(workspace) else str(with_home(workspace).resolve())
 
 
 def is_plain_name(workspace: str) -> bool:

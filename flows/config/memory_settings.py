@@ -22,6 +22,7 @@ from driftline.storage.defaults import DEFAULT_MAX_DELTAS, DEFAULT_REDACTION, Re
 from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import ROOT_ID, Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntity, CatalogError, UsageError
+from driftline.storage.globs import with_home
 from driftline.storage.memory.binding import belongs, has_embedded_catalog, holds_memory
 from driftline.storage.workspace.workspace import Workspace
 
@@ -189,7 +190,7 @@ def load_memory_configuration(
     if path is None and settings is not None:
         found = merged(found, _resolve(settings, variables, where))
     elif where:
-        found = merged(found, _read(Path(where).expanduser(), variables))
+        found = merged(found, _read(with_home(where), variables))
     for variable, keys in VARIABLES.items():
         if variables.get(variable) and variable not in without:
             found = merged(found, _nested(keys, variables[variable]))

@@ -245,6 +245,8 @@ def record_search(workspace: Workspace, explanation: Explanation | None, seconds
         return
     entry = _Entry(started=datetime.now(UTC), seconds=seconds, hit_rate=explanation.matches / explanation.lines)
     path = _path(workspace)
+    if not path.is_absolute():  # a user without a home, as in some containers
+        return
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with path.open("ab") as file:
@@ -302,4 +304,4 @@ def _record(entries: list[_Entry]) -> RunRecord:
 
 def _path(workspace: Workspace) -> Path:
     state = os.environ.get(STATE_VARIABLE) or "~/.local/state"
-    return Path(state).expanduser() / "driftline" / "searches" / f"{workspace.config.workspace_id}.jsonl"
+    return Path(os.path.expanduser(state)) / "driftline" / "searches" / f"{workspace.config.workspace_id}.jsonl"

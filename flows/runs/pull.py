@@ -25,6 +25,7 @@ from typing import Any
 
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.storage.errors import DriftlineError, LeaseHeld, ObjectNotFound, StorageError
+from driftline.storage.globs import with_home
 from driftline.storage.layout import CONFIG, SOURCE, Kind, parse_name
 from driftline.storage.model import ObjectInfo
 from driftline.storage.objects.request_counts import for_threads, tally
@@ -204,8 +205,8 @@ _USED = "used"
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of all copies: $DRIFTLINE_CACHE, else ``driftline`` in the user's cache folder."""
     if named := environ.get(FOLDER_VARIABLE):
-        return Path(named).expanduser().absolute()
-    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "driftline" / "workspaces"
+        return with_home(named).absolute()
+    return with_home(environ.get("XDG_CACHE_HOME") or "~/.cache") / "driftline" / "workspaces"
 
 
 def follow(

@@ -31,6 +31,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from cachetools import LRUCache
 
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, UsageError
+from driftline.storage.globs import with_home
 from driftline.storage.model import Range
 
 log = logging.getLogger(__name__)
@@ -86,8 +87,8 @@ def cache_folder() -> Path | None:
     if named == OFF:
         return None
     if named:
-        return Path(named).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "driftline" / "blocks"
+        return with_home(named).absolute()
+    return with_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "driftline" / "blocks"
 
 
 def cache_bytes() -> int:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO
 
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError, redacted
+from driftline.storage.globs import with_home
 from driftline.storage.sources.isolation import REACHING, ask, spawn
 
 log = logging.getLogger(__name__)
@@ -464,8 +465,8 @@ def _failure(remote: Remote, why: str, said: str) -> AccessDenied | SourceNotFou
 def cache_folder() -> Path:
     """Return the folder of all mirrors: $DRIFTLINE_GIT_CACHE, else ``driftline/git`` in the user's cache folder."""
     if named := os.environ.get(CACHE_VARIABLE):
-        return Path(named).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "driftline" / "git"
+        return with_home(named).absolute()
+    return with_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "driftline" / "git"
 
 
 def cache_bytes() -> int:

@@ -16,7 +16,6 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NoReturn
 
 from driftline.storage.errors import (
@@ -33,6 +32,7 @@ from driftline.storage.errors import (
     may_hold_secret,
     redacted,
 )
+from driftline.storage.globs import with_home
 from driftline.storage.objects.bucket_options import for_fsspec
 from driftline.storage.objects.request_counts import watch
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
@@ -599,7 +599,7 @@ def _open_local(text: str) -> Source:
     check_names_are_utf8()
     path = text
     try:
-        path = os.path.realpath(Path(text).expanduser())
+        path = os.path.realpath(with_home(text))
         os.scandir(path).close()
     except FileNotFoundError as error:
         raise SourceNotFound("No such folder", path, "Check the spelling.") from error

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.errors import ModelNotFound, is_panic, package_command
+from driftline.storage.globs import with_home
 from driftline.storage.model import CURRENT_EMBEDDING_VERSION
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def resolve_model(name: str | None = None) -> ModelFiles:
         name = os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL
     if name == DEFAULT_MODEL:
         return _default_files()
-    folder = Path(name).expanduser()
+    folder = with_home(name)
     # Without permission, os.path's functions return False where pathlib's raise.
     if name and os.path.isdir(folder):  # "" would be the current directory
         return _files_in(folder.absolute(), str(folder.absolute()))

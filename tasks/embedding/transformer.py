@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.errors import MissingExtra, ModelNotFound, install_command, package_command
+from driftline.storage.globs import with_home
 from driftline.storage.lines.outline import Definition
 from driftline.storage.model import DeepModel
 
@@ -118,7 +119,7 @@ def resolve_deep_model(name: str | None = None) -> DeepFiles:
     name = name or os.environ.get(DEEP_MODEL_VARIABLE) or DEFAULT_DEEP_MODEL
     if name == DEFAULT_DEEP_MODEL:
         return _packaged(name)
-    folder = Path(name).expanduser()
+    folder = with_home(name)
     if os.path.isdir(folder):
         return _in_folder(folder.absolute(), str(folder.absolute()))
     if not _HUB_NAME.fullmatch(name) or os.path.exists(folder):

@@ -202,6 +202,32 @@ def test_every_command_ends_clearly_in_a_directory_that_is_gone(tmp_path: Path) 
         check_end(name, each, (0, 2))
 
 
+@pytest.mark.parametrize("option", [[], ["--workspace"], ["--model"]])
+def test_the_home_of_nobody_is_a_clear_error(
+    location: Path, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    assert main(["index", *([str(location), *option] if option else []), "~nobody-of-this-name/x"]) == 2
+    assert "No home folder is known" in capsys.readouterr().err
+
+
+def test_a_user_without_a_home_indexes_and_searches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("the heron lands\n")
+    (tmp_path / "b.md").write_text("the stork lands\n")
+    assert main(["index", "."]) == 0
+    for command in (["search", "heron", "--ext", "txt"], ["status"], ["sources"], ["report"], ["verify"]):
+        assert main(command) == 0, capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {".driftline", "a.txt", "b.md"}
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_every_command_refuses_arguments_that_are_not_utf8(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     files = ["no such file"] if name == "grep" else []

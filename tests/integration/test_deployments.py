@@ -128,6 +128,7 @@ def test_a_failed_run_sends_a_notification(tmp_path: Path, prefect_server: Prefe
 @pytest.fixture(scope="module")
 def worker(site: Site, deployed: object) -> Iterator[subprocess.Popen[bytes]]:
     site.pause_schedules("driftline-compact/compact")  # at a quarter past, its run would refuse those of the tests
+    site.fork_engines()
     with site.silence_allowed(), site.worker() as process:
         yield process
 

@@ -22,6 +22,7 @@ from driftline.storage.workspace.workspace import Workspace
 from tests.servers.compose import compose_command
 from tests.servers.prefect_server import PrefectServer, started
 from tests.support.oracle import WORDS, assert_in_step, files_below
+from tests.support.processes import forked_engine
 from tests.support.waiting import ended, until
 
 BIN = Path(sys.executable).parent
@@ -75,6 +76,13 @@ class Site:
             self.workers[:] = [process]
             yield process
             self.workers.clear()
+
+    def fork_engines(self) -> None:
+        """Let the workers of the pool fork the processes of runs, which would import Prefect twice otherwise."""
+        path = f"work_pools/{self.pool}"
+        template = self.server.get(path)["base_job_template"]
+        template["job_configuration"]["command"] = str(forked_engine(self.server.environment))
+        self.server.call("PATCH", path, {"base_job_template": template})
 
     def until(self, is_so: Callable[[], object], what: str) -> None:
         """Wait until a condition holds; fails as soon as the worker ends."""

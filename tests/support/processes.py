@@ -162,13 +162,22 @@ class ForkedProgram:
 
 @cache
 def _forking() -> Path:
-    """Start the process that forks, which ends with this one, and return the path of its socket."""
+    return _start_forking()
+
+
+def _start_forking(*more: str, environment: Mapping[str, str] | None = None) -> Path:
+    """Start a process that forks, which ends with this one, and return the path of its socket.
+
+    It imports ``more`` than commands do.
+    """
     folder = Path(tempfile.mkdtemp(prefix="driftline-tests-"))
     path = folder / "socket"
     from tests.support.waiting import PATIENCE_SECONDS  # which imports this module
 
-    command = [sys.executable, "-W", "ignore:lance is not fork-safe", __file__, str(path), str(PATIENCE_SECONDS)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    command = [sys.executable, "-W", "ignore:lance is not fork-safe", __file__, str(path), str(PATIENCE_SECONDS), *more]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=environment
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
@@ -185,7 +194,7 @@ _CLIENT = """#!{python} -IS
 import json, os, socket, sys
 connection = socket.socket(socket.AF_UNIX)
 connection.connect({path!r})
-request = {{"argv": [{program!r}, *sys.argv[1:]], "cwd": os.getcwd(), "environment": dict(os.environ)}}
+request = {{"argv": [*{program!r}, *sys.argv[1:]], "cwd": os.getcwd(), "environment": dict(os.environ)}}
 data = json.dumps(request).encode() + b"\\n"
 connection.sendall(data[socket.send_fds(connection, [data], [0, 1, 2]) :])
 with connection.makefile() as answer:
@@ -200,12 +209,25 @@ def forked_command() -> Path:
 
     A signal ends the program only, not the command.
     """
-    path, python = _forking(), Path(sys.executable)
-    program = path.with_name("driftline")
-    text = _CLIENT.format(python=python, path=str(path), program=str(python.with_name("driftline")))
-    program.write_text(text)
-    program.chmod(0o755)
-    return program
+    return _client_of(_forking(), str(Path(sys.executable).with_name("driftline")))
+
+
+def forked_engine(environment: Mapping[str, str]) -> Path:
+    """Return a program that is used like ``python -m prefect.engine`` in ``environment``, which imports for seconds."""
+    modules = (
+        "prefect.engine",
+        "prefect.flow_engine",
+        "driftline.flows.prefect_flows",
+        "driftline.flows.scheduling.flow_runs",
+    )
+    return _client_of(_start_forking(*modules, environment=environment), "-m", "prefect.engine")
+
+
+def _client_of(path: Path, *program: str) -> Path:
+    client = path.with_name("driftline")
+    client.write_text(_CLIENT.format(python=sys.executable, path=str(path), program=program))
+    client.chmod(0o755)
+    return client
 
 
 def _request(path: Path, request: dict[str, object], streams: Sequence[IO[Any]]) -> socket.socket:
@@ -226,9 +248,9 @@ def _number(connection: socket.socket) -> int:
     return int(line)
 
 
-def _serve(path: str, patience_seconds: float) -> Callable[[], object]:
+def _serve(path: str, patience_seconds: float, more: Sequence[str]) -> Callable[[], object]:
     """Fork a process for each request, and one that waits for it; returns, in the former, what it shall run."""
-    for name in PRELOADED:
+    for name in (*PRELOADED, *more):
         importlib.import_module(name)
     without_fsync()
     _load_default_model()
@@ -288,12 +310,16 @@ def _forked(connection: socket.socket) -> Callable[[], object]:
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # depends on the environment
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request["argv"][0] == "-m":
+        _, module, *arguments = request["argv"]
+        sys.argv = [module, *arguments]
+        return partial(runpy.run_module, module, run_name="__main__", alter_sys=True)
     sys.argv = request["argv"]
     sys.path[0] = str(Path(sys.argv[0]).parent)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     return partial(runpy.run_path, sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":
-    run = _serve(sys.argv[1], float(sys.argv[2]))
+    run = _serve(sys.argv[1], float(sys.argv[2]), sys.argv[3:])
     run()
