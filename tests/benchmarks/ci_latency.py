@@ -198,19 +198,8 @@ def _import_seconds(line: str) -> float:
     """The seconds in a line of ``-X importtime``, if the module is Prefect or imports it."""
     own, _, name = line.removeprefix("import time:").partition("|")
     name = name.rpartition("|")[2].strip()
-    flows = (
-        "index",
-        "compact",
-        "cleanup",
-        "verify",
-        "flow_runs",
-        "artifacts",
-        "registration",
-        "serving",
-        "deployments",
-    )
-    ours = {f"driftline.flows.{module}" for module in (*flows, "ci_deployment")}
-    return int(own) / 1e6 if name in ours or name.partition(".")[0] == "prefect" else 0.0
+    ours = name == "driftline.flows.prefect_flows" or name.startswith("driftline.flows.scheduling.")
+    return int(own) / 1e6 if ours or name.partition(".")[0] == "prefect" else 0.0
 
 
 def _driftline(folder: Path, environment: Mapping[str, str], *arguments: str) -> Any:
