@@ -67,7 +67,13 @@ _Found = TypeVar("_Found")
 FETCH_FACTOR = 3
 """Lines to fetch per result, because neighbouring ones merge; more are fetched if that is not enough."""
 CANDIDATE_BLOCKS = 100
-CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {"phrase": 100, "question": 100, "usage": 100, "sentence": 50}
+CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {
+    "name": 100,
+    "phrase": 100,
+    "question": 100,
+    "usage": 100,
+    "sentence": 50,
+}
 CANDIDATE_LINES = 30
 """Candidates of a hybrid search: blocks by words, and blocks by meaning, or nearest lines if a distance limits it.
 
