@@ -206,7 +206,7 @@ def test_terms_are_completed_and_a_file_is_found_by_its_name(site: Site) -> None
     expect(offers).to_have_count(0)
     box.fill("def:ren")
     expect(offers).to_have_text(["def:Lease.renew"])
-    box.fill("file:lea")
+    box.fill("renew file:lea")
     expect(offers).to_have_text(["file:src/lease.py"])
     box.fill("branch:feat")
     expect(offers).to_have_text(["branch:feature/x"])
