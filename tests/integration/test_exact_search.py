@@ -104,7 +104,7 @@ def some_patterns() -> Iterator[str]:
 def test_a_pack_is_read_once_for_all_searches(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     before = found(workspace, Pattern.of("csrf_"))
     scanned: list[str] = []
-    monkeypatch.setattr("driftline.storage.lines.exact._scan", lambda query, columns, where: scanned.extend(columns))
+    monkeypatch.setattr("driftline.storage.lines.packs._scan", lambda query, columns, where: scanned.extend(columns))
     assert found(workspace, Pattern.of("csrf_")) == before
     assert not scanned
 
