@@ -199,7 +199,7 @@ def _run(request: IndexRequest, workspace: str, max_deltas: int) -> dict[str, An
                 ask_for_source(workspace, source["entity"], source["deltas"])
         has_changed = show_index(result, request)
         lines = sum(source["lines_embedded"] for source in result["sources"])
-        progress.finish(f"{lines:,} lines embedded", has_changed=has_changed)
+        progress.finish(f"{lines:,} line{'' if lines == 1 else 's'} embedded", has_changed=has_changed)
         return result
 
 

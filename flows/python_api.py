@@ -1,4 +1,4 @@
-"""The public face: open a workspace, index into it and search it from Python, or ask the server that serves it."""
+"""Open, index and search a workspace from Python, or query the server that serves it."""
 
 from __future__ import annotations
 

@@ -341,11 +341,6 @@ class Hierarchy:
         return level, self.defaults.get(level, ROOT_ID if level == self.levels[0] else UNASSIGNED)
 
 
-def lineage(entity: Entity) -> list[Entity]:
-    """Return ``entity`` and its ancestors, tenant first."""
-    return [Entity(entity.parts[:depth]) for depth in range(1, len(entity.parts) + 1)]
-
-
 def directories(path: str) -> list[str]:
     """Return the directories of the entity with the directory ``path`` and of its ancestors, tenant first."""
     parts = path.split("/")

@@ -120,7 +120,9 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _unmarked(data: bytes) -> str | None:
-    """Return the encoding of UTF-16 or UTF-32 text without a byte order mark: the one in which most of it is plain."""
+    """Return the encoding of UTF-16 or UTF-32 text without a byte order mark: the one that yields most plain
+    characters.
+    """
     plainest, found = 0.0, None
     for encoding in _UNMARKED:
         width = 4 if "32" in encoding else 2

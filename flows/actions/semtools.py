@@ -315,7 +315,7 @@ def _semtools_search(
     """Search files line by line: ``{matches, best_match, has_matches, total_matches, query, engine, version}``.
 
     ``engine="cli"`` uses an installed program of semtools, for at most ``timeout`` seconds, ``engine="auto"`` only if
-    there is one. ``check_version`` requires semtools_program.MIN_VERSION, ``min_version`` another version. A match is
+    there is one. ``check_version`` requires MIN_VERSION, ``min_version`` another version. A match is
     ``{file, line, score, text, context}``; with Driftline's engine, it also has its ``column``, ``distance`` and
     ``relevance``, and an answer without matches names the ``nearest`` line. Files that cannot be searched are
     ``skipped_files``.

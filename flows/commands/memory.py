@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -52,11 +52,6 @@ ScopeOption = Annotated[
 FieldsOption = Annotated[
     list[str] | None, typer.Option("--where", metavar="FIELD=VALUE", help="Only entries with this metadata field.")
 ]
-ModeOption = Annotated[
-    Literal["hybrid", "vector", "text"],
-    typer.Option(help="Rank by words and meaning, by meaning alone, or by words alone."),
-]
-ExplainOption = Annotated[bool, typer.Option("--explain", help="Show the steps of the search and their times.")]
 
 
 @memory.command()

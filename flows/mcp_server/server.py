@@ -152,7 +152,7 @@ def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
         for name, tool in each.by_name().items():
             offered.setdefault(name, {})[workspace] = tool
     if len(workspaces) > 1:
-        instructions += f" Each call asks one workspace: {', '.join(workspaces)}."
+        instructions += f" Each call asks one workspace: {', '.join(workspaces)}. If it has no answer, ask another."
     tools = [_of_workspace(each) if len(workspaces) > 1 else next(iter(each.values())) for each in offered.values()]
     server: MCPServer[Any] = MCPServer(
         "driftline",

@@ -173,7 +173,7 @@ class LineTools:
 
     @spread("given", exact_parameters())
     def find_uses(self, name: Name, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> SearchAnswer:
-        """Find the uses of a name: lines that have it as a word and do not define it, nearest to a definition first.
+        """Find the uses of a name: lines that contain it as a word and do not define it, nearest to a definition first.
 
         They are found by name, not by type.
         """

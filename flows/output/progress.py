@@ -138,7 +138,7 @@ class QuietProgress:
         warn(text, self._stream)
 
     def __enter__(self) -> Self:
-        """Report also while nothing advances, as during a long scan."""
+        """Start to report at intervals, even while nothing advances, as in a long scan."""
         self._beat = threading.Thread(target=self._keep_reporting, daemon=True)
         self._beat.start()
         return self
@@ -267,7 +267,7 @@ _Result = TypeVar("_Result")
 class Stage:
     """A step of a run, ``work``. ``said`` formats the counts of its result; a ``repeatable`` stage may be retried.
 
-    It comes ``after`` the stages of these names that have begun, or else is the first one of its run.
+    It follows those stages in ``after`` that have begun; otherwise, it is the first one of its run.
     """
 
     name: str

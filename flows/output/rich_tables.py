@@ -356,7 +356,7 @@ def _about(row: Result) -> str:
     if row["former_path"]:
         parts.append(f"renamed from {row['former_path']}")
     if row["branches"]:
-        parts.append(f"{len(row['branches']):,} branches")
+        parts.append(f"{len(row['branches']):,} {'branch' if len(row['branches']) == 1 else 'branches'}")
     if row["skipped_branches"]:
         parts.append(f"branches that are skipped: {', '.join(row['skipped_branches'])}")
     if row["pull_requests_problem"]:

@@ -462,7 +462,7 @@ def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Prog
             found = open_pulls(host, each.listed, each.pulls, each.pulls_etag, environ=_environ(), notify=notify)
         except DriftlineError as error:
             return each.model_copy(update={"pulls_problem": str(error)})
-        return each.with_pulls(*found) if found is not None else each
+        return each.with_pulls(*found) if found is not None else each.model_copy(update={"pulls_problem": ""})
 
     _replace_each(due, ask)
 
@@ -503,7 +503,9 @@ def _due(part: FleetPart, entities: set[str]) -> list[KnownRepository]:
 
 
 def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[str, str]:
-    """Return the entity of the repository at each URI; the one that is indexed from there, if two fleets list it."""
+    """Return the entity of the repository at each URI; if two fleets list it, the one that is already indexed from
+    there.
+    """
     elsewhere = (each for other in others for each in other.repositories.values())
     found = {each.uri: each for each in elsewhere if each.uri and each.missed_since is None and not each.excluded}
     for part in parts:

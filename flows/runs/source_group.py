@@ -7,7 +7,7 @@ fragments, and the transaction, which commits all of them or none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +15,10 @@ from functools import partial
 from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.source_run import BATCH_BYTES, BATCH_DOCUMENTS, COMMIT_SECONDS, SegmentBuilds, SourceRun
+from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.objects.request_counts import phase
+from driftline.storage.workspace.workspace import marker_tokens
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, GroupResult, embed_group
 from driftline.tasks.indexing.commit import ChangeSet, Dissolved, Staged, commit_together
 
@@ -66,13 +68,14 @@ class SourceGroup:
         self._members: list[_Member] = []
         self._since = 0.0
 
-    def execute(self, runs: Iterable[SourceRun], *, may_wait: bool) -> list[Outcome]:
+    def execute(self, runs: Sequence[SourceRun], *, may_wait: bool) -> list[Outcome]:
         """Run the sources. If it ``may_wait``, it waits for leases of other runs at the end, one after another."""
         held: list[SourceRun] = []
+        marker_token = marker_tokens(runs[0].workspace, [run.entity for run in runs])
         try:
             for run in runs:
                 try:
-                    self._begin(run)
+                    self._begin(run, marker_token)
                 except LeaseHeld as error:
                     if may_wait:
                         held.append(run)
@@ -91,11 +94,11 @@ class SourceGroup:
         self.outcomes += [(run, run_alone(run)) for run in held]
         return self.outcomes
 
-    def _begin(self, run: SourceRun) -> None:
+    def _begin(self, run: SourceRun, marker_token: Callable[[Entity], int]) -> None:
         """Add a source to the group, or run it alone if it shares nothing. Raises the errors of its run."""
         with ExitStack() as stack:
             batch = None
-            if run.begin(stack):
+            if run.begin(stack, marker_token):
                 batch = run.shared_batch()
                 if batch is None:
                     if run.has_much_to_do():

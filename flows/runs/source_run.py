@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -175,6 +175,7 @@ class SourceRun:
         self.report = SourceReport(str(source.entity), source.source.uri, commit=source.commit)
         self.report.branch, self.report.branch_cut = plan.request.branch, source.branch_cut
         self.indexes_lag = False
+        self.workspace = plan.workspace
         self.entity = source.entity
         self.owner = plan.workspace.table_owner(source.entity)
         self.joined = source.joined
@@ -210,21 +211,26 @@ class SourceRun:
             self._begin(stack, request.wait_seconds)
             self.complete()
 
-    def begin(self, stack: ExitStack) -> bool:
+    def begin(self, stack: ExitStack, marker_token: Callable[[Entity], int]) -> bool:
         """Take the lease, which ``stack`` releases, without waiting for it, and scan. Return False if that was all.
 
-        Raises LeaseHeld, LeaseLost, StorageError, ExecutorError.
+        ``marker_token`` is that of ``marker_tokens`` for all sources of a group. Raises LeaseHeld, LeaseLost,
+        StorageError, ExecutorError.
         """
         if self._is_unchanged():
             self._count_unchanged()
             return False
-        self._begin(stack, 0.0)
+        self._begin(stack, 0.0, marker_token)
         return True
 
-    def _begin(self, stack: ExitStack, wait_seconds: float) -> None:
-        workspace, entity = self._plan.workspace, self.entity
+    def _begin(
+        self, stack: ExitStack, wait_seconds: float, marker_token: Callable[[Entity], int] | None = None
+    ) -> None:
+        workspace, entity = self.workspace, self.entity
         with self._timed("lease"):
-            lease = stack.enter_context(acquire_source(workspace, entity, self._run_id, wait_seconds=wait_seconds))
+            lease = stack.enter_context(
+                acquire_source(workspace, entity, self._run_id, wait_seconds=wait_seconds, marker_token=marker_token)
+            )
         with self._timed("settle"):
             self.indexes_lag = lease.taken_over
             self.indexes_lag |= settle(workspace, entity, lease) > 0
@@ -433,8 +439,8 @@ class SourceRun:
     def _mark_opened(self, scans: list[ScanResult], committer: Committer) -> None:
         """Record which archives are completely indexed: the next run opens the others again.
 
-        Call it last, after all members are committed and vanished ones deleted. An archive that has changed since the
-        scan, and one of which a member could not be read, is not complete.
+        Call it last, after all members are committed and vanished ones deleted. An archive is incomplete if it has
+        changed since the scan, or if a member could not be read.
         """
         passing = {path for path, reason in self.report.skipped if reason in _PASSING}
         incomplete = {container_of(path) for path in passing}

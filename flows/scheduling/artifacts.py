@@ -15,7 +15,7 @@ from driftline.flows.config.driftline_toml import prices_for
 from driftline.flows.config.environment import SERVER_VARIABLE
 from driftline.flows.output.html_report import line_plot
 from driftline.flows.output.rich_tables import requests_text
-from driftline.flows.output.run_history import History, Series, newest_runs
+from driftline.flows.output.run_history import History, Series, in_words, newest_runs
 from driftline.flows.runs.index import IndexRequest
 from driftline.storage.errors import DriftlineError
 from driftline.storage.objects.request_counts import KINDS
@@ -25,7 +25,6 @@ from driftline.storage.workspace.workspace import Workspace
 MAX_ROWS = 1_000
 """Rows per table artifact; the run history in the workspace holds all of them."""
 HISTORY_RUNS = 20
-_STATES = ("new", "changed", "touched", "unchanged", "deleted")
 
 
 def show_index(result: dict[str, Any], request: IndexRequest) -> bool:
@@ -37,28 +36,24 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> bool:
     sources, runs = result["sources"], _runs(request)
     skipped = [{"source": source["entity"], **file} for source in sources for file in source["skipped"]]
     if {*map(_identity, skipped)} - {*map(_identity, _skipped_before(runs, result["run_id"]))}:
-        _table("driftline-skipped", skipped, "files are not in the index")
+        _table("driftline-skipped", skipped, "not indexed")
     if not (has_changed := request.dry_run or has_effect(result)):
         return False
-    text = [f"# Index run {result['run_id']}", f"{result['seconds']:.1f} s, into `{result['workspace']}`"]
+    text = ["# Index run", f"{result['run_id']}: {result['seconds']:.1f} s, into `{result['workspace']}`"]
     if link := page_of_run(result["run_id"]):
         text.append(f"[This run in the index, which can be searched there]({link})")
     if request.dry_run:
         text.append("**A dry run: nothing was written.**")
-    counts = {name: [source[name] for source in sources] for name in (*_STATES, "lines_embedded", "lines_total")}
-    counts["skipped"] = [len(source["skipped"]) for source in sources]
-    seconds = _by_phase([result["phases"], *(source["phases"] for source in sources)])
-    work = _by_phase([result["worker_phases"], *(source["worker_phases"] for source in sources)])
-    names = [source["entity"] for source in sources]
-    text += ["## Documents and lines", _markdown(names, counts), *_plots(runs)]
-    text += ["## Seconds by phase", _markdown(["all", *names], seconds)]
-    if work:
-        text += ["## Worker seconds by phase, summed over workers", _markdown(["all", *names], work)]
+    text += ["## Documents and lines", _counts(sources), *_plots(runs)]
+    text += ["## Seconds by phase", _seconds("phases", result)]
+    if result["worker_phases"]:
+        text += ["## Worker seconds by phase, summed over workers", _seconds("worker_phases", result)]
     if result["requests"]:
         kinds = {kind: [counts.get(kind, 0) for counts in result["requests_by_phase"].values()] for kind in KINDS}
         table = _markdown(list(result["requests_by_phase"]), kinds)
         text += ["## Requests", requests_text(result["requests"], _prices()), table]
-    create_markdown_artifact("\n\n".join(text), key="driftline-report", description="What the run did")
+    done = {name: sum(each[name] for each in sources) for name in ("new", "changed", "deleted", "lines_embedded")}
+    create_markdown_artifact("\n\n".join(text), key="driftline-report", description=in_words(done) or "no changes")
     return has_changed
 
 
@@ -104,7 +99,7 @@ def show_fleets(result: dict[str, Any]) -> None:
             if row["entity"] in indexed or row["state"] == "retired" or row["has_failed"]:
                 told = {name: row[name] for name in ("path", "state", "entity", "indexed", "reason")}
                 rows.append({"fleet": fleet["name"], **told})
-    _table("driftline-fleet", rows, "repositories have changed or failed")
+    _table("driftline-fleet", rows, "changed or failed")
 
 
 def page_of_run(run_id: str, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -134,8 +129,21 @@ def _prices() -> Mapping[str, float]:
         return {}
 
 
-def _by_phase(parts: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    return {name: [part.get(name, 0.0) for part in parts] for name in parts[0]}
+def _counts(sources: Iterable[Mapping[str, Any]]) -> str:
+    """Return a table of the documents and lines of each source."""
+    names = ("new", "changed", "deleted", "unchanged", "skipped", "lines_embedded", "lines_total")
+    rows = {}
+    for each in sources:
+        counts = {**each, "unchanged": each["unchanged"] + each["touched"], "skipped": len(each["skipped"])}
+        rows[each["entity"]] = [counts[name] for name in names]
+    return _markdown(names, rows)
+
+
+def _seconds(kind: str, result: Mapping[str, Any]) -> str:
+    """Return a table of the seconds of each phase, in the run and in each of its sources."""
+    names, sources = [*result[kind]], result["sources"]
+    parts = {"all": result[kind], **{each["entity"]: each[kind] for each in sources}}
+    return _markdown(names, {of: [round(part.get(name, 0.0), 2) for name in names] for of, part in parts.items()})
 
 
 def show_compaction(result: dict[str, Any]) -> None:
@@ -149,14 +157,14 @@ def show_compaction(result: dict[str, Any]) -> None:
 
 def show_cleanup(result: dict[str, Any]) -> None:
     """Publish the orphans of a cleanup, if there are any, and whether it deleted them."""
-    verb = "orphans, which would be deleted" if result["dry_run"] else f"orphans, {result['deleted_count']:,} deleted"
+    verb = "orphaned, none deleted" if result["dry_run"] else f"orphaned, {result['deleted_count']:,} deleted"
     _table("driftline-cleanup", result["orphans"], f"{verb}; {result['scanned_count']:,} objects")
 
 
 def show_verification(result: dict[str, Any]) -> None:
     """Publish the findings of a verification, if there are any."""
     figures = f"{result['documents']:,} documents, {result['lines']:,} lines"
-    _table("driftline-verify", result["findings"], f"findings; {figures}")
+    _table("driftline-verify", result["findings"], f"found in {figures}")
 
 
 def _plots(runs: Sequence[RunRecord]) -> list[str]:
@@ -189,7 +197,7 @@ def _markdown(columns: Sequence[str], rows: Mapping[str, Sequence[float]]) -> st
     """Return a markdown table of figures, with a row for each entry of ``rows`` and a column for each name."""
 
     def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cells)} |"
+        return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
-    head = [line(["", *(name.replace("|", "\\|") for name in columns)]), line(["---"] + ["---:"] * len(columns))]
+    head = [line(["", *(name.replace("_", " ") for name in columns)]), line(["---"] + ["---:"] * len(columns))]
     return "\n".join([*head, *(line([name, *(f"{figure:,}" for figure in row)]) for name, row in rows.items())])

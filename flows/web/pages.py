@@ -149,7 +149,8 @@ def _terms(facets: Facets, branches: Sequence[str], hits: Sequence[Hit] = ()) ->
     languages = counts.get("languages", {})
     values: dict[str, Mapping[str, int]] = {
         "lang": {**languages, **dict.fromkeys(LANGUAGES, 0), **languages},
-        "file": {f"{literal_glob(name)}/**": count for name, count in counts.get("dirs", {}).items()},
+        "file": {f"{literal_glob(name)}/**": count for name, count in counts.get("dirs", {}).items()}
+        | {literal_glob(hit.path): 0 for hit in hits},
         "repo": {name.rpartition(":")[2]: count for name, count in counts.get("sources", {}).items()},
         "branch": dict.fromkeys(branches, 0),
         "case": dict.fromkeys(CASES, 0),
@@ -213,7 +214,9 @@ def _searching(request: SearchRequest, **content: Any) -> bytes:
         "notes": (),
         "error": "",
     }
-    return _rendered("search.html.j2", request=request, filters=filters, removable=removable, **{**absent, **content})
+    shown = {"filters": filters, "removable": removable, **absent, **content}
+    cleared = search_link(SearchRequest(request.query, mode=request.mode))
+    return _rendered("search.html.j2", request=request, cleared=cleared, **shown)
 
 
 def _by_file(

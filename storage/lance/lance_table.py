@@ -27,6 +27,7 @@ from driftline.storage.lance.retries import (
     is_lance_failure,
     is_network_failure,
     read_failed,
+    reading,
     retried,
     unreadable_fragments,
     with_indexes,
@@ -237,7 +238,8 @@ def _fragments(table: LanceTable) -> list[int]:
 
 
 def _unreadable(table: LanceTable, fragment: int | None = None) -> list[int]:
-    return unreadable_fragments(table.open(), None if fragment is None else [fragment])
+    with reading(table.TITLE, table.uri):
+        return unreadable_fragments(table.open(), None if fragment is None else [fragment])
 
 
 def allow_parallel_reads() -> None:

@@ -185,7 +185,7 @@ class ProcessIdentity:
     def is_provably_dead(self) -> bool:
         """Return True only if this host, in this boot, can prove it; False also means "unknown".
 
-        A process with a liveness file is judged only if the file is found, which shows that both are on one machine.
+        A process with a liveness file is judged only if this process finds the file, so both run on one machine.
         """
         if self.boot_id.partition("/")[0] != _boot_id().partition("/")[0]:
             return False

@@ -86,8 +86,8 @@ SMALL_SEGMENT_ROWS = SEGMENT_ROWS // 2
 MAX_SMALL_SEGMENTS = 8
 """Maximum number of small segments that a run leaves."""
 OUTWEIGHS = 2
-"""A small segment is merged with all smaller ones and with new rows unless it is this many times as large as they are
-together. So the index of a row is built again only a few times, and a small segment is a fraction of the next one."""
+"""A small segment is merged with all smaller ones and new rows unless it is this many times their total size. So the
+index of a row is built again only a few times, and a small segment is a fraction of the next one."""
 MAX_UNINDEXED_ROWS = 20_000
 MAX_UNINDEXED_TEXT_ROWS = 1_000
 """Searches scan up to this many unindexed rows, which is cheaper than another segment.

@@ -653,11 +653,15 @@ class LineQuery:
         return known
 
     def passages(self, requested: Sequence[Passage]) -> pa.Table:
-        """Return the lines of one or more passages in this table: ``PASSAGE_COLUMNS``, unordered."""
+        """Return the lines of one or more passages that the filter allows: ``PASSAGE_COLUMNS``, unordered.
+
+        A table may also hold lines of sources that are searched in another one, such as a branch.
+        """
         # One condition on all paths and one on all lines are ten times as fast as a condition for each passage.
         lines = " OR ".join(sorted({f"line_number BETWEEN {each.first} AND {each.last}" for each in requested}))
         paths = is_one_of("path", sorted({each.path for each in requested}))
-        rows = self._read(PASSAGE_COLUMNS, where=f"{paths} AND ({lines})")
+        where = f"{paths} AND ({lines})" + (f" AND ({self.sql})" if self.sql else "")
+        rows = self._read(PASSAGE_COLUMNS, where=where)
         of_document: dict[tuple[str, str], list[Passage]] = {}
         for each in requested:
             of_document.setdefault((each.entity, each.path), []).append(each)

@@ -80,8 +80,8 @@ def schema(dim: int) -> pa.Schema:
     Some rows have a ``pack``: the text of their document from line ``pack_line`` to the next pack, exactly as it was
     decoded, with ``grams``, the filter of its trigrams (packs.py).
 
-    Files hold the columns in this order. What every search reads comes last, next to the metadata of the file, so that
-    one read of the end of a file has it (block_cache.py).
+    Files hold the columns in this order. The columns that every search reads come last, next to the metadata of the
+    file, so that one read of the end of the file gets both (block_cache.py).
     """
     return pa.schema(
         [
@@ -192,6 +192,11 @@ class LineTable(LanceTable):
     def commit_marker(self, entity: Entity) -> CommitMarker:
         """Return the commit marker of ``entity``, with token 0 if it has none."""
         return self.marker_in(self.open(), entity)
+
+    def commit_markers(self, entities: Sequence[Entity]) -> dict[Entity, CommitMarker]:
+        """Return the commit marker of each of ``entities``, with token 0 for those without one."""
+        found = self._markers_of(entities, self.open())
+        return {entity: _newest(list(found[str(entity)].values())) for entity in entities}
 
     def marker_in(self, dataset: LanceDataset, entity: Entity) -> CommitMarker:
         """Like ``commit_marker``, in a version of the table."""

@@ -576,9 +576,11 @@ class MemoryStore(EntityRegistry):
         limits += [tuple(self.names.resolve(named))] if named is not None else []
         if top_k and query.strip():
             self._flusher.settle()
-        ask = partial(self._search_one, query=query, limit=top_k, limits=limits, fields=fields)
-        scopes = [visible] if isinstance(visible, Scope) else self._scopes(limits, visible)
-        found = [ask(self._search, each, mode=mode, max_distance=max_distance, explain=explain) for each in scopes]
+        found = []
+        for each in [visible] if isinstance(visible, Scope) else self._scopes(limits, visible):
+            where = VectorFilter(((each.within,), *limits), fields)
+            question = Question(query, top_k, each.within, where, mode, max_distance, explain)
+            found.append(self._answer(self._search, each, question))
         return merged_hits(found, top_k) if len(found) != 1 else found[0]
 
     def _scopes(self, limits: Sequence[Sequence[Entity]], visible: Everywhere) -> list[Scope]:
@@ -586,35 +588,23 @@ class MemoryStore(EntityRegistry):
         tenants = set(self.names.tops(None)).intersection(*({each.tenant for each in some} for some in limits))
         return [Scope(tenant, visible.allowed) for tenant in sorted(tenants) or [self.names.root]]
 
-    def _search_one(
-        self,
-        search: MemorySearch,
-        visible: Scope,
-        *,
-        query: str,
-        limit: int,
-        limits: Sequence[tuple[Entity, ...]],
-        fields: Mapping[str, Any],
-        mode: Mode,
-        max_distance: float | None,
-        explain: bool,
-    ) -> MemoryHits[MemoryEntry]:
+    def _answer(self, search: MemorySearch, visible: Scope, question: Question) -> MemoryHits[MemoryEntry]:
         """Search one tenant."""
 
         def check(keys: Sequence[str]) -> dict[str, EntryRow]:
             rows = self.catalog.read(lambda connection: entry_queries.get(connection, keys, visible, self._now()))
             return {row.key: row for row in rows}
 
-        where = VectorFilter(((visible.within,), *limits), fields)
-        answer = search.find(Question(query, limit, visible.within, where, mode, max_distance, explain), check)
+        answer = search.find(question, check)
         entries = {each.key: each for each in self._reader.entries([row for row, _ in answer.found], visible)}
         found = [(as_shown([entries[row.key]])[0], hit) for row, hit in answer.found if row.key in entries]
         hits = MemoryHits(
-            MemoryHit(each, relevance(hit, mode), rank, hit.distance) for rank, (each, hit) in enumerate(found, start=1)
+            MemoryHit(each, relevance(hit, question.mode), rank, hit.distance)
+            for rank, (each, hit) in enumerate(found, start=1)
         )
         if (boundary := self.names.boundary) is not None and boundary.tenant != boundary:
             answer.explanation.hide_tenant()
-        hits.explanation = answer.explanation if explain else None
+        hits.explanation = answer.explanation if question.explain else None
         return hits
 
 

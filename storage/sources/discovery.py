@@ -419,7 +419,9 @@ def _bitbucket_server(item: Any) -> Repository:
 
 
 def _linked(url: str, body: Any, headers: Mapping[str, str]) -> _Answer:
-    """Read a page whose next one the header ``Link`` names; of a counted listing without it, the number is raised."""
+    """Read a page; the header ``Link`` names the next one, and without it, the page number of a counted listing is
+    increased.
+    """
     found = _NEXT.search(headers.get("Link") or "")
     total = headers.get("X-Total") or headers.get("X-Total-Count") or ""
     return _Answer(body, found[1] if found else "", int(total) if total.isdecimal() else None)
@@ -535,6 +537,7 @@ class _Reader:
         self._known, self._pages = known, {page.url: page for page in pages}
         self._clock, self._sleep, self._notify = clock, sleep, notify
         self._root = self._api.root(host.site)
+        self._missing = "The host has no such owner", "Check its name, and the token."
         self._headers = {"User-Agent": "driftline", "Accept": "application/json", **dict(self._api.headers)}
         if token:
             self._headers["Authorization"] = self._api.authorization.format(token=token)
@@ -634,6 +637,7 @@ class _Reader:
 
     def pulls(self, repository: Repository, known: Collection[int], etag: str) -> tuple[dict[int, str], str] | None:
         """Return the result of ``open_pulls``."""
+        self._missing = "The host has no pull requests there", "Check the permissions of the token."
         named = self._api.pulls.format(path=repository.path, id=quote(repository.id, safe=""))
         first = url = self._root + named
         found, tag = dict[int, str](), ""
@@ -696,7 +700,8 @@ class _Reader:
                 fix = f"Check the token in {self._host.variable}." if self._host.variable else "Set a token."
                 raise AccessDenied(f"The host denies access to its listing (status {status})", self._host.name, fix)
             elif status == _NOT_FOUND:
-                raise SourceNotFound("The host has no such owner", self._host.name, "Check its name, and the token.")
+                what, fix = self._missing
+                raise SourceNotFound(what, self._host.name, fix)
             elif status in (_OK, _NOT_MODIFIED):
                 return status, headers, body
             else:

@@ -446,7 +446,7 @@ class Source:
 
 @dataclass(frozen=True)
 class RepositorySource(Source):
-    """The tree of a commit of a git repository, whose documents are its blobs; their etags are those of a work tree.
+    """The tree of a commit of a git repository: its documents are blobs, with the same etags as in a work tree.
 
     ``commit`` is "" for the one that was fetched last. ``credential`` refers to the token of the host.
     """

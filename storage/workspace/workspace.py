@@ -470,10 +470,18 @@ def fingerprint_mismatch(where: str, current: WorkspaceConfig, model: str) -> Fi
     )
 
 
-def acquire_source(workspace: Workspace, entity: Entity, run_id: str, *, wait_seconds: float = 0.0) -> Lease:
+def acquire_source(
+    workspace: Workspace,
+    entity: Entity,
+    run_id: str,
+    *,
+    wait_seconds: float = 0.0,
+    marker_token: Callable[[Entity], int] | None = None,
+) -> Lease:
     """Acquire the lease of ``entity``, or of its branch, as ``acquire`` does.
 
-    Raises LeaseHeld, LeaseLost if the branch has another cut by now, CorruptFile, WorkspaceTooNew, StorageError.
+    ``marker_token`` is that of ``marker_tokens``, if several leases are acquired. Raises LeaseHeld, LeaseLost if the
+    branch has another cut by now, CorruptFile, WorkspaceTooNew, StorageError.
     """
     branch = workspace.branch_of(entity)
     lease = acquire(
@@ -481,7 +489,7 @@ def acquire_source(workspace: Workspace, entity: Entity, run_id: str, *, wait_se
         workspace.lease_of(entity),
         run_id,
         wait_seconds=wait_seconds,
-        known_token=lambda: _known_token(workspace, entity),
+        known_token=lambda: _known_token(workspace, entity, marker_token or marker_tokens(workspace, [entity])),
         at_least=_record(workspace, branch).token if branch else 0,
     )
     if branch is not None:
@@ -502,11 +510,31 @@ def _record(workspace: Workspace, branch: Branch) -> BranchRecord:
     return record
 
 
-def _known_token(workspace: Workspace, entity: Entity) -> int:
+def marker_tokens(workspace: Workspace, entities: Sequence[Entity]) -> Callable[[Entity], int]:
+    """Return the function that returns the highest token in the commit markers of a source, 0 for a new one.
+
+    When it is first needed for a table, it reads the markers of all ``entities`` there, because finding one takes
+    milliseconds. They stay valid while the lease files of the sources are missing: without one, nobody commits.
+    """
+    known: dict[Entity, int] = {}
+
+    def token(entity: Entity) -> int:
+        if entity not in known:
+            owner = workspace.table_owner(entity)
+            sharing = [each for each in {*entities, entity} if workspace.table_owner(each) == owner]
+            known.update(dict.fromkeys(sharing, 0))
+            # The first run of another source may have written fragments before the table has a version.
+            for table in (each for each in workspace.line_tables(entity) if each.exists()):
+                for each, marker in table.commit_markers(sharing).items():
+                    known[each] = max(known[each], marker.token)
+        return known[entity]
+
+    return token
+
+
+def _known_token(workspace: Workspace, entity: Entity, marker_token: Callable[[Entity], int]) -> int:
     """Return the highest token in the commit markers and the manifest; 0 for a new source."""
-    # The first run of another source may have written fragments before the table has a version.
-    tables = [table for table in workspace.line_tables(entity) if table.exists()]
-    tokens = [table.commit_marker(entity).token for table in tables]
+    token = marker_token(entity)
     with contextlib.suppress(CorruptFile):  # a repair renames the damaged file under this lease
-        tokens.append(token_of(workspace.manifest(entity).max_rev()))
-    return max(tokens, default=0)
+        token = max(token, token_of(workspace.manifest(entity).max_rev()))
+    return token

@@ -195,6 +195,12 @@ _DEFINITION = re.compile(
     r"(?:[(:{<=\[]|$|(?:struct|interface|extends|implements|for|do|when)\b|,[ \t]*(?:do|for|to):)",
     re.MULTILINE,
 )
+_BLOCKS = {
+    "resource": ("type", ""), "data": ("type", "data."), "variable": ("property", "var."),
+    "output": ("property", "output."), "module": ("module", "module."),
+}  # fmt: skip
+"""The kinds of the blocks of Terraform, and what expressions put before their names."""
+_BLOCK = re.compile(r'(resource|data|variable|output|module)[ \t]+"([\w.-]+)"(?:[ \t]+"([\w.-]+)")?[ \t]*\{')
 _LEADING = ("#", "@")
 _DOC, _END_OF_DOC = ("@doc", "@typedoc"), ('"""', "'''")
 """The attributes of Elixir whose text may span lines, and its last line."""
@@ -202,7 +208,18 @@ _DOC, _END_OF_DOC = ("@doc", "@typedoc"), ('"""', "'''")
 
 def begins_definition(line: str) -> bool:
     """Return whether a line begins the definition of a function, a class or a type."""
-    return _DEFINITION.match(line) is not None
+    return _begun(line) is not None
+
+
+def _begun(line: str) -> tuple[str, str] | None:
+    """Return the kind and the name of the definition that a line begins, if it does."""
+    if match := _DEFINITION.match(line):
+        kind = _KINDS.get(match[1], match[1])
+        return kind if kind in KINDS else "type", match[2]
+    if block := _BLOCK.match(line):
+        kind, before = _BLOCKS[block[1]]
+        return kind, before + ".".join(filter(None, block.groups()[1:]))
+    return None
 
 
 def by_patterns(text: str) -> list[Definition]:
@@ -219,13 +236,11 @@ def by_patterns(text: str) -> list[Definition]:
             outer, at = open_.pop()
             closes = indent == outer and (bare[0] in "})]" or bare.startswith("end"))
             found[at] = _until(found[at], number if closes else number - 1)
-        match = _DEFINITION.match(line)
-        if match:
-            kind = _KINDS.get(match[1], match[1])
-            name = f"{found[open_[-1][1]].name}.{match[2]}" if open_ else match[2]
+        if begun := _begun(line):
+            kind, name = begun
+            name = f"{found[open_[-1][1]].name}.{name}" if open_ else name
             open_.append((indent, len(found)))
-            first = _with_leading(lines, number, _LEADING)
-            found.append(Definition(kind if kind in KINDS else "type", name, number, first, number))
+            found.append(Definition(kind, name, number, _with_leading(lines, number, _LEADING), number))
     for _, at in open_:
         found[at] = _until(found[at], len(lines) - 1)
     return found

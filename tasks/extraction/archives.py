@@ -64,7 +64,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A container that a scan has listed, by the hash of its content, or a ``reason`` why it cannot be."""
+    """A container that a scan has listed: the hash of its content, or the ``reason`` why it cannot be listed."""
 
     content_hash: str
     reason: SkipReason | None = None

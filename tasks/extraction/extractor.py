@@ -599,7 +599,7 @@ class How:
     outputs: bool = False
 
     def marks(self) -> frozenset[str]:
-        """Return the marks of its files, in parts, without that of the redaction."""
+        """Return the parts of the marks of its files, without the redaction's."""
         own = {ends_mark(self.most), self.opened or UNOPENED, UNOPENED}
         return current_marks(outputs=self.outputs) | own
 

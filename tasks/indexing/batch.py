@@ -488,7 +488,7 @@ def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopw
 class _Document:
     """A document with new content, ``data``; an older version of it ``was_indexed`` or not.
 
-    ``mark`` is that of a file of which this is only a part.
+    ``mark`` is set for a part of a larger file: the mark of that file.
     """
 
     meta: ManifestRow

@@ -163,7 +163,8 @@ def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
     """Publish or discard the staged deltas of earlier runs, fence those runs off, and return the number published.
 
     A staged delta is published if a commit marker holds its batch, and discarded otherwise. A holder that released its
-    lease commits no more, so only a holder that was taken over must be fenced off. Raises CorruptFile, StorageError.
+    lease commits no more, so only a holder whose lease was taken over must be fenced off. Raises CorruptFile,
+    StorageError.
     """
     done, dead = finish_staged(workspace, entity, lease)
     workspace.manifest(entity).discard_staged(dead)

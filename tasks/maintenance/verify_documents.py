@@ -27,6 +27,7 @@ from driftline.storage.errors import (
 )
 from driftline.storage.lance.lance_table import quote
 from driftline.storage.lance.reader_process import ProcessDied, survived
+from driftline.storage.lance.retries import reading
 from driftline.storage.layout import CONFIG, SOURCE, branch_lease_path, lease_path, leased_entity
 from driftline.storage.leases.lease import Sighting, acquire, look
 from driftline.storage.lines.indexes import drop, maintain
@@ -74,7 +75,8 @@ def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFindi
 def _difference(workspace: Workspace, entity: Entity, record: BranchRecord) -> str:
     documents, table = workspace.manifest(entity), workspace.lines(entity)
     expected = pc.sum(documents.read(columns=["lines"])["lines"], min_count=0).as_py()
-    actual = table.count(f"entity = {quote(str(entity))}")
+    with reading(table.TITLE, table.uri):
+        actual = table.count(f"entity = {quote(str(entity))}")
     if expected != actual:
         return f"{actual:,} lines of {expected:,}"
     changed = documents.changes_since(record.main_revision, columns=_COLUMNS)
@@ -378,7 +380,8 @@ def survived_check(table: LineTable) -> list[tuple[str, str]]:
 
 
 def _checked_indexes(table: LineTable) -> list[tuple[str, str]]:
-    return list(check_indexes(table))
+    with reading(table.TITLE, table.uri):
+        return list(check_indexes(table))
 
 
 def compare(

@@ -241,10 +241,12 @@ LINES_OF_LARGE = 64
 """A definition with this many lines is more than a declaration."""
 OTHER_CASE_OF_CONSTANT = 0.3
 """The share for a definition that a constant names in another case: ``download_delay()`` is not DOWNLOAD_DELAY."""
+IMPLEMENTS = 0.25
+"""What a definition loses for only adding to the type that it names, so that ``struct`` precedes ``impl``."""
 HEAD_OF_FILE = 0.9
 """The share for the other lines of the first block of a file that the query names."""
 MENTION = 0.25
-"""The share of the weight of a name for a line that mentions a constant, as spelled."""
+"""The share of the weight of a name for a line that mentions it: a constant, or the only word of a query."""
 _SETS = r"^[^#(=]*\b%s\b['\"]?\s*(?::[^=]*)?:?=(?!=)|^\s*['\"]?%s['\"]?:\s"
 _ASKS_FOR_TESTS = frozenset(terms("test tests testing spec fixture mock assert"))
 
@@ -273,7 +275,7 @@ def rank(
     allowed = _allowed(candidates, only)
     best = np.flatnonzero((of_words > 0) & allowed)
     best = best[np.argsort(-of_words[best], kind="stable")][: JUDGED_LINES * max(n_windows, MIN_RESULTS)]
-    named = _named(candidates) * allowed
+    named = _named(candidates, weights) * allowed
     is_chosen = (named > 0) | (candidates.near & allowed if meaning else False)
     is_chosen[best] = True
     chosen = np.flatnonzero(is_chosen)
@@ -291,7 +293,7 @@ def rank(
         bonus = weights.definition * (_begins_definition(candidates, chosen) & (relevance > 0) & ~prose)
         relevance, fit = relevance + gain + bonus, fit + own_gain + bonus
     relevance, fit = relevance + weights.name * named[chosen], fit + weights.name * named[chosen]
-    relevance = np.where(relevance > 0, _kept_shares(candidates, chosen, weights), 1) * relevance
+    relevance = np.where(relevance > 0, _kept_shares(candidates, chosen, named, weights), 1) * relevance
     order = np.argsort(-relevance, kind="stable")
     distances = (1 - own_cosines[order].astype(np.float64)).round(DISTANCE_DIGITS)
     at = chosen[order]
@@ -313,13 +315,19 @@ def rank(
     return map(FoundLine._make, zip(*columns, strict=False))  # lazily: the first rows make enough windows
 
 
-def _kept_shares(candidates: Candidates, chosen: NDArray[np.int64], weights: Weights) -> NDArray[np.float32]:
-    """Return ``(n,)``: the share of relevance that each of the ``chosen`` rows keeps, by the kind of its document.
+def _kept_shares(
+    candidates: Candidates, chosen: NDArray[np.int64], named: NDArray[np.float32], weights: Weights
+) -> NDArray[np.float32]:
+    """Return ``(n,)``: the share of relevance that each of the ``chosen`` rows keeps, by its document.
 
     A module of tests in a source, as of Rust, is a test.
     """
     shares = np.where(_of_documents(candidates, is_prose), weights.text, weights.source)
     shares *= np.where(_of_documents(candidates, is_auxiliary), weights.auxiliary, 1.0)
+    if weights.unnamed < 1 and named.any():
+        with_name = np.zeros(len(shares), np.bool_)
+        with_name[candidates.lines.document[named > 0]] = True
+        shares *= np.where(with_name, 1.0, weights.unnamed)
     of_rows = shares[candidates.lines.document[chosen]]
     if weights.source < weights.text or not _ASKS_FOR_TESTS & {*candidates.words}:  # how to test: not in a test, either
         tests = _of_documents(candidates, is_test)[candidates.lines.document[chosen]]
@@ -345,7 +353,7 @@ def _of_documents(candidates: Candidates, holds: Callable[[str], bool]) -> NDArr
     return np.fromiter((holds(path) for _, path, _ in candidates.documents), np.bool_, len(candidates.documents))
 
 
-def _named(candidates: Candidates) -> NDArray[np.float32]:
+def _named(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
     """Return ``(n,)``: 1 if a line begins a definition that the query names, half in prose, else less.
 
     Also 1 for the lines that the query locates, and for a line that sets a constant.
@@ -353,12 +361,14 @@ def _named(candidates: Candidates) -> NDArray[np.float32]:
     found = _placed(candidates)
     if not candidates.names:
         return found
-    for name in filter(is_constant, candidates.names):
+    alone = weights.unnamed < 1  # among other words, WebSocket may be a subject
+    for name in candidates.names if alone else filter(is_constant, candidates.names):
         holding = (at for at, text in enumerate(candidates.texts) if name in text)
         sets, mentions = (re.compile(pattern.replace("%s", re.escape(name))) for pattern in (_SETS, r"\b%s\b"))
         for at in holding:
             text = candidates.texts[at]
-            found[at] = max(found[at], 1.0 if sets.search(text) else MENTION if mentions.search(text) else 0.0)
+            is_set = is_constant(name) and sets.search(text)
+            found[at] = max(found[at], 1.0 if is_set else MENTION if mentions.search(text) else 0.0)
     begins = np.flatnonzero(_begins_known(candidates, np.arange(len(candidates))))
     for at, position in zip(begins.tolist(), candidates.definition[begins].tolist(), strict=True):
         found[at] = max(found[at], _share(candidates.definitions[position], candidates.names))
@@ -394,8 +404,8 @@ def _begins_known(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[
 
 
 def _share(definition: Definition, names: Sequence[str]) -> float:
-    """Return how well a definition matches a name: less in prose, in another case, inside of others, and with few
-    lines.
+    """Return how well a definition matches a name: less in prose, in another case, inside of others, with few lines,
+    and in an ``impl``.
     """
     named = [parts_of_name(name) for name in names if definition.is_named(name)]
     if not named:
@@ -405,7 +415,7 @@ def _share(definition: Definition, names: Sequence[str]) -> float:
     in_another_case = OTHER_CASE_OF_CONSTANT if all(map(is_constant, names)) else 0.8
     whole = (1.0 if definition.is_code else 0.5) * (1.0 if exact else in_another_case)
     size = min(1.0, (definition.last - definition.line) / LINES_OF_LARGE)
-    return whole - 0.05 * (len(own) - len(named[0])) - 0.1 * (1 - size)
+    return whole - 0.05 * (len(own) - len(named[0])) - 0.1 * (1 - size) - IMPLEMENTS * (definition.kind == "impl")
 
 
 def _begins_definition(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:

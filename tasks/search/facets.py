@@ -1,8 +1,8 @@
 """Facets: how many matching files each source, language, directory and kind of definition has, and how many are tests.
 
-The values of one facet are alternatives, so each facet counts as if none of its own values were chosen: the counts of
-the others then say how many files they would add. One more search, without any chosen value, counts all of them. An
-exact search counts the files that match, up to a limit; a ranked one counts the files of the lines that it ranks.
+The values of one facet are alternatives, so each facet is counted as if none of its values were chosen: a count says
+how many files another value would add. One more search, without any chosen value, counts all of them. An exact search
+counts the files that match, up to a limit; a ranked one counts the files of the lines that it ranks.
 """
 
 from __future__ import annotations

@@ -221,21 +221,23 @@ def arranged(
         return list(windows)
     limit = weights.question_words if form in ("question", "usage") else weights.phrase_words
     least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
+    # The definition of the name that is the query says nothing about how well names of files match.
+    of_words = max((each.score for each in windows if not each.named), default=best) if form == "name" else best
     of_file: dict[tuple[str, str], float] = defaultdict(float)
     for window in windows:
         of_file[window.file] += window.score - least
     most = max(of_file.values()) or 1.0
     named = dict(zip(of_file, stem_shares((path for _, path in of_file), words, weights), strict=True))
-    unit = best * min(1.0, limit / len(words)) ** 3
+    fading = min(1.0, limit / len(words)) ** 3
     seen: dict[tuple[str, str], int] = defaultdict(int)
     for window in windows:
         first = not seen[window.file]
         seen[window.file] += 1
         gain = weights.file * of_file[window.file] / most if first else 0.0
-        window.score += unit * (gain + named[window.file])
+        window.score += of_words * fading * (gain + named[window.file])
     seen.clear()
     for window in by_score(windows):
-        window.set_back = -unit * weights.again * seen[window.file]
+        window.set_back = -best * fading * weights.again * seen[window.file]
         window.score -= window.set_back
         seen[window.file] += 1
     return by_score(windows)

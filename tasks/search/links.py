@@ -321,8 +321,8 @@ def _recorded(
 ) -> dict[str, _Revision]:
     """Return the locations of documents at the commit that the index has reached.
 
-    At the end of that run, each document was as in the commit. It still is if its row in the manifest, read after the
-    record, is of that run or an earlier one. A copy may have a record that is newer than its manifest.
+    At the end of that run, each document was as in the commit. It is unchanged if its row in the manifest, read after
+    the record, is from that run or an earlier one. A copy may have a record that is newer than its manifest.
     """
     at = record.reached or record.commit
     if at is None:

@@ -13,8 +13,8 @@ _FILE = r"[\w.@~+/\\-]*[\w-]\.[A-Za-z]\w{0,9}"
 _PLACE = re.compile(rf"(?<![\w.@~+/\\-])({_FILE})(?:\"?, line |:(?:line )?|\()(\d{{1,9}})(?!\d)")
 MAX_PLACES = 20
 """Upper bound on the places of a query: the frames at the top of a long stack trace."""
-QueryForm = Literal["phrase", "question", "usage", "sentence"]
-"""The form of a query: names and keywords, a question, one about usage, or a descriptive sentence."""
+QueryForm = Literal["name", "phrase", "question", "usage", "sentence"]
+"""The form of a query: one name, keywords, a question, one about usage, or a descriptive sentence."""
 _WORDS_OF_SENTENCES = """
 a an the this that these those its any each das dem den der ein eine einem einen einer
 """
@@ -65,10 +65,11 @@ def places_in(query: str) -> list[tuple[str, int | None]]:
 
 
 def query_form(query: str) -> QueryForm:
-    """Return whether ``query`` is a phrase, a question or a sentence.
+    """Return whether ``query`` is a name, a phrase, a question or a sentence.
 
-    Keywords name a subject, and so do questions; a sentence with an article, as in a doc comment, describes one item.
-    "usage" is a question about how to use something, what it is, or why.
+    A name is the only word, and spelled as only names are: getUser, get_user, Session.get, but not user. Keywords name
+    a subject, and so do questions; a sentence with an article, as in a doc comment, describes one item. "usage" is a
+    question about how to use something, what it is, or why.
 
     >>> query_form("retry backoff"), query_form("how is the cache flushed"), query_form("Return the path of a lease")
     ('phrase', 'question', 'sentence')
@@ -76,6 +77,8 @@ def query_form(query: str) -> QueryForm:
     ('usage', 'usage')
     """
     words = re.findall(r"\w+", query.lower())
+    if len(query.split()) == 1 and any(map(_SPELT_AS_NAME.fullmatch, names_in(query))):
+        return "name"
     if _USAGE.match(query.lstrip()):
         return "usage"
     if query.rstrip().endswith(("?", "\uff1f")) or (len(words) > 1 and words[0] in _QUESTION_WORDS):

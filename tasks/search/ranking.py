@@ -45,7 +45,8 @@ class Weights:
     line that begins one, ``name`` for one that begins a definition that the query names.
 
     A line keeps the share ``test`` of its relevance in a test, unless the query is about tests, ``text`` in prose,
-    ``source`` in anything else, and ``auxiliary`` in a file that repeats, lists or illustrates others.
+    ``source`` in anything else, ``auxiliary`` in a file that repeats, lists or illustrates others, and ``unnamed`` in
+    one without the name that is the query, if others have it.
 
     Windows gain shares of the best score: ``file`` for the best window of the file with most windows, less for other
     files; ``stem`` for a file name with all words of the query, or a share of it; ``whole_stem`` for a file name that
@@ -68,6 +69,7 @@ class Weights:
     text: float = 0.85
     source: float = 1.0
     auxiliary: float = 0.9
+    unnamed: float = 1.0
     file: float = 0.25
     stem: float = 0.2
     whole_stem: float = 0.35
@@ -83,7 +85,12 @@ USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0,
 """The weights for a question about how to use something or what it is: documentation answers it, not the source."""
 SENTENCE_WEIGHTS = replace(WEIGHTS, definition=6.0, name=4.0)
 """The weights for a sentence: a name in it is rather of something that the described definition uses."""
-WEIGHTS_OF_FORMS: Mapping[QueryForm, Weights] = {"usage": USAGE_WEIGHTS, "sentence": SENTENCE_WEIGHTS}
+NAME_WEIGHTS = replace(WEIGHTS, unnamed=0.6)
+WEIGHTS_OF_FORMS: Mapping[QueryForm, Weights] = {
+    "name": NAME_WEIGHTS,
+    "usage": USAGE_WEIGHTS,
+    "sentence": SENTENCE_WEIGHTS,
+}
 """Those of other forms are WEIGHTS."""
 
 
@@ -199,7 +206,7 @@ def meaning_scores(
 ) -> NDArray[np.float32]:
     """Return ``(n,)``: weighted cosines of ``query`` and the mean ``vectors``, ``(n, dim)``, around each line.
 
-    The products of vectors that are near each other give the lengths of the means, which are faster than the means.
+    The products of adjacent vectors give the lengths of the means, faster than the means themselves would.
     """
     scores = np.zeros(len(vectors), np.float32)
     if not len(vectors):

@@ -50,7 +50,7 @@ from driftline.tasks.search.links import SourceRecords
 from driftline.tasks.search.query_form import QueryForm, names_in, places_in, query_form
 from driftline.tasks.search.ranking import WEIGHTS, WEIGHTS_OF_FORMS, FoundLine
 from driftline.tasks.search.relevance import Calibration
-from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest, without_empty
+from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest
 from driftline.tasks.search.rerank import (
     JOINED_WINDOWS,
     DeepSearch,
@@ -67,7 +67,13 @@ _Found = TypeVar("_Found")
 FETCH_FACTOR = 3
 """Lines to fetch per result, because neighbouring ones merge; more are fetched if that is not enough."""
 CANDIDATE_BLOCKS = 100
-CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {"phrase": 100, "question": 100, "usage": 100, "sentence": 50}
+CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {
+    "name": 100,
+    "phrase": 100,
+    "question": 100,
+    "usage": 100,
+    "sentence": 50,
+}
 CANDIDATE_LINES = 30
 """Candidates of a hybrid search: blocks by words, and blocks by meaning, or nearest lines if a distance limits it.
 
@@ -176,16 +182,6 @@ class SearchReport:
         return html_table(("line", "score", "text"), rows) + html_table(("notes",), [(note,) for note in self.notes])
 
 
-def search_workspace(
-    workspace_uri: str, query: str, *, storage_options: Mapping[str, Any] | None = None, **options: Any
-) -> SearchReport:
-    """Like ``search``, in the workspace at a URI; an empty filter means no filter. Needs only read access.
-
-    Raises WorkspaceNotFound, and the errors of ``search``.
-    """
-    return answer(Workspace.open(workspace_uri, storage_options), SearchRequest.of(query, without_empty(options)))
-
-
 @without_panic()
 def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
     """Return the ``top_k`` windows that answer a request best.
@@ -284,7 +280,7 @@ def nothing_indexed(workspace: Workspace) -> str:
     if not records:
         return f"Nothing is indexed in {workspace.objects.uri}. Run: driftline index SOURCE"
     listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
-    left_out = f"all files of its sources are left out ({listed})" if reasons else "its sources have no files"
+    left_out = f"all files of its sources are left out ({listed})" if reasons else "its sources have no indexed files"
     if any(record.include or record.exclude for record in records):
         left_out += " that match their filters (`include`, `exclude`)"
     return f"The index in {workspace.objects.uri} holds no lines: {left_out}."

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from driftline.storage.entities import Entity, Hierarchy, lineage
+from driftline.storage.entities import Entity, Hierarchy
 from driftline.storage.errors import BadEntity, BadEntry
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.tasks.embedding.embedder import WordTableEmbedder
+from tests.support.oracle import lineage
 
 ALPHA, BETA = "org:acme/project:alpha", "org:acme/project:beta"
 Opened = Callable[..., MemoryStore]

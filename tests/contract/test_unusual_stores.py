@@ -15,12 +15,11 @@ from obstore.exceptions import GenericError, PermissionDeniedError
 
 import driftline as dl
 from driftline.storage.errors import AccessDenied, PreconditionFailed, StorageError
-from driftline.storage.lance.retries import unreadable_fragments
-from driftline.storage.lines.line_counts import take_inventory
 from driftline.storage.objects import bucket, retries
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.maintenance.verify_documents import survived_check
 from driftline.tasks.search.search import search
 from tests.servers.flaky import Fault, FlakyProxy
 from tests.servers.proxies import CephProxy, Proxy, SkewedProxy
@@ -245,8 +244,6 @@ def test_a_table_that_the_store_refuses_to_read_is_not_damaged(
     with serving(RefusingProxy(s3_server, status, code)) as proxy:
         workspace = Workspace.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
         table = workspace.lines(workspace.tenants()[0])
-        with pytest.raises((OSError, ValueError), match=code):
-            unreadable_fragments(table.open())
-        for read in (partial(take_inventory, table), partial(search, workspace, "lease")):
+        for read in (table.damaged_fragments, partial(survived_check, table), partial(search, workspace, "lease")):
             with pytest.raises(AccessDenied, match=code):
                 read()

@@ -17,6 +17,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseLost, StorageError
 from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing import commit
 from driftline.tasks.indexing.commit import ChangeSet, Committer
@@ -174,6 +175,34 @@ def test_a_source_that_cannot_be_staged_does_not_stop_others(
     assert not report.failed
     assert sources.failures() == [1, 1, 1]
     sources.check()
+
+
+def test_sources_without_lease_files_continue_from_their_markers(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one reads the markers of all."""
+    sources = Sources(tmp_path, tiny_model)
+    sources.write(OLD)
+    sources.index()
+    sources.write(NEW, names=NAMES[1:2], later=1)
+    sources.index(NAMES[1])
+    looks: list[int] = []
+    commit_markers = LineTable.commit_markers
+
+    def counted(table: LineTable, entities: Sequence[Entity]) -> Any:
+        looks.append(len(entities))
+        return commit_markers(table, entities)
+
+    monkeypatch.setattr(LineTable, "commit_markers", counted)
+    sources.write(OLD, later=2)
+    for lease in sources.workspace.glob("org:*/_leases/source:*"):
+        lease.unlink()
+    assert not sources.index().failed
+    sources.check()
+    assert looks == [len(NAMES)]
+    workspace = Workspace.open(str(sources.workspace))
+    found = [look(workspace.objects, workspace.lease_of(Entity.parse(f"source:{name}"))).token for name in NAMES]
+    assert found == [2, 3, 2]
 
 
 def test_new_lines_of_small_sources_are_indexed(tmp_path: Path, tiny_model: Path) -> None:

@@ -25,7 +25,8 @@ import driftline as dl
 from driftline.storage.objects import block_cache
 from driftline.storage.objects.block_cache import Block, BlockCache, ReadServer, cached_reads
 from driftline.storage.objects.bucket import Bucket
-from driftline.tasks.search.search import search_workspace
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.search import search
 from tests.faults.damage import WAYS, fuzzed
 from tests.faults.faults import Crash
 from tests.servers.delaying import DelayingProxy, Exchange, delaying
@@ -120,7 +121,7 @@ def test_a_read_only_cache_folder_does_not_change_answers(
     assert searched(proxy, s3_bucket)[0]
     monkeypatch.setenv("DRIFTLINE_BLOCK_CACHE_BYTES", "much")
     with pytest.raises(dl.UsageError, match="DRIFTLINE_BLOCK_CACHE_BYTES"):
-        search_workspace(s3_bucket, QUERY)
+        search(Workspace.open(s3_bucket), QUERY)
 
 
 def test_without_loopback_a_process_reads_directly() -> None:

@@ -290,6 +290,10 @@ def test_a_search_of_a_branch_takes_other_sources_from_main(tmp_path: Path, tiny
         assert "word1 zebra web" not in texts("word1 zebra", "topic", mode)
     with pytest.raises(UsageError, match="It has: topic"):
         driftline.search(workspace, "word1", branch="unknown")
+    for name in ("web", "docs"):
+        (tmp_path / name / "a.txt").unlink()  # now the context comes from the index
+    found = driftline.search(workspace, "word1 zebra", branch="topic", n_lines=1).results
+    assert {hit.context for hit in found} == {("word1 zebra branch",), ("word1 zebra docs",)}
 
 
 def test_nobody_sees_a_branch_of_another_tenant(tmp_path: Path, tiny_model: Path) -> None:

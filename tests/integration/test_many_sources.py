@@ -138,14 +138,14 @@ def test_fifty_sources_are_indexed_concurrently_whatever_happens_to_two_of_them(
     monkeypatch.delenv("DRIFTLINE_WORKSPACE", raising=False)
     threads, concurrent, begin = set[int](), threading.Event(), SourceRun.begin
 
-    def watched(run: SourceRun, stack: ExitStack) -> bool:
+    def watched(run: SourceRun, stack: ExitStack, marker_token: Any) -> bool:
         threads.add(threading.get_ident())
         if len(threads) > 1:
             concurrent.set()
         assert concurrent.wait(PATIENCE_SECONDS), "no source began while another was running"
         if run.entity.parts[-1][1] in (names[7], names[31]):
             raise StorageError("The disk has failed", run.report.uri)
-        return begin(run, stack)
+        return begin(run, stack, marker_token)
 
     with monkeypatch.context() as patch:
         patch.setattr(SourceRun, "begin", watched)

@@ -177,9 +177,10 @@ def test_progress_ends_at_100_and_a_report_shows_counts_and_phases(
     assert of_key["driftline-progress"]["data"] == 100
     assert "2 lines" in of_key["driftline-progress"]["description"]
     report = of_key["driftline-report"]["data"]
-    assert "source:web |" in report
-    for row in ("new | 1", "unchanged | 0", "skipped | 1", "lines_embedded | 2", "lines_total | 2", "scan | 0"):
-        assert f"\n| {row}" in report
+    assert "|  | new | changed | deleted | unchanged | skipped | lines embedded | lines total |" in report
+    assert "source:web | 1 | 0 | 0 | 0 | 1 | 2 | 2 |" in report
+    assert "\n| all | " in report.partition("Seconds by phase")[2]
+    assert of_key["driftline-report"]["description"] == "1 new, 2 lines embedded"
     assert "![Lines and documents]" not in report, "a first run has no growth"
     (skipped,) = json.loads(of_key["driftline-skipped"]["data"])
     assert (skipped["path"], skipped["reason"]) == (".env", "secret")

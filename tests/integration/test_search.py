@@ -18,10 +18,12 @@ import driftline as dl
 from driftline.storage.entities import Entity
 from driftline.storage.lines.line_queries import LineFilter, nearest_lines
 from driftline.storage.lines.outline import Definition
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search import search as searching
 from driftline.tasks.search.hits import GROWTH_ACROSS, MAX_WINDOW_LINES, Hit, merge_windows
 from driftline.tasks.search.ranking import FoundLine
-from driftline.tasks.search.search import search, search_workspace
+from driftline.tasks.search.request import without_empty
+from driftline.tasks.search.search import search
 
 Driftline = Callable[..., Any]
 
@@ -71,7 +73,7 @@ def own(corpus: Path, tmp_path: Path, tiny_model: Path) -> Path:
 
 
 def hits(workspace: Path, query: str, **options: Any) -> tuple[Hit, ...]:
-    return search_workspace(str(workspace), query, **options).results
+    return search(Workspace.open(str(workspace)), query, **without_empty(options)).results
 
 
 def in_web(**names: Any) -> LineFilter:
@@ -377,7 +379,7 @@ def test_a_table_that_replaces_a_deleted_one_is_opened_again(tmp_path: Path, tin
         (tmp_path / source / "a.txt").write_text("argument parser\n")
         shutil.rmtree(workspace, ignore_errors=True)
         dl.index(str(tmp_path / source), workspace=str(workspace), entity=f"source:{source}", model=str(tiny_model))
-        (hit,) = search_workspace(str(workspace), "argument parser", mode=mode).results
+        (hit,) = hits(workspace, "argument parser", mode=mode)
         assert hit.source == f"org:default/project:default/source:{source}"
 
 

@@ -126,11 +126,15 @@ def test_a_definition_comes_before_its_uses(corpus: Path) -> None:
 
 
 ENGINE = "".join(f"    step_{number} = engine.run(core)\n" for number in range(2, 60))
+BODY = "    fn boil(&self) {}\n" * 70
 PLACES = {
     "app/core/engine.py": f"def start(core):\n{ENGINE}",
     "app/core/run.py": "def engine(core):\n    return core\n" * 20,
     "app/settings.py": "TIMEOUT = 3\nDOWNLOAD_DELAY: float = 0.5\n",
     "app/slot.py": "def download_delay(settings):\n    return settings['DOWNLOAD_DELAY']\n",
+    "lib/kettle.rs": f"struct TeaKettle;\n\n// A tea kettle\nimpl TeaKettle {{ // tea kettle\n{BODY}}}\n",
+    "lib/mod.rs": "mod kettle;\npub use pottery::FromClay;\n",
+    "lib/from_clay.rs": "// from clay: clay from clay\nfn bake() {}\n" * 9,
 }
 
 
@@ -143,6 +147,8 @@ PLACES = {
         ("app/core/engine.py:43:5: error: engine is not defined", "app/core/engine.py", 43),
         ("DOWNLOAD_DELAY", "app/settings.py", 2),
         ("download_delay", "app/slot.py", 1),
+        ("TeaKettle", "lib/kettle.rs", 1),
+        ("FromClay", "lib/mod.rs", 2),
     ],
 )
 def test_a_query_finds_the_line_the_file_and_the_constant_that_it_names(

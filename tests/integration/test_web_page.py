@@ -161,6 +161,7 @@ def test_facets_narrow_and_filters_go(site: Site) -> None:
     page.get_by_label("src 1").check()
     page.wait_for_url("**dir=src*")
     expect(files(page)).to_have_text(["src/lease.py"])
+    assert page.get_by_role("link", name="Clear all").get_attribute("href") == "/?q=lease&mode=text"
     page.get_by_role("link", name="Remove the filter lang: markdown").click()
     expect(page.get_by_label("markdown")).to_have_count(0)
     page.get_by_label("src 1").uncheck()
@@ -205,6 +206,8 @@ def test_terms_are_completed_and_a_file_is_found_by_its_name(site: Site) -> None
     expect(offers).to_have_count(0)
     box.fill("def:ren")
     expect(offers).to_have_text(["def:Lease.renew"])
+    box.fill("file:lea")
+    expect(offers).to_have_text(["file:src/lease.py"])
     box.fill("branch:feat")
     expect(offers).to_have_text(["branch:feature/x"])
     box.fill("SRC/Lease.py")

@@ -12,11 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from driftline.storage.entities import Entity, Hierarchy, is_within, lineage
+from driftline.storage.entities import Entity, Hierarchy, is_within
 from driftline.storage.errors import BadEntity
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.tables import closure, entities, owners
 from driftline.storage.memory.registry import EntityNames, EntityRegistry
+from tests.support.oracle import lineage
 
 NAMES = st.sampled_from(["a", "b", "a/b", "á"])
 

@@ -83,3 +83,8 @@ def assert_nothing_staged(workspace: Workspace) -> None:
     """Assert that no file of an unfinished commit is left."""
     left = [info.path for info in workspace.objects.list() if "_staged_" in info.path]
     assert not left, left
+
+
+def lineage(entity: Entity) -> list[Entity]:
+    """Return ``entity`` and its ancestors, tenant first."""
+    return [Entity(entity.parts[:depth]) for depth in range(1, len(entity.parts) + 1)]

@@ -490,6 +490,30 @@ CODE = {
         """,
         [("function", "add", 0, 2)],
     ),
+    "main.tf": (
+        """
+        # The size of a node.
+        variable "size" {
+          default = "small"
+        }
+
+        resource "aws_instance" "node" {
+          count = 2
+        }
+        output "id" { value = aws_instance.node[0].id }
+        data "aws_ami" "newest" {}
+        module "network" {
+          source = "./network"
+        }
+        """,
+        [
+            ("property", "var.size", 0, 3),
+            ("type", "aws_instance.node", 5, 7),
+            ("property", "output.id", 8, 8),
+            ("type", "data.aws_ami.newest", 9, 9),
+            ("module", "module.network", 10, 12),
+        ],
+    ),
 }
 
 

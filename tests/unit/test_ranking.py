@@ -247,7 +247,9 @@ def test_long_queries_and_sentences_describe_one_location_and_let_files_decide_l
 @pytest.mark.parametrize(
     ("query", "form"),
     [
-        ("Session.get", "phrase"),
+        ("Session.get", "name"),
+        ("RETRY_LIMIT", "name"),
+        ("session", "phrase"),
         ("request retry and backoff", "phrase"),
         ("where is the token refreshed", "question"),
         ("does a lease expire?", "question"),
@@ -279,7 +281,7 @@ def test_long_queries_and_sentences_describe_one_location_and_let_files_decide_l
         ("", "phrase"),
     ],
 )
-def test_a_query_is_a_phrase_a_question_or_a_sentence(query: str, form: QueryForm) -> None:
+def test_a_query_is_a_name_a_phrase_a_question_or_a_sentence(query: str, form: QueryForm) -> None:
     assert query_form(query) == form
 
 
