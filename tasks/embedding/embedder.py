@@ -480,8 +480,10 @@ class WordTableEmbedder:
         bounds = np.concatenate([[0], np.cumsum(tokens)])
         if len(flat) <= _FEW_TOKENS and "scipy.sparse" not in sys.modules:
             sums = np.empty((len(texts), self.dim), np.float32)
+            distinct, at = np.unique(rows, return_inverse=True)
+            vectors = self._vectors_of(distinct)
             for text, (start, end) in enumerate(pairwise(bounds.tolist())):
-                np.dot(weights[start:end], self._vectors_of(rows[start:end]), out=sums[text])
+                np.dot(weights[start:end], vectors[at[start:end]], out=sums[text])
         else:
             self._token_vectors = self._token_vectors.astype(np.float32, copy=False)  # takes long, but only once
             sums = _sparse(weights, rows, bounds, len(self._token_vectors)) @ self._token_vectors
