@@ -26,10 +26,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.credentials import split_mark
 from driftline.storage.defaults import INSIDE, NAMED_LIKE_ARCHIVE, Redaction
 from driftline.storage.lines.outline import Anchor, Definition
 from driftline.storage.model import SkipReason
+from driftline.storage.redaction import split_mark
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.text import decode, has_replaced_bytes
 

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from driftline.storage.credentials import holds_key, redact, with_mark
 from driftline.storage.defaults import DEFAULT_REDACTION, container_of
 from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
@@ -24,6 +23,7 @@ from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFoun
 from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import Definition
 from driftline.storage.model import DocumentState, ManifestRow, SkipReason, content_hash
+from driftline.storage.redaction import holds_key, redact, with_mark
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
 from driftline.tasks.definitions.parser_process import definitions_in_worker
 from driftline.tasks.embedding.task_context import CountReporter, Stopwatch, TaskContext

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.credentials import SECRETS
 from driftline.storage.defaults import INSIDE, NAMED_LIKE_ARCHIVE
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import alternatives, is_unicode, spellings
+from driftline.storage.redaction import SECRETS
 
 _SPECIAL = frozenset(b"*?[\\")
 _PLAIN = frozenset((string.ascii_letters + string.digits + "_/").encode())

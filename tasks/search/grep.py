@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.storage.credentials import redact
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.outline import Definition, innermost
 from driftline.storage.model import Embedder, SkipReason, content_hash
+from driftline.storage.redaction import redact
 from driftline.storage.sources.source import INODE_BITS
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.definitions.outlines import definitions

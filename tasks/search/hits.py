@@ -20,7 +20,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from driftline.storage.credentials import holds_redacted, redact, redact_lines
 from driftline.storage.defaults import (
     CUT,
     DEFAULT_MAX_DOCUMENT_BYTES,
@@ -40,6 +39,7 @@ from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.packs import lines_of_document
 from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.model import content_hash, html_table
+from driftline.storage.redaction import holds_redacted, redact, redact_lines
 from driftline.storage.sources.source import Source, known_source
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
