@@ -100,7 +100,7 @@ def glob_pattern(glob: str) -> str:
 
 
 def normal_glob(glob: str) -> str:
-    """Normalise a glob for whole paths: without ``.``, doubled slashes, and slashes at its ends."""
+    """Normalise a glob for whole paths: remove ``.``, doubled slashes, and slashes at its ends."""
     names = [name for name in glob.split("/") if name not in ("", ".")]
     names = [name for name, before in zip(names, ["", *names], strict=False) if name != "**" or before != "**"]
     if not names:
@@ -273,9 +273,9 @@ def _set(inside: str) -> str:
 
 
 def with_home(path: str | os.PathLike[str]) -> Path:
-    """Return ``path`` with the home folder in the place of ``~``.
+    """Return ``path`` with ``~`` replaced by the home folder.
 
-    Raises UsageError if that is unknown, where pathlib raises RuntimeError: a container may run users without a home.
+    Raises UsageError if the user has no home, as in some containers; pathlib would raise RuntimeError.
     """
     found = Path(os.path.expanduser(path))
     if found.parts[:1] and found.parts[0].startswith("~"):

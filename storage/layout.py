@@ -97,7 +97,7 @@ def branch_directory(entity: Entity, name: str) -> str:
 
 
 def is_cut(name: str) -> bool:
-    """Return whether ``name`` is that of a cut in the directory of its branch."""
+    """Return whether ``name`` is the name of a cut in the directory of its branch."""
     return re.fullmatch(_CUT, name) is not None
 
 
@@ -113,7 +113,7 @@ def cut_of(lance_name: str) -> str | None:
 
 
 def branch_table_path(table: str, cut: str) -> str:
-    """Return the path where Lance keeps the files that a branch of the table at ``table`` does not share with it."""
+    """Return the folder where Lance keeps a branch's own files, which the table at ``table`` does not share."""
     return f"{table}/tree/{lance_branch(cut)}"
 
 
@@ -234,7 +234,7 @@ _TABLE_KINDS = [
 
 
 class Name(NamedTuple):
-    """A classified path: ``directory`` is the directory that it belongs to (for files of a table, the table's)."""
+    """A classified path. ``directory`` is the directory that it belongs to; for files of a table, the table."""
 
     kind: Kind
     directory: str = ""

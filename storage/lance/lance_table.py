@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 COMMIT_ATTEMPTS = 20
 VECTOR_TYPE = pa.float16()
-"""Half the size of float32 with the same top ten (decision 0002)."""
+"""Takes half the space of float32 and gives the same top ten (decision 0002)."""
 INDEX_CACHE_BYTES = 2 * 2**30
 """A vector index takes 46 bytes per line; searches are ten times faster with the index in memory."""
 METADATA_CACHE_BYTES = 256 * 2**20
@@ -53,11 +53,11 @@ READS_AT_ONCE = 256
 """Reads of a bucket that Lance runs in parallel. With its default of 64, a search reads its candidates in several
 rounds."""
 ADDRESS_BITS = 32
-"""The address of a row is the id of its fragment, and then its offset in these bits."""
+"""The address of a row is its fragment's id, followed by its offset in this many bits."""
 
 
 class TableFile(NamedTuple):
-    """A file of a table, relative to it; or with a ``base_id``, to the main table that a branch shares it with."""
+    """A file of a table, relative to it or, with a ``base_id``, to the main table that shares it with a branch."""
 
     path: str
     base_id: int | None = None
@@ -340,7 +340,7 @@ def rewrite(table: LanceTable, task: CompactionTask) -> RewriteResult:
 
 
 def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
-    """Replace the compacted fragments by the results of all tasks, in one version.
+    """Replace the compacted fragments with the results of all tasks, in one version.
 
     Raises CommitConflict if a writer has changed one of the fragments since the plan, or if the store failed
     temporarily, and StorageError if it failed otherwise. After either, plan and rewrite again: a failed commit deletes

@@ -174,7 +174,7 @@ def reading(title: str, where: str) -> Iterator[None]:
 
 
 def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
-    """Return Lance's statistics of each index of ``dataset``, by name; None for an index whose files cannot be read."""
+    """Return Lance's statistics of the indexes of ``dataset``, keyed by name; None for an unreadable index."""
     names = [index.name for index in with_retries(dataset.describe_indices)]
     # Each index takes several reads of a bucket, one after another.
     with ThreadPoolExecutor(max(1, len(names))) as pool:
@@ -227,9 +227,7 @@ def _read_all(fragment: LanceFragment) -> None:
 
 
 def unreadable_fragments(dataset: LanceDataset, among: Collection[int] | None = None) -> list[int]:
-    """Return the ids of fragments, of all or ``among`` some, whose files are missing, truncated, changed or not
-    Lance's.
-    """
+    """Return the ids of fragments (all, or ``among`` some) whose files are missing, truncated, changed or foreign."""
     unreadable: list[int] = []
     for fragment in dataset.get_fragments():
         if among is not None and fragment.fragment_id not in among:

@@ -58,7 +58,7 @@ LINES_PER_BLOCK = 16
 up. Maximum number of rows of a block."""
 CODE_COLUMN = "block_code"
 END_BYTES_PER_ROW, METADATA_BYTES = 11, 2**16
-"""What the columns from ``entity`` on take in a data file, which every search reads, and what follows them."""
+"""Size in a data file of the columns from ``entity`` on, which every search reads, and of the metadata behind them."""
 PACK_COLUMN, PACK_LINE_COLUMN, GRAMS_COLUMN = "pack", "pack_line", "grams"
 SPELLED, CONTINUED = "\x1f", "\r"
 _COMPRESSED = {"lance-encoding:compression": "zstd", "lance-encoding:structural-encoding": "miniblock"}
@@ -136,7 +136,7 @@ class CommitMarker:
 
 @dataclass(frozen=True, slots=True)
 class SourceCommit:
-    """The part of one source in a transaction: record ``batch`` under ``token``, and remove the rows of ``gone``.
+    """One source's part in a transaction: record ``batch`` under ``token``, and remove the rows of ``gone``.
 
     Without a batch, it only fences off older holders.
     """
@@ -228,7 +228,7 @@ class LineTable(LanceTable):
         self._commit(parts, fragments)
 
     def _commit(self, parts: Sequence[SourceCommit], fragments: Sequence[str]) -> list[CommitMarker]:
-        """Replace every existing commit marker of ``parts`` by new ones in the transaction, and return the old markers.
+        """Replace every existing commit marker of ``parts`` with a new one in the transaction, and return the old ones.
 
         Two transactions conflict only if they remove the same row. Sources without a marker therefore first get one
         with only the token. If two holders write one concurrently, the later commit sees both markers.
@@ -333,7 +333,7 @@ class LineTable(LanceTable):
 
 
 class _MarkerPlaces:
-    """The commit markers in small fragments of the tables of this process, by source.
+    """Which small fragments of this process's tables have the commit marker of which source.
 
     A first run over many sources adds two fragments for each. Without an index, looking for a marker in all of them
     would take longer with every source. A fragment is remembered by the names of its data and deletion files, which are

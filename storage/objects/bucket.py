@@ -279,7 +279,7 @@ class Bucket:
         read_ahead(self, {self._key(path): wanted for path, wanted in ranges.items()})
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
-        """Return the bytes from ``start`` to ``end`` (None: its end) of the object ``key``, and its size and etag."""
+        """Return the bytes ``[start, end)`` of the object ``key`` (None: to its end), with its size and etag."""
         options: GetOptions = {"range": (start, end) if end is not None else {"offset": start}} if start or end else {}
 
         def get() -> tuple[bytes, int, str]:

@@ -1,7 +1,7 @@
-"""Discover the git repositories of an owner: by the API of a host, in a folder, or from a list.
+"""Discover the git repositories of an owner: through a host's API, in a folder, or from a list.
 
-Answers of hosts are untrusted. The URL of a repository consists of the configured URL and a checked path, so that no
-answer leads git or a token to another host. Redirects and links to the next page are followed on the same host only.
+Responses from hosts are untrusted. The URL of a repository consists of the configured URL and a checked path, so that
+no answer leads git or a token to another host. Redirects and links to the next page are followed on the same host only.
 A listing is complete only if every page arrived, every entry could be read, and the host's own total agrees.
 """
 
@@ -99,7 +99,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where repositories are discovered: ``owner`` of a host, or all that the token may read.
+    """Where repositories are discovered: those of ``owner`` on a host, or all that the token may read.
 
     ``url`` is the URL of a self-hosted instance, the folder of the provider ``folder``, or the file of the provider
     ``list``, which also has ``uris``. ``variable`` is the environment variable that holds the token.
@@ -167,7 +167,7 @@ class Host:
 
     @property
     def settle_seconds(self) -> float | None:
-        """Seconds after a push from which on another push shows in ``Repository.changed``; None if it never may."""
+        """Seconds after a push until a further push is sure to change ``Repository.changed``; None if none is."""
         return None if self.provider in ("folder", "list") else _api_of(self).settle_seconds
 
 
@@ -184,7 +184,7 @@ class Selection:
     max_size_bytes: int | None = None
 
     def reasons(self) -> Callable[[Repository], str]:
-        """Return the function that says why a repository is left out, and "" for a selected one. Raises UsageError."""
+        """Return a function that returns why a repository is left out, or "" if it is selected. Raises UsageError."""
         include, exclude = _matcher(self.include), _matcher(self.exclude)
         topics, limit = {topic.lower() for topic in self.topics}, self.max_size_bytes
 
@@ -278,8 +278,8 @@ def open_pulls(
 ) -> tuple[dict[int, str], str] | None:
     """Return the commit of each open pull request by its number, and the etag of the listing, "" for several pages.
 
-    Of those ``known`` that are not listed, it has "" if the host says that they are closed or merged. Returns None if
-    the listing still has ``etag``. Raises AccessDenied, SourceNotFound, StorageError, UsageError.
+    A ``known`` one that is not listed has "" if the host says that it is closed or merged. Returns None if the listing
+    still has ``etag``. Raises AccessDenied, SourceNotFound, StorageError, UsageError.
     """
     reader = _Reader(host, host.token(environ), Listing(), {}, (), time.time, sleep, notify)
     return reader.pulls(repository, known, etag)
@@ -312,7 +312,7 @@ def _list_folder(host: Host, listing: Listing) -> None:
 
 
 def _list_uris(host: Host, listing: Listing) -> None:
-    """Add the repositories of the list, and of its file: a URI a line, comments begin with #."""
+    """Add the repositories of the list and of its file, which has one URI per line; comments begin with #."""
     for uri in (*host.uris, *_lines_of(host.url)):
         remote = parse_remote(uri) or (Remote(os.path.realpath(uri), "file") if bare_repository(uri) else None)
         if remote is None:
@@ -572,7 +572,7 @@ class _Reader:
             )
 
     def _counted(self, page: Page, received: int) -> str:
-        """Return the next page of a listing that has more than it has shown and names none; "" otherwise."""
+        """Return the next page of a listing that has more repositories but names no next page; "" otherwise."""
         number = re.search(r"(?<=[?&]page=)\d+", page.url)
         if number is None or page.total is None or not page.ids or received >= page.total:
             return ""
@@ -626,7 +626,7 @@ class _Reader:
         self._listing.add(repository)
 
     def _on_this_host(self, url: str, target: str) -> str:
-        """Return ``target``, relative to ``url``, if it is on the same host. Raises StorageError, also for others."""
+        """Return ``target``, resolved against ``url``. Raises StorageError if it is not on the same host."""
         whole = urljoin(url, target)
         if urlsplit(whole)[:2] != urlsplit(url)[:2]:
             where = f"{urlsplit(whole).scheme}://{urlsplit(whole).netloc}"

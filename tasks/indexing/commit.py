@@ -134,7 +134,7 @@ def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: S
 
     Each source has its own staged delta and commit marker, so after a crash at any step each of them is settled alone.
     The caller publishes what is returned. Raises Dissolved if a source cannot take part, after it has removed the
-    staged deltas; CommitConflict and StorageError if the outcome may be unknown, which later runs find out.
+    staged deltas; CommitConflict and StorageError if the outcome may be unknown; later runs find it out.
     """
     staged: list[Staged] = []
     table, dim = changes[0][0].table, changes[0][0].dim
@@ -210,7 +210,7 @@ def build(task: SegmentTask, context: TaskContext) -> Segment:
 
 @dataclass(frozen=True, slots=True)
 class RewriteSpec:
-    """A task of a compaction plan for the table of a tenant and a fingerprint."""
+    """A task of a compaction plan for a table, given by tenant and fingerprint."""
 
     tenant: Entity
     fingerprint: str

@@ -1,4 +1,4 @@
-"""Assign the files of overlapping sources to one source each, in whatever order these run (DESIGN, "Index run").
+"""Assign each file of overlapping sources to one source, whatever the order of their runs (DESIGN, "Index run").
 
 If several sources of a tenant select a file, the one with the nearest folder gets it, then the first by entity.
 """

@@ -29,7 +29,7 @@ _SPECIAL = frozenset(b"*?[\\")
 _PLAIN = frozenset((string.ascii_letters + string.digits + "_/").encode())
 _SLASH = ord("/")
 NO_BYTE = r"[^\x00-\xff]"
-"""The expression of brackets that match nothing."""
+"""The expression for brackets that match nothing."""
 _CLASSES = {
     "alnum": string.ascii_letters + string.digits,
     "alpha": string.ascii_letters,
@@ -274,7 +274,7 @@ def _spelled(patterns: Iterable[str]) -> list[str]:
 
 
 _Run = tuple[bool, list[tuple[bytes, str]]]
-"""The sign of some patterns, and their needles and expressions."""
+"""Consecutive patterns of one sign, with their needles and expressions."""
 
 
 class PatternList:

@@ -74,10 +74,10 @@ MAX_DISTANCE = 0.25
 MIN_LINES = 3
 """Shorter functions resemble many others."""
 MAX_LINES = 24
-"""Lines of a function that are looked up, evenly spread."""
+"""Number of lines of a function to look up, evenly spread."""
 MAX_FUNCTIONS = 50
 NEAREST = 8
-"""Lines of the main index looked up for each line."""
+"""Number of lines of the main index to look up for each line."""
 _FUNCTIONS = frozenset(("function", "method"))
 
 

@@ -49,13 +49,13 @@ def has_foreign_tables(connection: Connection) -> bool:
 
 
 def separate_file(url: URL) -> URL:
-    """Return the file of a catalog that avoids the SQLite file at ``url``: ``app.driftline.db`` for ``app.db``."""
+    """Return the URL of a catalog file next to the SQLite file at ``url``: ``app.driftline.db`` for ``app.db``."""
     path = Path(url.database or "")
     return url.set(database=str(path.with_name(f"{path.stem}.driftline{path.suffix}")))
 
 
 def catalog_file(url: URL) -> URL:
-    """Return the SQLite file that holds the catalog of ``url``: the adjacent one if it exists."""
+    """Return the SQLite file that holds the catalog of ``url``: the separate file if it exists, else ``url`` itself."""
     separate = separate_file(url)
     return separate if Path(separate.database or "").exists() else url
 
