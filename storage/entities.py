@@ -265,7 +265,7 @@ class Hierarchy:
         """Return the levels and ids that an entity names.
 
         Args:
-            entity: as of ``entity``.
+            entity: as for ``entity``.
 
         Returns:
             Pairs of level and id, in order.
@@ -390,7 +390,7 @@ class Boundary:
         return any(f"{name}/".startswith(f"{top}/") for top in self.tops)
 
     def narrowed(self, other: Boundary) -> Boundary:
-        """Return the boundary around what both allow."""
+        """Return the boundary of the entities that both allow."""
         inside = [top for top in self.tops if other.allows(top)]
         return Boundary.of(*inside, *(top for top in other.tops if self.allows(top)))
 

@@ -44,7 +44,7 @@ def alternatives(pattern: str, *, escapes: bool = False) -> tuple[str, ...]:
         raise UsageError(f"A pattern has more than {MAX_BRACES} braces", _shown(pattern), "Write several patterns.")
     found = tuple(dict.fromkeys(itertools.islice(_expanded(pattern, escapes), MAX_ALTERNATIVES + 1)))
     if len(found) > MAX_ALTERNATIVES:
-        what = f"A pattern expands to more than {MAX_ALTERNATIVES:,} others"
+        what = f"A pattern expands to more than {MAX_ALTERNATIVES:,} alternatives"
         raise UsageError(what, _shown(pattern), "Write several.")
     return found
 

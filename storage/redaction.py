@@ -1,6 +1,6 @@
 """Find credentials: files by their names, private keys, and tokens inside text, which are replaced.
 
-``redact`` replaces a token by ``[redacted:RULE]``, so that its line is still found by its other words. Rules of the
+``redact`` replaces a token with ``[redacted:RULE]``, so that its line is still found by its other words. Rules of the
 mode ``known`` find credentials by a form that can be checked: a prefix, an alphabet, a length. ``strict`` also replaces
 a random value behind a word such as ``password``. One RE2 expression over all texts of a batch selects the lines that a
 rule may concern; almost none are left for the rules themselves. No rule looks beyond a line, so any part of a text is

@@ -323,7 +323,7 @@ def _end_of_part(line: str, start: int) -> int:
 def _with_long_lines(
     text: pa.StringArray, doc_index: NDArray[np.int32], line_number: NDArray[np.int32], may_be_long: NDArray[np.bool_]
 ) -> SplitLines:
-    """Return lines, of which some ``may_be_long``, as rows."""
+    """Return lines as rows; some of them ``may_be_long``."""
     candidates = np.flatnonzero(may_be_long)
     rows, counts, left_out = list[tuple[int, str]](), np.ones(len(text), np.int64), dict[int, int]()
     for at, line in zip(candidates.tolist(), text.take(pa.array(candidates)).to_pylist(), strict=True):

@@ -256,8 +256,8 @@ class LineQuery:
     def open(self, *, words: bool = False, lines: bool = False, blocks: bool = False) -> None:
         """Open the table now rather than on first use.
 
-        For a table in a bucket, read ahead what searches for ``words``, nearest ``lines`` and near ``blocks`` need, in
-        parallel.
+        For a table in a bucket, read ahead, in parallel, the data for searches by ``words``, nearest ``lines`` or near
+        ``blocks``.
         """
         dataset = self.dataset
         if self.table.is_local:
@@ -306,7 +306,7 @@ class LineQuery:
         version = self.exact_version
         sources = _SOURCES.get(version)
         if sources is None:
-            # In a bucket, paths are with what every search reads of a file; their index would be read only for this.
+            # In a bucket, every search reads the paths anyway; their index would be read only for this.
             rows = self._scanned(["entity"], filter=no_lines(None), use_scalar_index=self.table.is_local)
             sources = tuple(rows["entity"].to_pylist())
             if len(_SOURCES) >= _MAX_VERSIONS:
@@ -698,7 +698,7 @@ class LineQuery:
         """Return the known outlines of the blocks that contain the lines ``(entity, path, number)``."""
         if not requested:
             return {}
-        # The index covers paths; comparing entities and lines in Lance, too, takes three times as long.
+        # The index covers paths; comparing entities and lines in Lance as well takes three times as long.
         paths = sorted({path for _, path, _ in requested})
         columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
         rows = self._read(columns, where=f"{is_one_of('path', paths)} AND {OUTLINE_COLUMN} IS NOT NULL")

@@ -357,7 +357,7 @@ class _MarkerPlaces:
         try:
             held |= _held_by(dataset, unseen, states)
         except (OSError, ValueError) as error:  # a file that is damaged or was removed, or the store failed
-            log.debug("%s: all fragments are looked at: %s", uri, error)
+            log.debug("%s: all fragments are searched: %s", uri, error)
             return None
         with self._lock:
             self._known[uri] = held
@@ -378,7 +378,7 @@ def _state(fragment: LanceFragment) -> _State:
 def _held_by(
     dataset: LanceDataset, fragments: Sequence[LanceFragment], states: Mapping[int, _State]
 ) -> dict[_State, frozenset[str] | None]:
-    """Return the sources with markers in each of ``fragments``, by its state; None for a large, indexed one."""
+    """Return the sources with markers in each of ``fragments``, keyed by its state; None for a large, indexed one."""
     small = [each for each in fragments if each.physical_rows <= SMALL_FRAGMENT_ROWS]
     found: dict[int, set[str]] = {each.fragment_id: set() for each in small}
     if small:

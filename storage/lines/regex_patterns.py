@@ -94,7 +94,7 @@ class Pattern:
         if "\r" in text or ("\n" in text and not multiline):
             raise UsageError("The pattern has a line break", repr(text)[:100], ONE_LINE)
         if multiline and words:
-            fix = "Write \\b in the expression, around what is a word."
+            fix = "Write \\b around each whole word in the expression."
             raise UsageError("A multiline pattern cannot match whole words only", text[:100], fix)
         if not literal:
             _check(text)

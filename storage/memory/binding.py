@@ -255,7 +255,7 @@ class Generations:
 
 
 def adopt(workspace: Workspace, catalog: Catalog, *, discard: bool = False) -> CatalogRecord:
-    """Make ``catalog`` the workspace's own, whatever was recorded.
+    """Make ``catalog`` the workspace's own, even if another one is recorded.
 
     It continues with revisions above those in the indexes. Entries that it does not know are lost. Raises
     CatalogMismatch if it belongs to another workspace, or, without ``discard``, if it has no entries but the workspace

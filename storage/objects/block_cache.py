@@ -43,7 +43,7 @@ DEFAULT_CACHE_BYTES = 2_000_000_000
 FREED_SHARE = 0.1
 """The share that an eviction frees beyond the limit, so that not every write evicts."""
 MEMORY_BYTES = 48 * 2**20
-"""Blocks that a process keeps in memory; Lance keeps what it has decoded."""
+"""Size of the blocks that a process keeps in memory; Lance itself keeps decoded data."""
 COUNTED_SHARE = 0.05
 """A process counts all blocks again once it has itself written this share of the limit."""
 STALE_SECONDS = 3600
@@ -340,7 +340,7 @@ class _Files:
         file = self._file(key)
         if file.blocks or file.coming:
             return
-        with contextlib.suppress(DriftlineError):  # what needs it will see the error
+        with contextlib.suppress(DriftlineError):  # the read that needs it will see the error
             if end is None:
                 await self._whole(file, start, WHOLE_FILE_BYTES)
             else:
@@ -570,7 +570,7 @@ class ReadServer:
         match = _CREDENTIAL.search(head)
         files = self._files.get(match[1].decode()) if match else None
         if files is None:
-            return _Answer.failed(403, "The request has not the secret of this process.")
+            return _Answer.failed(403, "The request lacks the secret of this process.")
         if method not in ("GET", "HEAD"):
             return _Answer.failed(405, "This server only reads.")
         url = urlsplit(target)

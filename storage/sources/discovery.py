@@ -211,7 +211,7 @@ def _matcher(globs: Sequence[str]) -> Callable[[str], bool]:
 
 @dataclass(slots=True)
 class Listing:
-    """The answer of a host. ``failure`` ended it early; ``problems`` say what could not be read or does not agree.
+    """The response of a host. ``failure`` ended it early; ``problems`` say what could not be read or does not agree.
 
     ``at`` is the time when the listing began, in seconds by the clock of the host, None if the host reports no time.
     """
@@ -276,7 +276,7 @@ def open_pulls(
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
 ) -> tuple[dict[int, str], str] | None:
-    """Return the commit of each open pull request by its number, and the etag of the listing, "" for several pages.
+    """Return the commit of each open pull request, keyed by number, and the etag of the listing, "" for several pages.
 
     A ``known`` one that is not listed has "" if the host says that it is closed or merged. Returns None if the listing
     still has ``etag``. Raises AccessDenied, SourceNotFound, StorageError, UsageError.

@@ -448,7 +448,7 @@ _more_readers: list[int] = []
 def _read_objects(tree: CommitTree, ids: Sequence[str], kind: _Request, peeled: str = "") -> Iterator[_Object | None]:
     """Yield the objects of ``ids``, in order; None for one that the mirror does not have.
 
-    ``peeled`` is git's suffix for what a tag points to.
+    ``peeled`` is git's suffix for the object that a tag points to.
     """
     selected = [(each if COMMIT_ID.fullmatch(each) else "0" * 40) + peeled for each in ids]
     for start in range(0, len(selected), _IDS_AT_ONCE):

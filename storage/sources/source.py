@@ -237,7 +237,7 @@ class Source:
         open_source(self.uri, self.storage_options, allow_empty=True)
 
     def close(self) -> None:
-        """Free what reads have opened; they may open it again."""
+        """Close what reads have opened; later reads may open it again."""
 
     @cached_property
     def _connection(self) -> tuple[Any, str]:

@@ -26,7 +26,7 @@ State = Literal["new", "indexed", "behind", "empty", "failing", "missing", "excl
 FIRST_BACKOFF = timedelta(minutes=5)
 MAX_BACKOFF = timedelta(days=1)
 LOOKED_AT_AGAIN_AFTER = timedelta(days=1)
-"""A repository is asked for its commit at least this often, whatever its host lists."""
+"""A repository is asked for its commit at least this often, even if the host lists no change."""
 RETIRED_AFTER_MISSES = 2
 """Complete listings without a repository before it may be retired, however short the grace period is."""
 GUARDED_REPOSITORIES = 3
@@ -56,8 +56,9 @@ class KnownRepository(BaseModel):
     ``settings``, and ``behind_since`` the first time that it was behind. ``missed_since`` and ``misses`` count complete
     listings that lack it, and ``empty_since`` is when the indexed branch was first seen without a commit. ``excluded``
     says why it does not belong to the fleet. ``uri`` is the source's URI; after a run that did not end, the source may
-    have one of ``other_uris`` instead. ``branches`` has the other branches, by their names in the index, that match the
-    globs ``followed``; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are among the
+    have one of ``other_uris`` instead. ``branches`` has the other branches that match the globs ``followed``, keyed by
+    their names in the index; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are
+    among the
     branches: ``pulls_etag`` is the etag of their last listing, and ``pulls_problem`` says why there is no newer one.
     """
 
@@ -243,7 +244,7 @@ class FleetRecord(BaseModel):
 
 
 class FleetFile(BaseModel):
-    """The content of ``_fleet.json``: the state of each fleet, by its name."""
+    """The content of ``_fleet.json``: the state of each fleet, keyed by its name."""
 
     model_config = ConfigDict(frozen=True)
 

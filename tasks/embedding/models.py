@@ -319,7 +319,7 @@ def _hub_folder(name: str) -> Path:
         raise ModelNotFound("Not a valid name on the hub", name, "Write it as owner/model.") from error
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # the hub's client raises errors of whichever HTTP library it uses
+    except Exception as error:  # the hub's client passes on the errors of its HTTP library
         raise ModelNotFound(
             "The hub does not have this model, or cannot be reached",
             name,

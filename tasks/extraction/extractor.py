@@ -420,7 +420,7 @@ def _streams(codec: str) -> Callable[[bytes], IO[bytes]]:
 
 
 def _file_of(kind: Callable[..., Any]) -> Callable[[bytes], IO[bytes]]:
-    """Return a function that opens a compressed file by a class of the standard library, which differ in arguments."""
+    """Return a function that opens a compressed file with a standard library class; these differ in arguments."""
     name = "fileobj" if kind is gzip.GzipFile else "filename"
     return lambda data: cast(IO[bytes], kind(**{name: io.BytesIO(data)}))
 
@@ -605,7 +605,7 @@ class How:
 
 
 UNOPENED = "archive/0"
-"""The mark of a member that cannot be indexed, whatever the extractors."""
+"""The mark of a member that no extractor can index."""
 
 
 def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: How) -> NDArray[np.bool_]:

@@ -229,7 +229,7 @@ def _pdf_pages(data: bytes) -> list[str]:
     for number in range(len(document)):
         page = raw.FPDF_LoadPage(document.raw, number)
         if page and has_forms and raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY) == raw.FLATTEN_SUCCESS:
-            raw.FPDF_ClosePage(page)  # what is filled in belongs to the text of the page from now on
+            raw.FPDF_ClosePage(page)  # from now on, form entries belong to the text of the page
             page = raw.FPDF_LoadPage(document.raw, number)
         if not page:
             pages.append("")  # the others may be whole

@@ -192,7 +192,7 @@ class _Reader:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what was not yet sent
+                with suppress(OSError):  # data not sent yet
                     pipe.close()
 
 
@@ -225,7 +225,7 @@ def _received(pipe: IO[bytes], most: int) -> bytes:
 def serve(cpu_seconds: int, memory_bytes: int) -> NoReturn:
     """Answer documents on standard input with their text on standard output, until there are no more."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not be among the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     _leave_network()
     for library in _LIBRARIES:
         with suppress(ImportError):

@@ -51,7 +51,7 @@ class DeepResult:
 class DeepPlan:
     """The documents of a source, ``(path, hash)``, without embedded definitions, and the ``stale`` ones.
 
-    ``known`` are the paths that have rows, whatever version of the content they belong to.
+    ``known`` are the paths that have rows, of any version of their content.
     """
 
     missing: tuple[tuple[str, str], ...]

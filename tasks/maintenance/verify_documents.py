@@ -85,7 +85,7 @@ def _difference(workspace: Workspace, entity: Entity, record: BranchRecord) -> s
     counted = rows.group_by(["path", "hash"]).aggregate([([], "count_all")])
     found = _triples(counted["path"], counted["hash"], counted["count_all"])
     wrong = _triples(there["path"], there["hash"], there["lines"]) ^ found
-    return f"the lines of {min(wrong)[0]} are not those of its document" if wrong else ""
+    return f"the lines of {min(wrong)[0]} differ from the document's" if wrong else ""
 
 
 def _triples(*columns: pa.ChunkedArray) -> set[tuple[str, str, int]]:

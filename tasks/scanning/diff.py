@@ -63,8 +63,8 @@ class Diff:
     """The differences between a listing and the manifest.
 
     ``new`` and ``candidates`` (CHANGE_SCHEMA) must be read and classified by content. ``retouched`` (CHANGE_SCHEMA)
-    files have other metadata and the same content by their etag. ``deleted`` (DELETED_SCHEMA) files are missing from
-    the listing. ``skipped`` (SKIPPED_SCHEMA) files are unchanged and not indexed. ``unchanged`` counts the other
+    files have other metadata, but their etag shows the same content. ``deleted`` (DELETED_SCHEMA) files are missing
+    from the listing. ``skipped`` (SKIPPED_SCHEMA) files are unchanged and not indexed. ``unchanged`` counts the other
     unchanged files. Tables have the order of the listing; ``deleted`` has the order of the manifest.
     """
 

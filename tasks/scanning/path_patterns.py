@@ -366,7 +366,7 @@ class Matcher:
         return Matcher(rules)
 
     def secret(self, files: pa.Array) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: files that look like credentials by their names."""
+        """Return ``(n,) bool``: files whose names suggest credentials."""
         return self._secrets.matches(files)
 
     def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
@@ -403,7 +403,7 @@ class OwnIgnoreFiles:
         self._lists = [PatternList(read_ignore_file(data), base, mark=BY_US) for base, data in bases]
 
     def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: the files that a pattern excludes, by themselves or by a folder above them."""
+        """Return ``(n,) bool``: the files that a pattern excludes directly or through a folder above."""
         excluded = np.zeros(len(files), dtype=bool)
         if not self._lists or not len(files):
             return excluded

@@ -373,7 +373,7 @@ def _fitting(spec: ScanSpec, listing: Listing, table: pa.Table) -> tuple[pa.Tabl
 
 
 def is_container(path: str) -> bool:
-    """Return whether a file, by its name, is one that a run can open as a folder."""
+    """Return whether a file has the name of an archive or mail, which a run can open as a folder."""
     return INSIDE not in path and re.search(NAMED_LIKE_ARCHIVE, path) is not None
 
 
@@ -442,12 +442,12 @@ def _admitted(spec: ScanSpec, listing: Listing, members: Sequence[Member], files
 
 
 def has_own_limit(path: str) -> bool:
-    """Return whether ``max_document_bytes`` is the limit of a file, by its name."""
+    """Return whether the limit of a file with this name is ``max_document_bytes``."""
     return any(re.search(pattern, path) for pattern in (NAMED_LIKE_DOCUMENT, _LARGE_NAMES, NAMED_LIKE_ARCHIVE))
 
 
 def holds_records(path: str) -> bool:
-    """Return whether a file is a log, CSV or JSON lines, by its name: its first and last lines alone are useful."""
+    """Return whether a file has the name of a log, CSV or JSON lines: its first and last lines alone are useful."""
     return re.search(_LARGE_NAMES, path) is not None
 
 

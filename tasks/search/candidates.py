@@ -317,7 +317,7 @@ def rank(
 def _kept_shares(
     candidates: Candidates, chosen: NDArray[np.int64], named: NDArray[np.float32], weights: Weights
 ) -> NDArray[np.float32]:
-    """Return ``(n,)``: the share of relevance that each of the ``chosen`` rows keeps, by its document.
+    """Return ``(n,)``: the share of relevance that each of the ``chosen`` rows keeps because of its document.
 
     A module of tests in a source, as of Rust, is a test.
     """
@@ -398,7 +398,9 @@ def _placed(candidates: Candidates) -> NDArray[np.float32]:
 
 def _begins_known(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return ``(n,)``: whether each of the ``chosen`` rows begins its definition, if that is known."""
-    first = np.fromiter((*(each.line for each in candidates.definitions), -1), np.int64)  # the last is of no definition
+    first = np.fromiter(
+        (*(each.line for each in candidates.definitions), -1), np.int64
+    )  # the last belongs to no definition
     return np.asarray(first[candidates.definition[chosen].clip(-1)] == candidates.lines.number[chosen], np.bool_)
 
 

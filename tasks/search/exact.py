@@ -403,7 +403,7 @@ class ExactSearch:
             yield document, [{each.line for _, each in found[document.key]} for found in defined]
 
     def _defined(self, name: str) -> dict[Document, list[tuple[IndexedDocument, Definition]]]:
-        """Return the definitions of a name in code, by their documents. As for uses, case counts."""
+        """Return the definitions of a name in code, keyed by document. As for uses, case counts."""
         parts = parts_of_name(name)
         found: dict[Document, list[tuple[IndexedDocument, Definition]]] = {}
         for table, query in enumerate(self.tables):

@@ -257,7 +257,7 @@ def conditions(search_filter: SearchFilter) -> Iterator[tuple[str, str, SearchFi
             yield *_note_on(name, value), SearchFilter(**alone | {name: (value,)})
     for where in further_conditions(search_filter):
         for name, value, each_of in _values(where):
-            _, note = _note_on(name, value) if name else ("", "No indexed document is in what was named.")
+            _, note = _note_on(name, value) if name else ("", "No indexed document is in the named files or folders.")
             yield "", note, SearchFilter(also=(each_of,), **alone)
 
 

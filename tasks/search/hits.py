@@ -212,7 +212,7 @@ def _complete_definitions(windows: Sequence[Window], max_gap: int) -> None:
 def arranged(
     windows: Sequence[Window], words: Sequence[str], form: QueryForm = "phrase", weights: Weights = WEIGHTS
 ) -> list[Window]:
-    """Order ``windows`` by their scores and by their files: other hits in a file, and its name.
+    """Sort ``windows`` by their scores and their files: other hits in a file, and its name.
 
     ``words`` are the distinct terms of the query, and ``form`` its form. Each window gets the score that ranks it.
     """
@@ -519,7 +519,7 @@ def identity_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
         return (posixpath.join(record.uri, window.path),)
     if record.origin is not None:
         return record.origin, posixpath.join(record.subpath, window.path)
-    return window.entity, window.path  # the path is of one of several machines
+    return window.entity, window.path  # the path belongs to one of several machines
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -132,7 +132,7 @@ class Address:
 
     @property
     def kind(self) -> str | None:
-        """The kind of the host, by its name, or None."""
+        """The kind of host that the name suggests, or None."""
         if self.host == "bitbucket.org":
             return "bitbucket"
         if "bitbucket" in self.host:

@@ -158,7 +158,7 @@ def parse(
 
 
 def field_term(name: str, value: str) -> str:
-    """Return the term of a field, whatever characters its value has.
+    """Return the term of a field; its value may have any characters.
 
     Examples:
         >>> parse(field_term("def", 'operator "" _km')).terms.definitions

@@ -234,7 +234,7 @@ def meaning_scores(
 
 
 def stem_shares(paths: Iterable[str], words: Sequence[str], chosen: Weights = WEIGHTS) -> list[float]:
-    """Return the share of the best score that windows of each file gain by its name and ``words``, distinct terms.
+    """Return the share of the best score that windows of each file gain because its name has ``words``, distinct terms.
 
     A file that stands for its folder has the name of the folder.
     """

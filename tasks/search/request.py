@@ -77,7 +77,7 @@ _AUXILIARY = re.compile(
 
 
 def is_prose(path: str) -> bool:
-    """Return whether a document is meant to be read as text, by its extension."""
+    """Return whether a document's extension says that it is prose."""
     return path.lower().endswith(PROSE_EXTENSIONS)
 
 

@@ -131,7 +131,7 @@ class SearchReport:
     notes: tuple[str, ...] = ()
     """Why there are no results, or that none of them is a good match."""
     nearest: Hit | None = None
-    """The nearest line that the filters allow, whatever its distance, if there are no results."""
+    """The nearest line that the filters allow, at any distance, if there are no results."""
     unmatched: tuple[str, ...] = ()
     """The globs that match no document, if there are no results."""
     exact: ExactCounts | None = None
