@@ -21,7 +21,7 @@ DEFAULT_MAX_AGE_SECONDS = 3_600.0
 DEFAULT_CI_TIMEOUT_SECONDS = 3_600.0
 """Seconds that ``driftline ci`` waits for a deployment."""
 DEFAULT_EXECUTOR = "inline"
-"""Run tasks in threads of the process itself."""
+"""Runs tasks in threads of the process itself."""
 
 Redaction = Literal["off", "known", "strict"]
 """Selects the credentials that are replaced in text before it is stored.

@@ -199,8 +199,8 @@ class Hierarchy:
         """Return the entity ``type:id``; missing levels come from the root or the defaults.
 
         Args:
-            type: its level.
-            id: its id.
+            type: the level of the entity.
+            id: the id of the entity.
             parents: ``{level: id}`` of levels above it.
 
         Returns:

@@ -149,7 +149,7 @@ class _Limits:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The rows of a query, once, in batches."""
+    """The rows of a query, in batches, which can be read once."""
 
     _reader: pa.RecordBatchReader
     _limits: _Limits

@@ -131,7 +131,7 @@ def _tells_of_garbage(leases: Mapping[str, LeaseState], known: Mapping[str, Leas
 
 
 def write_traces(workspace: Workspace, traces: Traces, *, now: datetime, garbage: Iterable[str]) -> None:
-    """Record as clean, with its leases in ``traces``, each tenant that has no ``garbage`` left.
+    """Record each tenant without ``garbage`` as clean, together with its leases in ``traces``.
 
     A record that another cleanup has written in the meantime is kept. Raises StorageError.
     """

@@ -255,9 +255,7 @@ def _session() -> Any:
 
 
 def quote(text: str) -> str:
-    """Quote ``text`` as a string literal of a Lance filter, so that it is never syntax. Raises UsageError if no row can
-    have it.
-    """
+    """Quote ``text`` as a string literal of a Lance filter. Raises UsageError if no row can have this text."""
     if not is_unicode(text):
         raise UsageError(
             "A name is not UTF-8, but all indexed names are", repr(text), "Check its spelling and encoding."
@@ -305,7 +303,7 @@ def without_rows(
 FRAGMENT_ROWS = 1 << 15
 """Smaller fragments are merged. Larger ones, as runs write them, stay until many of their rows are deleted."""
 WORN_SHARE = 0.1
-"""A fragment is rewritten without its deleted rows once they are a larger share of it."""
+"""A fragment is rewritten without its deleted rows once their share exceeds this."""
 _OPTIONS: CompactionOptions = {
     "target_rows_per_fragment": FRAGMENT_ROWS,
     "materialize_deletions_threshold": WORN_SHARE,

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 WORD_BITS = 64
 SMALL_VALUE = 0.35
-"""The value of a dimension that is not large, whose value is 1."""
+"""The value of a dimension that is not large; a large one has the value 1."""
 QUERY_BITS = 4
 """Bits for each dimension of a query while signs select blocks."""
 SELECTED = 8
-"""Blocks to preselect by signs for each block to return."""
+"""Number of blocks that signs preselect for each block to return."""
 MIN_SELECTED = 512
 _BLOCKS_AT_ONCE = 1_024
 """Blocks whose vectors are summed at once, in the cache of a core."""
@@ -172,7 +172,7 @@ def _counts(sets: NDArray[np.uint64]) -> NDArray[np.uint16]:
 
 
 _CODES: LRUCache[str, BlockCodes] = LRUCache(512 * 2**20, lambda codes: codes.nbytes)
-"""The codes of the last version of each table, or branch of one, that this process has searched."""
+"""The codes of the last version that this process has searched, for each table and branch of a table."""
 _ONE_AT_A_TIME = Lock()
 _READING: defaultdict[str, Lock] = defaultdict(Lock)
 """Held while a table or one of its branches reads codes; the others then find most of their codes read."""

@@ -167,7 +167,7 @@ MAX_KEPT_LINES = 1_500_000
 FASTER_TOGETHER = 6
 """Reading all blocks together takes a sixth of the time per block of reading one alone."""
 FEW_LINES = 50_000
-"""The blocks of a table with so few lines stay in memory from the second search on."""
+"""The blocks of a table with at most this many lines stay in memory from the second search on."""
 _Filtered = tuple[str | int | None, ...]
 """A version and the condition of a filter."""
 _BLOCKS: LRUCache[_Filtered, pa.Table] = LRUCache(128 * 2**20, lambda kept: kept.nbytes)
@@ -212,7 +212,7 @@ _Value = TypeVar("_Value")
 
 
 class once(Generic[_Value]):
-    """Like ``functools.cached_property``, whose lock all instances share in Python 3.11: tables open in parallel."""
+    """Like ``functools.cached_property``, but with a lock for each instance, so that tables open in parallel."""
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:
         self._compute = compute
@@ -316,7 +316,7 @@ class LineQuery:
 
     @once
     def exact_version(self) -> tuple[str | int, ...]:
-        """Identify this version by its files: a deleted and recreated table may have the same URI and version."""
+        """An id of this version, derived from its files: a deleted and recreated table may repeat URI and version."""
         files = map(data_file, self.dataset.get_fragments()[:1])
         return (self.dataset.uri, self.dataset.version, *files)
 

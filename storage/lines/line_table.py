@@ -281,11 +281,11 @@ class LineTable(LanceTable):
         return (LeaseLost if is_known else StorageError)(why, self.uri, "Start this run again.")
 
     def _markers(self, entity: Entity, dataset: LanceDataset) -> dict[int, CommitMarker]:
-        """Return the commit markers of ``entity`` by the addresses of their rows."""
+        """Return the commit markers of ``entity``, keyed by the addresses of their rows."""
         return self._markers_of([entity], dataset)[str(entity)]
 
     def _markers_of(self, entities: Sequence[Entity], dataset: LanceDataset) -> dict[str, dict[int, CommitMarker]]:
-        """Return the commit markers of each of ``entities`` by the addresses of their rows."""
+        """Return the commit markers of each of ``entities``, keyed by the addresses of their rows."""
         names = [str(entity) for entity in entities]
         markers: dict[str, dict[int, CommitMarker]] = {name: {} for name in names}
         among = _PLACES.among(self.uri, dataset, names)
@@ -441,7 +441,7 @@ def lines_only(where: str | None) -> str:
 
 
 def no_lines(where: str | None) -> str:
-    """Return a filter for the commit markers that match ``where``, which the index of paths can answer."""
+    """Return a filter for the commit markers that match ``where``; the index of paths can answer it."""
     return f"path = '' AND ({where})" if where else "path = ''"
 
 

@@ -260,8 +260,8 @@ class EntityRegistry:
         """Register the entity ``type:id``; missing levels get their defaults.
 
         Args:
-            type: its level.
-            id: its id.
+            type: the level of the entity.
+            id: the id of the entity.
             parents: ids of levels above it.
 
         Returns:

@@ -231,7 +231,7 @@ class MemoryStore(EntityRegistry):
             scope: only this entity and everything below it; by default the configured root, else everything.
 
         Returns:
-            Whether there was one.
+            Whether there was an entry.
 
         Raises:
             DriftlineError: BadEntry if several tenants have the key, CatalogError if the catalog fails.
@@ -584,7 +584,7 @@ class MemoryStore(EntityRegistry):
         return merged_hits(found, top_k) if len(found) != 1 else found[0]
 
     def _scopes(self, limits: Sequence[Sequence[Entity]], visible: Everywhere) -> list[Scope]:
-        """Return the scopes of all tenants in which an entry may meet the ``limits``."""
+        """Return the scope of each tenant that may have an entry within the ``limits``."""
         tenants = set(self.names.tops(None)).intersection(*({each.tenant for each in some} for some in limits))
         return [Scope(tenant, visible.allowed) for tenant in sorted(tenants) or [self.names.root]]
 

@@ -762,7 +762,7 @@ class _Reader:
 
 
 def _time_of(headers: Mapping[str, str]) -> float | None:
-    """Return the time of an answer by the clock of the host; None if the answer has none."""
+    """Return the host's time in the headers of its answer; None if they have none."""
     from email.utils import parsedate_to_datetime
 
     try:

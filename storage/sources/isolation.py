@@ -50,7 +50,7 @@ _REV_PARSE_OPTIONS = (
 )
 _READ_BY_GIT = ("HEAD", "commondir", "config", "config.worktree", "gitdir", "index", "packed-refs")
 REACHING = ("GIT_ASKPASS", "GIT_CONFIG_GLOBAL", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO")
-"""Variables of the user with which git connects to a remote."""
+"""The user's variables with which git connects to a remote."""
 _UNBORN = "ref: refs/heads/unborn"
 _SCP_LIKE = re.compile(r"[^/]+:")
 """``host:path``, as git distinguishes it from the path of a folder."""
@@ -116,7 +116,7 @@ def find_repository(folder: str) -> Repository | None:
 
 
 def nested_repository(folder: str, git_dir: str) -> Repository | None:
-    """Return the repository at the top of ``folder``, for ``ls-files`` and ignore rules only; executes nothing.
+    """Return the repository whose top is ``folder``, for ``ls-files`` and ignore rules only; executes nothing.
 
     Returns None if git might block on its files.
     """

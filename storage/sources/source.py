@@ -200,7 +200,7 @@ class SourceAccess:
 
 
 LOCAL = SourceAccess()
-"""All local sources, and no remote ones."""
+"""Allows all local sources, and no remote ones."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ BY_EXTENSION: dict[str, Grammar] = {
     **dict.fromkeys(("yaml", "yml"), _YAML),
     "toml": _TOML,
 }
-"""Headers of C are parsed as C++, which covers nearly all of them."""
+"""C headers are parsed as C++, which covers nearly all of them."""
 
 
 @cache

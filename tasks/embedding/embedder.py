@@ -263,7 +263,7 @@ def _vocabulary_probes(vocabulary: Sequence[str]) -> list[str]:
 
 
 def _token_ids(plan: WordPlan, lines: Sequence[str], unknown_token: int | None) -> list[list[int]]:
-    """Return the known tokens of each line, cut by the plan."""
+    """Return the known tokens of each line, which the plan cuts."""
     chunks = plan.chunks(pa.array(lines, pa.string()))
     words = plan.words(chunks.pieces)
     encodings = plan.tokenizer.encode_batch_fast(words.pieces.to_pylist(), add_special_tokens=False)

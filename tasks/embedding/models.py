@@ -27,7 +27,7 @@ DEFAULT_MODEL = "wordllama:l2_supercat_256"
 """It has 256 dimensions, 32,000 tokens and 18 MB. As a pip dependency, it is there before the first run."""
 
 MODEL_VARIABLE = "DRIFTLINE_MODEL"
-"""Names the model if nothing else does."""
+"""The environment variable that names the default model."""
 
 DEFAULT_MAX_TOKENS = 512
 """model2vec's default for a model whose config.json has no limit."""

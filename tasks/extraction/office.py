@@ -612,7 +612,7 @@ def opendocument(data: bytes) -> Extracted:
 
 
 class _Package(_Handler):
-    """The chapters of a book in reading order; and before, the location of its package, from the container."""
+    """Finds the location of a book's package, in the container, and then its chapters, in reading order."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -448,7 +448,7 @@ def _written(
     watch: Stopwatch,
     reporter: CountReporter,
 ) -> list[str]:
-    """Embed the lines of a piece and write them as fragments. Parts of a text have no definitions."""
+    """Embed the lines of a piece and write them as fragments. Parts of texts get no definitions."""
     chosen = [held.readings[at] for at in piece.documents.tolist()] if piece.is_whole else []
     parts, joined = definitions_by_part([(reading.path, reading.extracted) for reading in chosen])
     outlined = definitions_in_worker(parts, allowed=context.has_cores_to_spare)

@@ -22,8 +22,7 @@ QUERIES = 32
 TOP_K = 10
 SAMPLE_SEED = 7
 TIE = 1e-3
-"""Smaller differences of distances count as ties; the value exceeds the error of float16, but no relevant
-difference."""
+"""Smaller differences of distances count as ties: errors of float16 are smaller, relevant differences larger."""
 ROWS_AT_ONCE = 8192
 """Number of vectors to compare with all queries at once; few enough for a processor's cache."""
 IO_BUFFER_BYTES = 64 * 2**20

@@ -198,7 +198,7 @@ def _are_renumbered(other_inode: NDArray[np.bool_], comparable: NDArray[np.bool_
 
 
 def _racy(listing: pa.Table, now_ns: int) -> pa.ChunkedArray:
-    """Return which files are racy: the etag of a store reveals a later change, but git's is older than the read."""
+    """Return which files are racy: a store's etag reveals a later change, but git's etag is older than the read."""
     young = pc.or_(
         pc.greater(listing["mtime_ns"], now_ns - RACY_NS), pc.greater(listing["ctime_ns"], now_ns - CTIME_TICK_NS)
     )

@@ -135,7 +135,7 @@ def _new_functions(workspace: Workspace, branch: Branch) -> Iterator[tuple[str, 
 
 
 def _definitions(rows: pa.Table) -> Sequence[Definition]:
-    """Return the definitions of a document, by line, each once."""
+    """Return the distinct definitions of a document, sorted by line."""
     outlines = (text for text in rows[OUTLINE_COLUMN].to_pylist() if text)
     return sorted({each for text in outlines for each in decode(text)}, key=lambda each: (each.first, -each.last))
 

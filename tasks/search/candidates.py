@@ -434,7 +434,7 @@ def _meaning(
     vector: NDArray[np.float32],
     embedder: Embedder,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return ``(n,)`` each, for the ``chosen`` rows of candidates: their cosines, and their ``meaning_scores``."""
+    """Return the cosines and the ``meaning_scores`` of the ``chosen`` rows, ``(n,)`` each."""
     farthest = max(near.lines for near in meaning)
     is_near = np.zeros(len(candidates), np.bool_)
     is_near[(chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1)] = True

@@ -22,7 +22,7 @@ _COLUMNS = ["path", "size_bytes", "mtime_ns", "hash", "lines", "reason"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class DocumentCursor:
-    """A position in the order of documents: after ``path`` of the ``source``."""
+    """A position in the sorted documents: after ``path`` of ``source``."""
 
     source: str
     path: str

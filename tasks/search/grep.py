@@ -54,7 +54,7 @@ class NamedText:
 
     @property
     def definitions(self) -> list[Definition]:
-        """The definitions in it."""
+        """The definitions in the text."""
         texts, joined = definitions_by_part([(self.path, self.extracted or Extracted(self.text))])
         return joined([definitions(path, text) for path, text in texts])[0]
 

@@ -673,7 +673,7 @@ def links_of(
     records: SourceRecords,
     read: Mapping[tuple[str, str], Read],
 ) -> Links:
-    """Return the permanent links of the documents of ``windows``, which were ``read`` if possible."""
+    """Return the permanent links of the documents in ``windows``; ``read`` has the ones that could be read."""
     return find_links(workspace, records.get, {window.file: window.hash for window in windows}, read)
 
 

@@ -1,4 +1,4 @@
-"""Link documents to their text at a commit on the host of their repository: GitHub, GitLab, Gitea, Bitbucket, others.
+"""Link documents to their text at a commit on their repository's host: GitHub, GitLab, Gitea, Bitbucket, others.
 
 A link must never lead to another text, so a document has a link only if its content at a commit is known to be the
 indexed content. Either a run has recorded the commit that the index reached, and no later run has written the document;

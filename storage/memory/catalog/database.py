@@ -274,7 +274,7 @@ def upsert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlit
 def bulk_insert(
     connection: Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]], same: Mapping[str, Any]
 ) -> None:
-    """Insert rows, given as ``columns`` of equal length and as values that are the ``same`` in every row.
+    """Insert rows, given as ``columns`` of equal length, and ``same`` with the values that all rows share.
 
     Large inserts bypass SQLAlchemy, which takes several times as long. JSON values are passed as text.
     """
