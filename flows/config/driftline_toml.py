@@ -382,6 +382,7 @@ def _check_dir(part: WorkspacePart, where: str) -> None:
 def _resolve(parsed: File, file: Path) -> Configuration:
     workspace = parsed.workspace or WORKSPACE_FOLDER
     check_uri(workspace, location_of(file))
+    workspace = _absolute(workspace, file, location_of(file, "workspace"))
     options = {key: _as_option(value) for key, value in parsed.storage_options.items()}
     check_options(options, location_of(file, "[storage_options]"))
     sources = _sources(parsed.sources, file)
@@ -390,11 +391,11 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         for name, table in parsed.workspaces.items()
     }
     model = parsed.model
-    if model is not None and os.path.isdir(file.parent / with_home(model)):
-        model = absolute_uri(model, file.parent)
+    if model is not None and os.path.isdir(folder := _absolute(model, file, location_of(file, "model"))):
+        model = folder
     return Configuration(
         file,
-        absolute_uri(workspace, file.parent),
+        workspace,
         model,
         tuple(sources),
         tuple(_fleets(parsed.fleet, file)),
@@ -410,6 +411,14 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         notify=tuple(parsed.notify),
         access=_access(parsed.access, location_of(file, "[access]")),
     )
+
+
+def _absolute(uri: str, file: Path, where: str) -> str:
+    """Like ``absolute_uri``, relative to the folder of ``file``; an error names its location ``where``."""
+    try:
+        return absolute_uri(uri, file.parent)
+    except UsageError as error:
+        raise UsageError(f"{error.what} ({error.where})", where, error.fix) from error
 
 
 def _access(table: AccessTable | None, where: str) -> AccessSettings | None:
@@ -461,7 +470,7 @@ def _sources(tables: Sequence[SourceTable], file: Path) -> list[ConfiguredSource
 def _source(table: SourceTable, file: Path, where: str) -> ConfiguredSource:
     remote = parse_remote(table.uri)
     check_uri(without_reference(table.uri), where)
-    uri = absolute_uri(table.uri, file.parent)
+    uri = _absolute(table.uri, file, where)
     level = INDEX_LEVELS[-1]
     name = remote.name if remote is not None else posixpath.basename(uri.rstrip("/")) or "root"
     entity = _entity(table.entity or f"{level}:{name}", where)
@@ -564,7 +573,7 @@ def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Pat
         parts += [WorkspacePart(source) for source in members]
     for text in table.dirs:
         check_uri(text, where)
-        directory = absolute_uri(text, file.parent)
+        directory = _absolute(text, file, where)
         within = [
             WorkspacePart(source, directory[len(source.uri) :].strip("/"))
             for source in sources
