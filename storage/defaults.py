@@ -1,10 +1,14 @@
-"""Define defaults and argument names that the command line, the flows and Python share, without importing NumPy."""
+"""Define defaults, user folders and argument names that the command line, the flows and Python share, without NumPy."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
+
+from driftline.storage.errors import UsageError
 
 DEFAULT_MAX_FILE_BYTES = 4 * 1024 * 1024
 """Larger files are skipped."""
@@ -100,3 +104,27 @@ def nearest_name(name: str, known: Sequence[str]) -> str:
     same = [each for synonyms in SYNONYMS if plain in synonyms for each in known if each in synonyms]
     near = same or difflib.get_close_matches(plain, known, 1)
     return f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+
+
+_USER_FOLDERS = {"XDG_CACHE_HOME": "~/.cache", "XDG_DATA_HOME": "~/.local/share", "XDG_STATE_HOME": "~/.local/state"}
+
+
+def user_folder(variable: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the absolute folder that an XDG ``variable`` names, else its default in the home folder.
+
+    Ignores a relative path, as the XDG specification requires: the current folder may be a clone of anyone's
+    repository. Raises UsageError if the home folder is unknown.
+    """
+    named = Path(os.path.expanduser(environ.get(variable, "")))
+    return named if named.is_absolute() else with_home(_USER_FOLDERS[variable])
+
+
+def with_home(path: str | os.PathLike[str]) -> Path:
+    """Return ``path`` with the home folder in the place of ``~``.
+
+    Raises UsageError if that is unknown, where pathlib raises RuntimeError: a container may run users without a home.
+    """
+    found = Path(os.path.expanduser(path))
+    if os.fspath(path).startswith("~") and not found.is_absolute():
+        raise UsageError("No home folder is known", str(path)[:200], "Set HOME, or write the path from / on.")
+    return found

@@ -1,4 +1,4 @@
-"""Expand and check globs: braces, brackets, the two Unicode forms of accented names, and home folders.
+"""Expand and check globs: braces, brackets, and the two Unicode forms of accented names.
 
 A brace group with a comma (``*.{ts,tsx}``) or a number range (``{1..3}``) expands as in bash; any other brace is
 literal. A glob that can match nothing is refused, and the error suggests the nearest spelling that can.
@@ -7,11 +7,9 @@ literal. A glob that can match nothing is refused, and the error suggests the ne
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from driftline.storage.errors import UsageError
 
@@ -270,14 +268,3 @@ def _set(inside: str) -> str:
     if negated:
         return f"[^/{ranges}]{_MARKS}"
     return _one_of([f"[{ranges}]", *decomposed], escape=False) if ranges else _NOTHING
-
-
-def with_home(path: str | os.PathLike[str]) -> Path:
-    """Return ``path`` with ``~`` replaced by the home folder.
-
-    Raises UsageError if the user has no home, as in some containers; pathlib would raise RuntimeError.
-    """
-    found = Path(os.path.expanduser(path))
-    if found.parts[:1] and found.parts[0].startswith("~"):
-        raise UsageError("No home folder is known", str(path)[:200], "Set HOME, or write the path from / on.")
-    return found

@@ -210,7 +210,7 @@ def read_ends(chunks: Iterable[bytes], most: int) -> Ends | None:
     Lines must end with ``\n`` and be text in an encoding that extends ASCII. Memory holds ``most`` bytes, a chunk, and
     a byte for each line between.
 
-    >>> read_ends([b"one\ntwo\nthree\nfour\n"], 10).data
+    >>> read_ends([b"one\ntwo\nthree\nfour\n"], 12).data
     b'one\n\n\nfour\n'
     """
     digest, md5, size = hashlib.blake2b(digest_size=16), hashlib.md5(usedforsecurity=False), 0

@@ -82,10 +82,6 @@ class Log:
     delta_bytes: tuple[int, ...] = ()
     base_bytes: int = 0
 
-    @property
-    def is_empty(self) -> bool:
-        return not self.deltas and not self.has_base
-
 
 @dataclass(frozen=True, slots=True)
 class Folded:
@@ -199,8 +195,6 @@ class DeltaIndex:
 
     def _max_rev(self, newest: int = 0) -> int:
         log = self.log()
-        if log.is_empty:
-            return 0
         with self._open_base() as base:
             folded = base.footer.folded if base is not None else ()
             highest = base.footer.max_rev if base is not None else 0
@@ -275,9 +269,9 @@ class DeltaIndex:
         )
 
     def _live(self, keys: Keys, columns: Sequence[str], as_of: int | None) -> Iterator[pa.Table]:
-        log = self.log()  # before the base is opened, so that a delta folded in the meantime is not missed
-        if log.is_empty:
-            return
+        # Listed before the base is opened, so that a delta that is folded in the meantime is not missed. An empty log
+        # proves nothing: the files may have been folded into a first base while they were listed.
+        log = self.log()
         names = list(dict.fromkeys([self.key, "op", "rev", *columns]))
         with self._open_base() as base:
             if as_of is not None and base is not None and base.footer.max_rev > as_of:

@@ -107,12 +107,18 @@ def is_network_failure(error: BaseException) -> bool:
 
 
 _REFUSED = re.compile(rf"status code: (?:400|401|403)\b|os error {errno.EACCES}\b")
-"""Amazon S3 answers requests with an expired token with the status 400."""
+"""Amazon S3 answers requests with an expired token with the status 400, but also those that time out."""
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether the store refused Lance's request, as with credentials that have expired."""
-    return is_lance_failure(error) and bool(_REFUSED.search(str(error)))
+    """Return whether the store refused Lance's request, as with credentials that have expired.
+
+    >>> is_refusal(OSError("status code: 400 Bad Request: <Code>ExpiredToken</Code>"))
+    True
+    >>> is_refusal(OSError("status code: 400 Bad Request: <Code>RequestTimeout</Code>"))
+    False
+    """
+    return is_lance_failure(error) and bool(_REFUSED.search(str(error))) and not is_network_failure(error)
 
 
 def is_damage(error: BaseException) -> bool:

@@ -200,7 +200,14 @@ def codes_of(dataset: LanceDataset, read: _Read, announce: Callable[[Sequence[La
 
 
 def _main_table(uri: str) -> str:
-    return uri.partition("/tree/")[0]
+    """Return the location of the table that a branch belongs to.
+
+    >>> _main_table("/a/tree/b/lines.lance/tree/01H") == _main_table("/a/tree/b/lines.lance")
+    True
+    >>> _main_table("/a/tree/c/lines.lance") == _main_table("/a/tree/b/lines.lance")
+    False
+    """
+    return uri.partition(".lance/tree/")[0].removesuffix(".lance")
 
 
 def _known(uri: str) -> BlockCodes | None:

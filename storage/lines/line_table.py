@@ -55,7 +55,7 @@ UNKNOWN_OUTCOMES = 3
 TEXT_COLUMN = "block"
 LINES_PER_BLOCK = 16
 """Lines per block of the full-text index. Blocks need fewer postings than lines, and words of neighbouring lines add
-up. Maximum number of rows of a block."""
+up. A block has at most this many rows."""
 CODE_COLUMN = "block_code"
 END_BYTES_PER_ROW, METADATA_BYTES = 11, 2**16
 """Size in a data file of the columns from ``entity`` on, which every search reads, and of the metadata behind them."""

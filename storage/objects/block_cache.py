@@ -30,8 +30,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from cachetools import LRUCache
 
+from driftline.storage.defaults import user_folder, with_home
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, UsageError
-from driftline.storage.globs import with_home
 from driftline.storage.model import Range
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def cache_folder() -> Path | None:
         return None
     if named:
         return with_home(named).absolute()
-    return with_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "driftline" / "blocks"
+    return user_folder("XDG_CACHE_HOME") / "driftline" / "blocks"
 
 
 def cache_bytes() -> int:

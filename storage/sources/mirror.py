@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from driftline.storage.defaults import user_folder, with_home
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError, redacted
-from driftline.storage.globs import with_home
 from driftline.storage.sources.isolation import REACHING, ask, spawn
 
 log = logging.getLogger(__name__)
@@ -466,7 +466,7 @@ def cache_folder() -> Path:
     """Return the folder of all mirrors: $DRIFTLINE_GIT_CACHE, else ``driftline/git`` in the user's cache folder."""
     if named := os.environ.get(CACHE_VARIABLE):
         return with_home(named).absolute()
-    return with_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "driftline" / "git"
+    return user_folder("XDG_CACHE_HOME") / "driftline" / "git"
 
 
 def cache_bytes() -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn
 
+from driftline.storage.defaults import with_home
 from driftline.storage.errors import (
     AccessDenied,
     DriftlineError,
@@ -32,7 +33,6 @@ from driftline.storage.errors import (
     may_hold_secret,
     redacted,
 )
-from driftline.storage.globs import with_home
 from driftline.storage.objects.bucket_options import for_fsspec
 from driftline.storage.objects.request_counts import watch
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve

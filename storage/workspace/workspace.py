@@ -522,11 +522,12 @@ def marker_tokens(workspace: Workspace, entities: Sequence[Entity]) -> Callable[
         if entity not in known:
             owner = workspace.table_owner(entity)
             sharing = [each for each in {*entities, entity} if workspace.table_owner(each) == owner]
-            known.update(dict.fromkeys(sharing, 0))
+            found = dict.fromkeys(sharing, 0)
             # The first run of another source may have written fragments before the table has a version.
             for table in (each for each in workspace.line_tables(entity) if each.exists()):
                 for each, marker in table.commit_markers(sharing).items():
-                    known[each] = max(known[each], marker.token)
+                    found[each] = max(found[each], marker.token)
+            known.update(found)  # only now: after a failed read, the next source has to read them again
         return known[entity]
 
     return token

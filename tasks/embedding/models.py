@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from driftline.storage.defaults import with_home
 from driftline.storage.errors import ModelNotFound, is_panic, package_command
-from driftline.storage.globs import with_home
 from driftline.storage.model import CURRENT_EMBEDDING_VERSION
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from driftline.storage.defaults import with_home
 from driftline.storage.errors import MissingExtra, ModelNotFound, install_command, package_command
-from driftline.storage.globs import with_home
 from driftline.storage.lines.outline import Definition
 from driftline.storage.model import DeepModel
 

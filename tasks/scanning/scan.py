@@ -389,7 +389,7 @@ def _open(
     """Return the members of the archives of ``table`` (LISTING_SCHEMA), and their rows in the manifest.
 
     New and changed archives are read. Members of unchanged archives come from the manifest, ``inside``; members of
-    currently unreadable archives are in neither result. The third result are the archives that were read.
+    currently unreadable archives are in neither result. The third result is the archives that were read.
     """
     changes = (path for part in (result.new, result.candidates) for path in part["path"].to_pylist())
     changed = {path for path in changes if is_container(path)} if spec.archives else set[str]()

@@ -59,7 +59,12 @@ _HERE = INTERFACES - {"http"}
 """Options that are too expensive to offer to every client of a server."""
 _ACTION_AND_COMMAND = frozenset({"action", "command"})
 
-PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
+_PROSE = re.compile(
+    r"\.(?:md|markdown|rst|txt|adoc|org|tex|x?html?|pdf|doc[xm]|ppt[xm]|od[tp]|epub|rtf|eml|mbox|srt|vtt|[1-8])"
+    r"(?:\.(?:gz|bz2|xz|zst|lz4))?$",
+    re.IGNORECASE,
+)
+"""The numbers are sections of the manual."""
 _TEST = re.compile(
     r"(?:^|/)(?:(?:[^/]*[-_])?tests?|testing|testdata|specs?|__tests__|e2e|testsuite)/"
     r"|(?:^|/)(?:test_[^/]*|conftest|[^/]*_tests?|[^/]*_spec|[^/]*[.-](?:test|spec))\.\w+$"
@@ -76,9 +81,14 @@ _AUXILIARY = re.compile(
 )
 
 
+@lru_cache(65_536)
 def is_prose(path: str) -> bool:
-    """Return whether a document's extension says that it is prose."""
-    return path.lower().endswith(PROSE_EXTENSIONS)
+    """Return whether a document's extension says that it is prose.
+
+    >>> [is_prose(path) for path in ("guide.md", "report.PDF", "man1/ls.1.gz", "main.py", "sheet.xlsx", "notes.ipynb")]
+    [True, True, True, False, False, False]
+    """
+    return _PROSE.search(path) is not None
 
 
 @lru_cache(65_536)
