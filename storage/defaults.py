@@ -120,9 +120,9 @@ def user_folder(variable: str, environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def with_home(path: str | os.PathLike[str]) -> Path:
-    """Return ``path`` with the home folder in the place of ``~``.
+    """Return ``path`` with ``~`` replaced by the home folder.
 
-    Raises UsageError if that is unknown, where pathlib raises RuntimeError: a container may run users without a home.
+    Raises UsageError if the user has no home, as in some containers; pathlib would raise RuntimeError.
     """
     found = Path(os.path.expanduser(path))
     if os.fspath(path).startswith("~") and not found.is_absolute():

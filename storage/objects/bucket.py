@@ -100,7 +100,7 @@ def describe(answer: str, endpoint: str, *, now: datetime | None = None) -> str:
     now = now or datetime.now(UTC)
     theirs = _time_in(answer) or _server_time(endpoint)
     if theirs is None:
-        return "The clock of this machine differs too much from the store's"
+        return "The clock of this machine differs too much from the clock of the store"
     seconds = round((now - theirs).total_seconds())
     direction = "fast" if seconds > 0 else "slow"
     return f"The clock of this machine is {timedelta(seconds=abs(seconds))} h {direction}, by the store's clock"
