@@ -107,7 +107,7 @@ def is_network_failure(error: BaseException) -> bool:
 
 
 _REFUSED = re.compile(rf"status code: (?:400|401|403)\b|os error {errno.EACCES}\b")
-"""Amazon S3 answers requests with an expired token with the status 400, but also those that time out."""
+"""Amazon S3 answers requests with an expired token with the status 400, and also requests that time out."""
 
 
 def is_refusal(error: BaseException) -> bool:
