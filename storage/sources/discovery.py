@@ -660,11 +660,10 @@ class _Reader:
         return found, tag
 
     def _is_closed(self, url: str) -> bool:
-        """Return whether the host says that a pull request is closed or merged."""
-        _, _, body = self._ask(url, "")
+        """Return whether the host says that a pull request is closed or merged; of a deleted one, it says nothing."""
         try:
-            return json.loads(body)["state"] in ("closed", "merged")
-        except (ValueError, KeyError, TypeError, RecursionError):
+            return json.loads(self._ask(url, "")[2])["state"] in ("closed", "merged")
+        except (SourceNotFound, ValueError, KeyError, TypeError, RecursionError):
             return False
 
     def _pull(self, item: Any) -> tuple[int, str]:

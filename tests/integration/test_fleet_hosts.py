@@ -140,8 +140,10 @@ def test_a_pull_request_is_closed_only_if_the_host_says_so(api: HostApi) -> None
     api.faults = [answering(b"[]")]
     assert open_pulls(host, repository, [5]) == ({}, ""), "it is not listed, and the host says that it is open"
     api.faults = [lambda _: None, failing(404)]
+    assert open_pulls(host, repository, [3, 4]) == ({4: "", 5: commits[5]}, ""), "a deleted one stops no other"
+    api.faults = [failing(404)]
     with pytest.raises(SourceNotFound):
-        open_pulls(host, repository, [5, 77])
+        open_pulls(host, repository, [5])
     for wrong in (
         b'[{"number": 1, "head": {"sha": "--upload-pack=x"}}]',
         b'[{"iid": "../1", "sha": ""}]',
