@@ -114,8 +114,11 @@ class FleetPart:
 
     @property
     def problems(self) -> list[str]:
-        """Why the listing is not complete, and what was refused."""
+        """Why the listing is not complete, also that of pull requests, and what was refused."""
         found = [str(error) for error in (self.listing.failure, *self.refused) if error is not None]
+        unlisted = sum(bool(each.pulls_problem) for each in self.repositories.values())
+        if unlisted:
+            found.append(f"the pull requests of {unlisted:,} repositories cannot be listed")
         return found + list(dict.fromkeys(self.listing.problems))
 
     def refuse(self, what: str, where: str, request: FleetRequest) -> None:
@@ -462,7 +465,7 @@ def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Prog
             found = open_pulls(host, each.listed, each.pulls, each.pulls_etag, environ=_environ(), notify=notify)
         except DriftlineError as error:
             return each.model_copy(update={"pulls_problem": str(error)})
-        return each.with_pulls(*found) if found is not None else each.model_copy(update={"pulls_problem": ""})
+        return each.with_pulls(*found) if found is not None else each
 
     _replace_each(due, ask)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from driftline.flows.runs.fleet import has_failed
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError
 from driftline.storage.sources import discovery
 from driftline.storage.sources.discovery import Host, Listing, Repository, Selection, discover, open_pulls
@@ -360,7 +361,10 @@ def test_open_pull_requests_are_branches_until_the_host_closes_them(
     report = fleet.sync()
     assert "the host failed" in rows(report)["acme/r1"]["pull_requests_problem"].lower()
     assert set(branches(fleet)["r1"]) == {"pr/7"}, "a host that fails closes nothing"
-    assert not any(row["pull_requests_problem"] for row in rows(fleet.sync()).values())
+    assert (report["fleets"][0]["complete"], has_failed(report)) == (True, True)
+    report = fleet.sync()
+    assert not any(row["pull_requests_problem"] for row in rows(report).values())
+    assert not has_failed(report)
     assert branches(fleet) == {}
     api.repositories[0].closed.clear()
     assert len(fleet.sync()["branches"]) == 5
