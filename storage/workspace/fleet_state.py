@@ -288,7 +288,7 @@ def reconcile(
     """Return the repositories after a listing: the listed ones, and known ones that the listing lacks.
 
     A repository counts as missing only if a complete listing lacks it. If nothing of it was indexed before, it is
-    forgotten. One that the fleet no longer selects counts as missing, too. Pull requests are to be listed anew.
+    forgotten. One that the fleet no longer selects counts as missing, too. Problems with pull requests are forgotten.
     """
     known = {identifier: old.model_copy(update={"pulls_problem": ""}) for identifier, old in known.items()}
     after: dict[str, KnownRepository] = {}
