@@ -41,7 +41,7 @@ from driftline.storage.layout import SOURCE
 from driftline.storage.leases.lease import Lease
 from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Listing, discover, open_pulls
+from driftline.storage.sources.discovery import Listing, RateLimit, discover, open_pulls
 from driftline.storage.sources.mirror import REDIRECTS, current_branches, current_commit, parse_remote, with_ref
 from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.workspace.branch_cuts import check_name
@@ -114,8 +114,11 @@ class FleetPart:
 
     @property
     def problems(self) -> list[str]:
-        """Why the listing is not complete, and what was refused."""
+        """Why the listing is not complete, also that of pull requests, and what was refused."""
         found = [str(error) for error in (self.listing.failure, *self.refused) if error is not None]
+        unlisted = sum(bool(each.pulls_problem) for each in self.repositories.values())
+        if unlisted:
+            found.append(f"the pull requests of {unlisted:,} repositories cannot be listed")
         return found + list(dict.fromkeys(self.listing.problems))
 
     def refuse(self, what: str, where: str, request: FleetRequest) -> None:
@@ -162,7 +165,7 @@ class FleetPart:
             "problems": self.problems,
             "requests": self.listing.requests,
             "unchanged_pages": self.listing.unchanged_pages,
-            "waited_seconds": round(self.listing.waited_seconds, 3),
+            "waited_seconds": round(self.listing.limit.seconds, 3),
             "asked": self.asked,
             "repositories": rows,
         }
@@ -196,7 +199,7 @@ def list_fleets(request: FleetRequest, progress: Progress | None = None) -> dict
     """Discover the repositories of each fleet, without asking any of them, and write nothing. Raises UsageError."""
     now = datetime.now(UTC)
     known, _ = _known(request)
-    parts = [_discover(fleet, known, request, progress or NullProgress(), now) for fleet in request.fleets]
+    parts = _discover(request, known, progress or NullProgress(), now)
     return {"workspace": request.workspace, "fleets": [part.to_dict(now) for part in parts]}
 
 
@@ -242,7 +245,7 @@ def sync_fleets(
             workspace = _prepared(request)
             lease = stack.enter_context(fleet_lease(workspace.objects, new_ulid(), wait_seconds=request.wait_seconds))
         known, entities = _known(request)
-        parts = [_discover(fleet, known, request, progress, now()) for fleet in request.fleets]
+        parts = _discover(request, known, progress, now())
         if request.has_all_fleets:
             _adopt(parts, known)
         others = {name: each for name, each in known.items() if name not in {part.fleet.name for part in parts}}
@@ -359,17 +362,22 @@ def _save(
 
 
 def _discover(
-    fleet: ConfiguredFleet, known: Mapping[str, FleetRecord], request: FleetRequest, progress: Progress, now: datetime
-) -> FleetPart:
-    before = known.get(fleet.name, FleetRecord())
-    progress.phase(f"listing {fleet.name}")
-    lines = {identifier: each.listed for identifier, each in before.repositories.items()}
-    listing = discover(fleet.host, lines, before.pages, environ=_environ(), notify=progress.message)
-    may_be_empty = request.max_delete_fraction >= 1
-    if not listing.repositories and before.repositories and listing.is_complete and not may_be_empty:
-        listing.problems.append("the host lists no repository any more; --max-delete-fraction 1 confirms that")
-    after = reconcile(before.repositories, listing, fleet.selection.reasons(), now)
-    return FleetPart(fleet, before, listing, after)
+    request: FleetRequest, known: Mapping[str, FleetRecord], progress: Progress, now: datetime
+) -> list[FleetPart]:
+    """Return what the host of each fleet lists. Fleets of the same host and token share its rate limit."""
+    parts, limits = [], defaultdict[tuple[str, ...], RateLimit](RateLimit)
+    for fleet in request.fleets:
+        before, host = known.get(fleet.name, FleetRecord()), fleet.host
+        progress.phase(f"listing {fleet.name}")
+        lines = {identifier: each.listed for identifier, each in before.repositories.items()}
+        limit, notify = limits[host.provider, host.url, host.variable], progress.message
+        listing = discover(host, lines, before.pages, limit=limit, environ=_environ(), notify=notify)
+        may_be_empty = request.max_delete_fraction >= 1
+        if not listing.repositories and before.repositories and listing.is_complete and not may_be_empty:
+            listing.problems.append("the host lists no repository any more; --max-delete-fraction 1 confirms that")
+        after = reconcile(before.repositories, listing, fleet.selection.reasons(), now)
+        parts.append(FleetPart(fleet, before, listing, after))
+    return parts
 
 
 def _adopt(parts: Sequence[FleetPart], known: dict[str, FleetRecord]) -> None:
@@ -457,12 +465,12 @@ def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Prog
             return each.with_pulls(dict.fromkeys(each.pulls, ""), "")
         if each.is_waiting(now) and not request.retry:
             return each
-        host, notify = part.fleet.host, progress.message
+        how: dict[str, Any] = {"limit": part.listing.limit, "environ": _environ(), "notify": progress.message}
         try:
-            found = open_pulls(host, each.listed, each.pulls, each.pulls_etag, environ=_environ(), notify=notify)
+            found = open_pulls(part.fleet.host, each.listed, each.pulls, each.pulls_etag, **how)
         except DriftlineError as error:
             return each.model_copy(update={"pulls_problem": str(error)})
-        return each.with_pulls(*found) if found is not None else each.model_copy(update={"pulls_problem": ""})
+        return each.with_pulls(*found) if found is not None else each
 
     _replace_each(due, ask)
 

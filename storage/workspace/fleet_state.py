@@ -200,8 +200,7 @@ class KnownRepository(BaseModel):
             name: self.branches.get(name, KnownBranch(pull=number)).model_copy(update={"commit": commits[number]})
             for number, name in named.items()
         }
-        changes = {"branches": self.branches | known, "pulls_etag": etag, "pulls_problem": ""}
-        return self.model_copy(update=changes)
+        return self.model_copy(update={"branches": self.branches | known, "pulls_etag": etag})
 
     def with_indexed(self, name: str, uri: str, settings: str) -> KnownRepository:
         """Return the repository after a run has indexed the commit of its branch ``name``."""
@@ -292,8 +291,9 @@ def reconcile(
     """Return the repositories after a listing: the listed ones, and known ones that the listing lacks.
 
     A repository counts as missing only if a complete listing lacks it. If nothing of it was indexed before, it is
-    forgotten. One that the fleet no longer selects counts as missing, too.
+    forgotten. One that the fleet no longer selects counts as missing, too. Problems with pull requests are forgotten.
     """
+    known = {identifier: old.model_copy(update={"pulls_problem": ""}) for identifier, old in known.items()}
     after: dict[str, KnownRepository] = {}
     for identifier, listed in listing.repositories.items():
         old = known.get(identifier) or KnownRepository(listed=listed)
