@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any
 
 from driftline.flows.config.driftline_toml import Configuration, ConfiguredFleet
@@ -256,7 +255,7 @@ def sync_fleets(
         branches = _due_branches(parts, {each.entity for _, each in changed})
         run_id, of_branches = None, list[str]()
         if lease is not None:
-            run_id, of_branches = _run_changed(changed, parts, others, request, lease, progress, now)
+            run_id, of_branches = _run_changed(_Sync(request, parts, others, lease, progress, now), changed)
     report = {"workspace": request.workspace, "dry_run": request.dry_run, "run_id": run_id}
     report["branch_run_ids"] = of_branches
     report["to_index"] = [each.entity for _, each in changed]
@@ -267,37 +266,38 @@ def sync_fleets(
     return report | {"fleets": [part.to_dict(now()) for part in parts]}
 
 
-def _run_changed(
-    changed: list[tuple[FleetPart, KnownRepository]],
-    parts: list[FleetPart],
-    others: Mapping[str, FleetRecord],
-    request: FleetRequest,
-    lease: Lease,
-    progress: Progress,
-    now: Callable[[], datetime],
-) -> tuple[str | None, list[str]]:
+@dataclass(frozen=True, slots=True)
+class _Sync:
+    """One sync of the fleets ``parts``; ``others`` are the other fleets that the workspace knows."""
+
+    request: FleetRequest
+    parts: Sequence[FleetPart]
+    others: Mapping[str, FleetRecord]
+    lease: Lease
+    progress: Progress
+    now: Callable[[], datetime]
+
+    def save(self) -> None:
+        """Keep the state of all fleets."""
+        now, workspace = self.now(), Workspace.open(self.request.workspace, self.request.options)
+        records = {part.fleet.name: part.record(now) for part in self.parts}
+        write_fleets(workspace.objects, {**self.others, **records}, self.lease)
+
+
+def _run_changed(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) -> tuple[str | None, list[str]]:
     """Index changed repositories, retire missing ones, and save the state before and after.
 
     Return the id of the run, and those of the runs of branches.
     """
     run_id, of_branches, failure = None, list[str](), None
-    save = partial(_save, request, parts, others, lease, now())
     try:
         if changed:
-            run_id = _index(
-                changed,
-                _owners(parts, () if request.has_all_fleets else others.values()),
-                parts,
-                request,
-                progress,
-                now,
-                save,
-            )
-        of_branches = _update_branches(parts, request, progress, now, save)
-        _retire(parts, request, progress, now())
+            run_id = _index(sync, changed)
+        of_branches = _update_branches(sync)
+        _retire(sync)
     except DriftlineError as error:
         failure = error
-    _save(request, parts, others, lease, now())
+    sync.save()
     if failure is not None:
         raise failure
     return run_id, of_branches
@@ -345,17 +345,6 @@ def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
     if objects.is_local:  # in a bucket, a request for each record would cost more than all listings
         entities = [entity for entity in entities if objects.head(f"{entity.directory}/{SOURCE}") is not None]
     return fleets, {str(entity) for entity in entities}
-
-
-def _save(
-    request: FleetRequest,
-    parts: Iterable[FleetPart],
-    others: Mapping[str, FleetRecord],
-    lease: Lease,
-    now: datetime,
-) -> None:
-    workspace = Workspace.open(request.workspace, request.options)
-    write_fleets(workspace.objects, {**others, **{part.fleet.name: part.record(now) for part in parts}}, lease)
 
 
 # -- discover -----------------------------------------------------------------------------------
@@ -525,20 +514,14 @@ def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[s
     return {uri: each.entity for uri, each in found.items()}
 
 
-def _index(
-    changed: list[tuple[FleetPart, KnownRepository]],
-    owners: Mapping[str, str],
-    parts: list[FleetPart],
-    request: FleetRequest,
-    progress: Progress,
-    now: Callable[[], datetime],
-    save: Callable[[], None],
-) -> str | None:
+def _index(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) -> str | None:
     """Index the changed repositories in one run, and record the results. Raises the errors of ``index_sources``.
 
-    ``save`` keeps the state before anything is written, so that a killed run leaves no source that no fleet knows.
+    The state is saved before anything is written, so that a killed run leaves no source that no fleet knows.
     """
+    request, now = sync.request, sync.now
     workspace = Workspace.open(request.workspace, request.options)
+    owners = _owners(sync.parts, () if request.has_all_fleets else sync.others.values())
     planned: dict[str, tuple[FleetPart, KnownRepository]] = {}
     for part, each in changed:
         uri = part.source_uri(each)
@@ -549,15 +532,15 @@ def _index(
             is_new = bool(each.branches) and not workspace.has_branches(Entity.parse(each.entity))
             part.repositories[each.listed.id] = each.indexed_next(uri, is_new=is_new)
             planned[uri] = part, each
-    displaced = _displace(parts, planned)
-    save()
+    displaced = _displace(sync.parts, planned)
+    sync.save()
     for uri, entity in displaced:
         if not _detach(workspace, entity, uri, request):
             planned.pop(uri, None)
     if not planned:
         return None
     sources = tuple(part.source(part.repositories[each.listed.id]) for part, each in planned.values())
-    run_id, failed = _run(request, sources, progress)
+    run_id, failed = _run(request, sources, sync.progress)
     for uri, (part, each) in planned.items():
         known = part.repositories[each.listed.id]
         part.repositories[each.listed.id] = _after_run(part, known, uri, failed.get(uri), now())
@@ -674,36 +657,30 @@ def _due_branches(
     ]
 
 
-def _update_branches(
-    parts: Sequence[FleetPart],
-    request: FleetRequest,
-    progress: Progress,
-    now: Callable[[], datetime],
-    save: Callable[[], None],
-) -> list[str]:
+def _update_branches(sync: _Sync) -> list[str]:
     """Delete vanished branches, and index changed ones, each name in one run; return the ids of these runs.
 
-    ``save`` keeps the state before, so that a killed run leaves no branch that no fleet knows.
+    The state is saved before, so that a killed run leaves no branch that no fleet knows.
     """
     by_name: dict[str, dict[str, tuple[FleetPart, str]]] = defaultdict(dict)
-    for part, each, name in _due_branches(parts):
+    for part, each, name in _due_branches(sync.parts):
         if each.branches[name].commit:
             source = _at_branch(part, each, name)
             remote = parse_remote(source.uri)
             by_name[name][remote.uri if remote is not None else source.uri] = part, each.listed.id
-    for part in parts:
+    for part in sync.parts:
         for each in [*part.repositories.values()]:
             try:
-                _delete_branches(part, each, request)
+                _delete_branches(part, each, sync.request)
             except DriftlineError as error:
-                part.repositories[each.listed.id] = each.failed(error, now())
+                part.repositories[each.listed.id] = each.failed(error, sync.now())
     run_ids = list[str]()
     if by_name:
-        save()
+        sync.save()
     for name, members in sorted(by_name.items()):
         sources = tuple(_at_branch(part, part.repositories[each], name) for part, each in members.values())
         try:
-            run_id, failed = _run(request, sources, progress, name)
+            run_id, failed = _run(sync.request, sources, sync.progress, name)
             run_ids.append(run_id)
         except DriftlineError as error:  # of each source
             failed = dict.fromkeys(members, error)
@@ -712,7 +689,7 @@ def _update_branches(
             if why is None:
                 part.repositories[identifier] = each.with_indexed(name, part.source_uri(each), part.settings)
             elif not isinstance(why, LeaseHeld):
-                part.repositories[identifier] = each.failed(why, now())
+                part.repositories[identifier] = each.failed(why, sync.now())
     return run_ids
 
 
@@ -742,9 +719,10 @@ def _delete_branches(part: FleetPart, repository: KnownRepository, request: Flee
 # -- retire -------------------------------------------------------------------------------------
 
 
-def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
+def _retire(sync: _Sync) -> None:
     """Remove repositories that are missing for the grace period, unless they still answer or are suspiciously many."""
-    for part in parts:
+    request, now = sync.request, sync.now()
+    for part in sync.parts:
         if not part.listing.is_complete:
             continue
         doomed = to_retire(part.repositories, now, timedelta(days=part.fleet.grace_days))
@@ -760,7 +738,7 @@ def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progres
             except DriftlineError as error:
                 part.repositories[identifier] = each.failed(error, now)
                 continue
-            progress.message(f"{each.entity} is removed: the fleet no longer has {each.listed.path}")
+            sync.progress.message(f"{each.entity} is removed: the fleet no longer has {each.listed.path}")
             part.retired[identifier] = part.repositories.pop(identifier)
 
 
