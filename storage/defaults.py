@@ -11,7 +11,7 @@ from typing import Literal
 from driftline.storage.errors import UsageError
 
 DEFAULT_MAX_FILE_BYTES = 4 * 1024 * 1024
-"""Files above this size are skipped."""
+"""Larger files are skipped."""
 DEFAULT_MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 """The same for documents, logs, CSV and JSON lines."""
 DEFAULT_MAX_DELETE_FRACTION = 0.5
@@ -25,17 +25,17 @@ DEFAULT_MAX_AGE_SECONDS = 3_600.0
 DEFAULT_CI_TIMEOUT_SECONDS = 3_600.0
 """Seconds that ``driftline ci`` waits for a deployment."""
 DEFAULT_EXECUTOR = "inline"
-"""Run tasks in threads of the process itself."""
+"""Runs tasks in threads of the process itself."""
 
 Redaction = Literal["off", "known", "strict"]
-"""Which credentials inside text are replaced before it is stored.
+"""Selects the credentials that are replaced in text before it is stored.
 
 ``known`` replaces those with a checkable form, and ``strict`` also random values behind a word such as ``password``."""
 DEFAULT_REDACTION: Redaction = "known"
 """How the text of a new source is redacted."""
 
 INSIDE = "!/"
-"""Stands between the path of an archive or a mail and that of a file inside."""
+"""Separates the path of an archive or a mail from the path of a file inside."""
 NAMED_LIKE_ARCHIVE = (
     r"\.(?i:zip|jar|war|ear|aar|apk|whl|egg|nupkg|vsix|conda|crate|gem|eml|mbox"
     r"|tar|tgz|tbz2?|txz|tzst|tar\.(?:gz|bz2|xz|zst|zstd|lz4))$"
@@ -44,7 +44,7 @@ NAMED_LIKE_ARCHIVE = (
 
 
 def container_of(path: str) -> str:
-    """Return the path of the file that holds a document: the outermost archive or mail, or the document itself.
+    """Return the path of the file on disk that holds a document: the outermost archive or mail, or the document itself.
 
     >>> container_of("old/a.zip!/b/c.txt"), container_of("c.txt")
     ('old/a.zip', 'c.txt')
@@ -120,9 +120,9 @@ def user_folder(variable: str, environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def with_home(path: str | os.PathLike[str]) -> Path:
-    """Return ``path`` with the home folder in the place of ``~``.
+    """Return ``path`` with ``~`` replaced by the home folder.
 
-    Raises UsageError if that is unknown, where pathlib raises RuntimeError: a container may run users without a home.
+    Raises UsageError if the user has no home, as in some containers; pathlib would raise RuntimeError.
     """
     found = Path(os.path.expanduser(path))
     if os.fspath(path).startswith("~") and not found.is_absolute():

@@ -42,7 +42,7 @@ def alternatives(pattern: str, *, escapes: bool = False) -> tuple[str, ...]:
         raise UsageError(f"A pattern has more than {MAX_BRACES} braces", _shown(pattern), "Write several patterns.")
     found = tuple(dict.fromkeys(itertools.islice(_expanded(pattern, escapes), MAX_ALTERNATIVES + 1)))
     if len(found) > MAX_ALTERNATIVES:
-        what = f"A pattern expands to more than {MAX_ALTERNATIVES:,} others"
+        what = f"A pattern expands to more than {MAX_ALTERNATIVES:,} alternatives"
         raise UsageError(what, _shown(pattern), "Write several.")
     return found
 
@@ -98,7 +98,7 @@ def glob_pattern(glob: str) -> str:
 
 
 def normal_glob(glob: str) -> str:
-    """Normalise a glob for whole paths: without ``.``, doubled slashes, and slashes at its ends."""
+    """Normalise a glob for whole paths: remove ``.``, doubled slashes, and slashes at its ends."""
     names = [name for name in glob.split("/") if name not in ("", ".")]
     names = [name for name, before in zip(names, ["", *names], strict=False) if name != "**" or before != "**"]
     if not names:

@@ -26,7 +26,6 @@ from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.output.run_reports import SourceReport
 from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
-from driftline.storage.credentials import RULES_VERSION
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS, INSIDE, container_of
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
 from driftline.storage.entities import Entity
@@ -36,6 +35,7 @@ from driftline.storage.lines.indexes import IndexScope, Segment, SegmentSpec, pl
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
+from driftline.storage.redaction import RULES_VERSION
 from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import acquire_source

@@ -1,8 +1,8 @@
 """Read, append to and compact a delta index: a base Parquet file and later deltas (DESIGN, "Delta index").
 
 The manifests of documents and the indexes of memory share this protocol. Each row has an ``op`` (``add`` or ``remove``)
-and a ``rev``; for each key, the highest ``rev`` wins. Reads and folds are therefore idempotent, and independent of the
-order of the files.
+and a ``rev``; for each key, the highest ``rev`` wins. Reads and folds are therefore idempotent, and do not depend on
+the order of the files.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ MAX_FOLD_BYTES = 96 * 1024 * 1024
 """Compressed size of the deltas folded at once, about 1.5 million documents, which bounds memory."""
 READ_ATTEMPTS = 5
 READ_THREADS = 4
-"""Deltas of a bucket to open in parallel, because each costs a round trip."""
+"""Deltas in a bucket to open in parallel, because each costs a round trip."""
 
 ADD, REMOVE = "add", "remove"
 

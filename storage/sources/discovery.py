@@ -1,7 +1,7 @@
-"""Discover the git repositories of an owner: by the API of a host, in a folder, or from a list.
+"""Discover the git repositories of an owner: through a host's API, in a folder, or from a list.
 
-Answers of hosts are untrusted. The URL of a repository consists of the configured URL and a checked path, so that no
-answer leads git or a token to another host. Redirects and links to the next page are followed on the same host only.
+Responses from hosts are untrusted. The URL of a repository consists of the configured URL and a checked path, so that
+no answer leads git or a token to another host. Redirects and links to the next page are followed on the same host only.
 A listing is complete only if every page arrived, every entry could be read, and the host's own total agrees.
 """
 
@@ -100,7 +100,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where repositories are discovered: ``owner`` of a host, or all that the token may read.
+    """Where repositories are discovered: those of ``owner`` on a host, or all that the token may read.
 
     ``url`` is the URL of a self-hosted instance, the folder of the provider ``folder``, or the file of the provider
     ``list``, which also has ``uris``. ``variable`` is the environment variable that holds the token.
@@ -168,7 +168,7 @@ class Host:
 
     @property
     def settle_seconds(self) -> float | None:
-        """Seconds after a push from which on another push shows in ``Repository.changed``; None if it never may."""
+        """Seconds after a push until a further push is sure to change ``Repository.changed``; None if none is."""
         return None if self.provider in ("folder", "list") else _api_of(self).settle_seconds
 
 
@@ -185,7 +185,7 @@ class Selection:
     max_size_bytes: int | None = None
 
     def reasons(self) -> Callable[[Repository], str]:
-        """Return the function that says why a repository is left out, and "" for a selected one. Raises UsageError."""
+        """Return a function that returns why a repository is left out, or "" if it is selected. Raises UsageError."""
         include, exclude = _matcher(self.include), _matcher(self.exclude)
         topics, limit = {topic.lower() for topic in self.topics}, self.max_size_bytes
 
@@ -222,7 +222,7 @@ class RateLimit:
 
 @dataclass(slots=True)
 class Listing:
-    """The answer of a host. ``failure`` ended it early; ``problems`` say what could not be read or does not agree.
+    """The response of a host. ``failure`` ended it early; ``problems`` say what could not be read or does not agree.
 
     ``at`` is the time when the listing began, in seconds by the clock of the host, None if the host reports no time.
     """
@@ -289,11 +289,11 @@ def open_pulls(
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
 ) -> tuple[dict[int, str], str] | None:
-    """Return the commit of each open pull request by its number, and the etag of the listing, "" for several pages.
+    """Return the commit of each open pull request, keyed by number, and the etag of the listing, "" for several pages.
 
-    Of those ``known`` that are not listed, it has "" if the host says that they are closed or merged. Returns None if
-    the listing still has ``etag``. ``limit`` has the waits of earlier requests.
-    Raises AccessDenied, SourceNotFound, StorageError, UsageError.
+    A ``known`` one that is not listed has "" if the host says that it is closed or merged. Returns None if the listing
+    still has ``etag``. ``limit`` has the waits of earlier requests. Raises AccessDenied, SourceNotFound, StorageError,
+    UsageError.
     """
     listing = Listing(limit=limit or RateLimit())
     return _Reader(host, host.token(environ), listing, {}, (), sleep, notify).pulls(repository, known, etag)
@@ -326,7 +326,7 @@ def _list_folder(host: Host, listing: Listing) -> None:
 
 
 def _list_uris(host: Host, listing: Listing) -> None:
-    """Add the repositories of the list, and of its file: a URI a line, comments begin with #."""
+    """Add the repositories of the list and of its file, which has one URI per line; comments begin with #."""
     for uri in (*host.uris, *_lines_of(host.url)):
         remote = parse_remote(uri) or (Remote(os.path.realpath(uri), "file") if bare_repository(uri) else None)
         if remote is None:
@@ -584,7 +584,7 @@ class _Reader:
             self._listing.problems.append(f"the host counts {total:,} repositories and lists {listed:,}")
 
     def _counted(self, page: Page, received: int) -> str:
-        """Return the next page of a listing that has more than it has shown and names none; "" otherwise."""
+        """Return the next page of a listing that has more repositories but names no next page; "" otherwise."""
         number = re.search(r"(?<=[?&]page=)\d+", page.url)
         if number is None or page.total is None or not page.ids or received >= page.total:
             return ""
@@ -638,7 +638,7 @@ class _Reader:
         self._listing.add(repository)
 
     def _on_this_host(self, url: str, target: str) -> str:
-        """Return ``target``, relative to ``url``, if it is on the same host. Raises StorageError, also for others."""
+        """Return ``target``, resolved against ``url``. Raises StorageError if it is not on the same host."""
         whole = urljoin(url, target)
         if urlsplit(whole)[:2] != urlsplit(url)[:2]:
             where = redacted(f"{urlsplit(whole).scheme}://{urlsplit(whole).netloc}")
@@ -778,7 +778,7 @@ class _Reader:
 
 
 def _time_of(headers: Mapping[str, str]) -> float | None:
-    """Return the time of an answer by the clock of the host; None if the answer has none."""
+    """Return the host's time in the headers of its answer; None if they have none."""
     from email.utils import parsedate_to_datetime
 
     try:
