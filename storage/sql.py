@@ -144,7 +144,7 @@ class _Limits:
             fix = "Select fewer columns, aggregate, or add a LIMIT."
             return OutOfMemory(f"The query needs more memory than {self.max_bytes / 1e9:.1f} GB", fix=fix)
         what = text.partition("\n\nLINE")[0].rstrip(".! \n")
-        return UsageError("The query cannot be run", what, "DESCRIBE a view lists its columns.")
+        return UsageError("The query cannot be run", what, "Write DESCRIBE and the name of a view to see its columns.")
 
 
 @dataclass(frozen=True, slots=True)

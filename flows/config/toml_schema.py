@@ -35,7 +35,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Table(BaseModel):
-    """A table of the file. Unknown keys and values of another type are errors."""
+    """A table in the file. Unknown keys and values of a wrong type are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -114,7 +114,7 @@ class FleetTable(Table):
             "The user of `github`, `gitlab` or `gitea`. Without an owner: everything that the token may read."
         ),
     )
-    repositories: list[Text] = Field(default=[], description="The URLs of a `list`.")
+    repositories: list[Text] = Field(default=[], description="The repository URLs, if the provider is `list`.")
     include: list[Text] = Field(
         default=[], description="Globs of repositories, such as `acme/*`. Select only those that match one of them."
     )
@@ -314,19 +314,22 @@ class File(Table):
         default=None,
         description=(
             "Which [credentials inside text](../guides/index-sources.md#redact) are replaced: `off`, `known` "
-            "or `strict`. Default: as before, `known` for new sources."
+            "or `strict`. Default: the source's current setting; `known` for a new source."
         ),
     )
     archives: bool | None = Field(
         default=None,
         description=(
-            "Whether the [files inside archives and mail](../guides/documents.md#archives) are indexed. Default: as "
-            "before, `false` for new sources."
+            "Whether the [files inside archives and mail](../guides/documents.md#archives) are indexed. Default: "
+            "the source's current setting; `false` for a new source."
         ),
     )
     notebook_outputs: bool | None = Field(
         default=None,
-        description="Whether the text outputs of notebooks are indexed. Default: as before, `false` for new sources.",
+        description=(
+            "Whether the text outputs of notebooks are indexed. Default: the source's current setting; `false` for a "
+            "new source."
+        ),
     )
     sources: list[SourceTable] = Field(default=[], description="One table `[[sources]]` for each source, see below.")
     fleet: list[FleetTable] = Field(

@@ -344,7 +344,7 @@ class MemoryStore(EntityRegistry):
         keys = listings.check_range(range)
         level = group_by and self.hierarchy.check_type(group_by)
         if rev is not None and scope is None and self.hierarchy.root is None:
-            raise UsageError("A revision needs a tenant", str(rev), "Name the tenant, such as org:acme.")
+            raise UsageError("A revision is valid only within a tenant", str(rev), "Name the tenant, such as org:acme.")
         remaining, rows = check_count(limit, "limit"), list[dict[str, Any]]()
         self._flusher.settle()
         listing, now = MemoryListing(self.workspace.objects), self._now()

@@ -243,8 +243,7 @@ class CommitTree:
         return found
 
     def _unreadable(self) -> StorageError:
-        where = f"of {self.known_commit[:12]} of the repository"
-        return StorageError(f"Git cannot read a folder {where}", self.uri, "Run it again.")
+        return StorageError(f"Git cannot read a folder of commit {self.known_commit[:12]}", self.uri, "Run it again.")
 
     def close(self) -> None:
         """End the process that waits for further reads."""
@@ -405,7 +404,7 @@ class _Reader:
             is_missing = len(header) == 2 and header[1] == b"missing"
             is_other = header[0] != each.encode("ascii")
             if is_other and (is_missing or not each.endswith(_PEELED) or header[1] != b"commit"):
-                raise ValueError("git answers another request")
+                raise ValueError("git's answer is for a different request")
             if is_missing:
                 found.append(None)
                 continue
