@@ -92,7 +92,7 @@ class StorageSection(_Section):
 class EntitySection(_Section):
     """One entity."""
 
-    type: str = Field(description="Level of the entity that calls without a scope use.")
+    type: str = Field(description="Level of the entity for calls without a scope.")
     id: str = Field(description="The id of that entity.")
 
 
@@ -104,7 +104,7 @@ class HierarchySection(_Section):
     )
     root_entity: EntitySection | None = None
     defaults: dict[str, str] = Field(
-        default_factory=dict, description="Ids of levels that a call does not name, by level."
+        default_factory=dict, description="Default ids of levels that a call does not name, keyed by level."
     )
 
 
@@ -120,7 +120,7 @@ class CacheSection(_Section):
 class ThreadsSection(_Section):
     """The number of blobs to read in parallel."""
 
-    threads: Annotated[int, Field(ge=1, le=256)] = Field(default=8, description="How many blobs are read at once.")
+    threads: Annotated[int, Field(ge=1, le=256)] = Field(default=8, description="Number of blobs to read in parallel.")
 
 
 class PerformanceSection(_Section):
