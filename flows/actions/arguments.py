@@ -131,9 +131,7 @@ def _kind_in(hint: Any) -> Kind | None:
 
 
 def _is_blank(value: object, is_required: bool) -> bool:
-    """Return whether ``value`` is None or blank text, unless a Kind must judge the blank text of a required
-    argument.
-    """
+    """Return whether ``value`` is None or, if it is optional, blank text; a Kind judges other blank text."""
     return value is None or (not is_required and isinstance(value, str) and not value.strip())
 
 

@@ -315,9 +315,7 @@ def _github(build: Build, environ: Variables) -> Build:
 
 
 def _github_after_another(build: Build, event: Mapping[str, Any], environ: Variables) -> Build:
-    """Fill in a ``workflow_run``: its variables name the default branch, regardless of the branch that the first
-    workflow built.
-    """
+    """Fill in a ``workflow_run``: its variables name the default branch, whatever the first workflow built."""
     branch, commit = _text(event, "workflow_run", "head_branch"), _text(event, "workflow_run", "head_sha")
     is_own = _is_own_of_github(event, environ, "workflow_run", "head_repository")
     if _text(event, "workflow_run", "event") in ("push", "schedule", "workflow_dispatch") and is_own and commit:

@@ -239,9 +239,7 @@ HOSTS: Mapping[str, Host] = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A run that updates the main index of a source, or the ``branch`` that indexes ``ref``; or the deletion of that
-    branch.
-    """
+    """A run on the main index of a source, or on the ``branch`` that indexes ``ref``; or its deletion."""
 
     source: SourceRequest
     branch: str | None = None

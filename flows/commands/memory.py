@@ -116,9 +116,7 @@ def list_entries(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """List the keys of an entity and those below it, with owner and size, from its index. Exit code 1 if there are
-    none.
-    """
+    """List the keys at and below an entity, with owner and size, from its index. Exit code 1 if there are none."""
     from driftline.storage.memory.catalog.entry_writes import BEHIND_PRIVATE, shown
     from driftline.storage.memory.listings import MemoryListing
 

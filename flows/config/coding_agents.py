@@ -393,9 +393,7 @@ _OWN = ("mcp_servers", NAME)
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """A header, a key with its value, or a line with neither; ``path`` leads to the table or value, () if there is
-    none.
-    """
+    """A header, a key with its value, or a line with neither; ``path`` leads to the table or value, or is ()."""
 
     text: str
     path: tuple[str, ...] = ()

@@ -64,9 +64,7 @@ def is_plain_name(workspace: str) -> bool:
 
 
 def absolute_uri(uri: str, folder: Path) -> str:
-    """Return a local URI or path, taken relative to ``folder``, as an absolute path; other URIs lose a trailing
-    slash.
-    """
+    """Make a local URI or path absolute, relative to ``folder``; remove a trailing slash from other URIs."""
     path = local_path(uri)
     if path is None:
         scheme, separator, rest = uri.partition("://") if "://" in uri else ("", "", uri)

@@ -324,9 +324,7 @@ def _harmless(part: Text | Table) -> Text | Table:
 
 
 def print_fleets(result: Result, everything: bool = False) -> None:
-    """Print a line for each fleet, and one for each repository that changed, is missing or fails; or for every
-    repository.
-    """
+    """Print a line for each fleet, and for each repository, or only for changed, missing and failing ones."""
     lines: list[Text | Table] = []
     to_index = set(result.get("to_index", ()))
     for fleet in result["fleets"]:

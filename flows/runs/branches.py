@@ -346,9 +346,7 @@ def _decide(plan: IndexPlan, part: SourcePlan, known: BranchRecord | None) -> _D
 
 
 def _differences(plan: IndexPlan, part: SourcePlan, workspace: Workspace, known: BranchRecord | None) -> int:
-    """Count the documents that differ between the source and the index, from commits if git can tell, else from a
-    listing.
-    """
+    """Count the documents of the source that differ from the index, using commits if possible, else a listing."""
     if plan.request.by_commit and part.commit is not None:
         record = known.source if known is not None else workspace.source(part.entity)
         tree = find_work_tree(part.source.uri)

@@ -470,8 +470,7 @@ def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Prog
 def _selected(
     part: FleetPart, repository: KnownRepository, branches: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the commits of the branches that the fleet follows, keyed by their names in the index, and why it skips
-    others.
+    """Return the commits of followed branches, keyed by their names in the index, and why others are skipped.
 
     Git allows names that a URI cannot have, and bots use them: they are no failure.
     """

@@ -224,9 +224,7 @@ def connected() -> Iterator[SyncPrefectClient]:
 
 
 def to_prefect(spec: dict[str, Any], *, pool: str | None) -> RunnerDeployment:
-    """Return a deployment in ``prefect.yaml`` as Prefect's object: for workers of ``pool`` or, without one, to be
-    served.
-    """
+    """Return a deployment in ``prefect.yaml`` as Prefect's object, for workers of ``pool`` or for ``serve``."""
     return RunnerDeployment.from_flow(
         load_flow_from_entrypoint(spec["entrypoint"]),
         spec["name"],

@@ -301,9 +301,7 @@ class Reader:
         return find(self.newest(), request, within=granted("search").within, run=self.run)
 
     def similar(self, text: str, limit: int, branch: str | None) -> tuple[Hit, ...]:
-        """Return the lines nearest in meaning to ``text``. It is not parsed as a query. Raises the errors of
-        ``driftline.search``.
-        """
+        """Return lines nearest in meaning to the unparsed ``text``. Raises the errors of ``driftline.search``."""
         within = granted("search").within
         request = SearchRequest(text, top_k=limit, n_lines=0, mode="vector", within=within)
         report: SearchReport = self.run(answer, self._on(branch, within), request)
@@ -333,9 +331,7 @@ class Reader:
         return {"workspace": workspace.objects.uri, "branches": found}
 
     def documents(self, only: SearchFilter, limit: int, after: DocumentCursor | None) -> DocumentPage:
-        """Return the indexed documents that follow ``after``, sorted by source and path. Raises BadEntity,
-        UsageError.
-        """
+        """Return the documents that follow ``after``, sorted by source and path. Raises BadEntity, UsageError."""
         within, workspace = granted("search").within, self.newest()
         sources = [parse_entity(each, workspace.config.hierarchy) for each in only.sources or ()] or None
         dirs, exts = only.dirs or (), only.exts or ()

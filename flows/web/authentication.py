@@ -102,9 +102,7 @@ class TrustedProxy:
     addresses: Collection[ipaddress.IPv4Network | ipaddress.IPv6Network]
 
     def user_of(self, client: str, headers: Headers) -> str:
-        """Return the user that the proxy names; "" if it names none or several, or if the request comes from
-        elsewhere.
-        """
+        """Return the user that the proxy names; "" if it names none or several, or did not send the request."""
         try:
             address = ipaddress.ip_address(client)
         except ValueError:

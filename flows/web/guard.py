@@ -228,9 +228,7 @@ def _too_large(scope: Scope) -> Response:
 
 @dataclass(slots=True)
 class _Body:
-    """The body of a request; ends the request once it is too large, since chunked bodies do not announce their
-    length.
-    """
+    """The body of a request; ends it once it is too large: chunked bodies do not announce their length."""
 
     source: Receive
     max_bytes: int

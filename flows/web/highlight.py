@@ -154,9 +154,7 @@ def _formatter() -> Any:
 
 
 def _significant_name(path: str) -> str:
-    """Return a name by which Pygments recognizes the language; most languages depend only on the suffix, so names are
-    few.
-    """
+    """Return a name by which Pygments recognizes the language; few exist, as most need only the suffix."""
     name = PurePosixPath(path).name
     _, dot, suffix = name.rpartition(".")
     return name if _significant_names().match(name) else f"x{dot}{suffix if dot else ''}"

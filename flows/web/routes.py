@@ -395,18 +395,14 @@ class _Api:
     def documents(
         self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: Cursor = None
     ) -> Response:
-        """List the indexed documents, sorted by source and path. The link 'next' of the answer leads to the next
-        page.
-        """
+        """List the documents, sorted by source and path. The link 'next' of the answer leads to the next page."""
         after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None
         page = self.reader.documents(SearchRequest.of("", given_by(given)), limit, after)
         return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
 
     @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode")}))
     def search_memory(self, q: Text, entity: EntityName = None, *, given: dict[str, Any]) -> Response:
-        """Find the entries of the memory store that answer a query, as ``driftline memory search --json`` prints
-        them.
-        """
+        """Find memory entries that answer a query, as ``driftline memory search --json`` prints them."""
         return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
 
     def status(self) -> Response:
