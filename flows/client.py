@@ -1,7 +1,7 @@
 """Query a web server as an object: ``driftline.connect(URL)``.
 
-Requests and answers are JSON, and errors are those of Driftline. Only the standard library is needed, so that the
-command line queries a server in less time than other clients take to load.
+Requests and answers are JSON, and errors are those of Driftline. Only the standard library is needed, so the command
+line queries a server faster than other clients load.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Connection:
         return self._answer(self._target(route, parameters))[0]
 
     def pages(self, route: str, parameters: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the answer of ``get``, then the pages that its link 'next' leads to."""
+        """Yield the answer of ``get``, then each page that the link 'next' leads to."""
         target: str | None = self._target(route, parameters)
         while target is not None:
             answer, target = self._answer(target)
@@ -161,8 +161,8 @@ class Client:
         """Find the windows of lines that answer a query, best first, as ``driftline.search`` does.
 
         Args:
-            request: the fields of ``SearchRequest``, one by one. The server bounds ``top_k`` and ``n_lines``. Paths,
-                directories and globs are relative to their source.
+            request: the fields of ``SearchRequest`` as keyword arguments. The server bounds ``top_k`` and ``n_lines``.
+                Paths, directories and globs are relative to their source.
 
         Returns:
             A report that iterates over its hits.
@@ -199,7 +199,7 @@ class Client:
     def documents(
         self, *, sources: Sequence[str] = (), dirs: Sequence[str] = (), exts: Sequence[str] = ()
     ) -> Iterator[Document]:
-        """Yield the indexed documents by source and path.
+        """Yield the indexed documents, sorted by source and path.
 
         Args:
             sources: only those of these sources, projects or organisations.
@@ -271,7 +271,7 @@ class Client:
         return list(self.connection.get("branches")["branches"])
 
     def _read(self, route: str, parameters: Mapping[str, Any] | None = None) -> Any:
-        """Return the answer of a route as its model. Raises StorageError for an answer of another version."""
+        """Return the answer of a route as its model. Raises StorageError if the server has another version."""
         from pydantic import TypeAdapter, ValidationError
 
         from driftline.flows.http_answers import ANSWERS
@@ -285,7 +285,7 @@ class Client:
 
 
 def search_parameters(request: SearchRequest) -> dict[str, Any]:
-    """Return the parameters of the API that make a request. Raise UsageError for an option that servers lack."""
+    """Return a request as parameters of the API. Raise UsageError for an option that servers lack."""
     served, given = options_in("http"), request.given()
     only_here = [name for name in given if name not in served]
     only_here += ["where"] if request.where is not None or request.also else []

@@ -1,4 +1,6 @@
-"""The answers of the HTTP API as models: the server describes them in its OpenAPI document, and clients read them."""
+"""Models of the answers from the HTTP API: the server describes them in its OpenAPI document, and clients parse
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,14 @@ class ExactMatches(BaseModel):
 
 
 class FileCounts(BaseModel):
-    """How many files match, by parameter and value; if not ``complete``, there may be more."""
+    """How many files match, keyed by parameter and value; if not ``complete``, there may be more."""
 
     complete: bool
     files: dict[str, dict[str, int]]
 
 
 class SearchAnswer(BaseModel):
-    """Windows of lines, best first; without any, the reasons and the nearest line that the filters allow.
+    """Windows of lines, best first; if there are none, the reasons and the nearest line that passes the filters.
 
     ``exact`` counts the matches of an exact search, whether they are in ``results`` or not, and ``facets`` the files.
     """
@@ -54,7 +56,7 @@ class SearchAnswer(BaseModel):
 
 
 class DocumentsAnswer(BaseModel):
-    """A page of documents, by source and path."""
+    """A page of documents, sorted by source and path."""
 
     documents: list[Document]
 
@@ -113,7 +115,7 @@ class MemoryAnswer(BaseModel):
 
 
 class ProblemAnswer(BaseModel):
-    """An error (RFC 9457); ``error``, ``where`` and ``fix`` are those of ``--json``."""
+    """An error (RFC 9457); ``error``, ``where`` and ``fix`` are the same as with ``--json``."""
 
     type: str
     title: str

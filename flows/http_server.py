@@ -47,7 +47,7 @@ class HttpServer:
 
 
 class TimeoutProtocol(H11Protocol):
-    """Close a connection whose request does not arrive in time, or whose client does not read its answer in time.
+    """Close connections whose request does not arrive in time, or whose client does not read its answer in time.
 
     A connection that sends more requests before the first one is answered is closed after that answer. If there are too
     many connections, a new one replaces the one that has waited longest for its client; connections whose request is
@@ -113,7 +113,7 @@ class TimeoutProtocol(H11Protocol):
             self._write_timer = None
 
     def _make_room(self) -> None:
-        """Close a connection if there are too many: of this client, if it has too many, else of all."""
+        """Close a connection if there are too many: one of this client if it has too many, else any."""
         connections = cast("set[TimeoutProtocol]", self.connections)
         address = self.client[0] if self.client else ""
         if not self._is_shared(address):
@@ -154,7 +154,7 @@ def timeout_protocol(shared: Networks = ()) -> type[TimeoutProtocol]:
 
 
 class _HeadLimit:
-    """Refuse requests whose line and headers exceed ``max_bytes``: h11 limits only incomplete heads."""
+    """Refuse requests whose first line and headers exceed ``max_bytes``: h11 limits only incomplete ones."""
 
     __slots__ = ("app", "max_bytes")
 
@@ -200,7 +200,7 @@ def is_loopback(listener: socket.socket) -> bool:
 
 
 def own_addresses(host: str, listener: socket.socket) -> list[str]:
-    """Return ``host:port`` of the socket first, then, on loopback, its other names."""
+    """Return ``host:port`` of the socket, followed, on loopback, by its other names."""
     shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
     names = [shown] + (["127.0.0.1", "localhost", "[::1]"] if is_loopback(listener) else [])
     return [f"{name}:{port}" for name in names]

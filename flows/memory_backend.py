@@ -1,4 +1,4 @@
-"""Adapt the memory store to hosts that expect dictionaries: ``{success, ...}`` or ``{success: False, error,
+"""Adapt the memory store for hosts that expect dictionaries: ``{success, ...}`` or ``{success: False, error,
 error_type}``.
 
 ``error_type`` is the stable ``kind`` of the error, such as ``storage_error`` or ``connection_error``. Unforeseen errors
@@ -43,7 +43,7 @@ MAX_AGE_SECONDS = 10**9
 _SHOWN_CHARACTERS = 80
 _ITEM = frozenset({"key", "value", "entity", "metadata", "expires_at"})
 _OF_ENTRIES = frozenset({"key", "metadata", "expires_at", "items"})
-"""Arguments whose errors are of the kind ``bad_entry``."""
+"""Arguments whose errors have the kind ``bad_entry``."""
 
 
 def entry_to_dict(entry: MemoryEntry) -> Result:
@@ -377,7 +377,7 @@ class HierarchicalLTMBackend:
 
         Args:
             key: its key.
-            entity: the entity at or below which to look; by default the configured root, else everything.
+            entity: limits the call to this entity and everything below it; default: the root, else everything.
 
         Returns:
             ``{success, found, entry, value}``; ``value`` is also None if nothing was found.
@@ -396,7 +396,7 @@ class HierarchicalLTMBackend:
 
         Args:
             keys: their keys.
-            entity: the entity at or below which to look; by default the configured root, else everything.
+            entity: limits the call to this entity and everything below it; default: the root, else everything.
 
         Returns:
             ``{success, entries: {key: entry}, missing}``.
@@ -428,10 +428,10 @@ class HierarchicalLTMBackend:
             entity_id: its id.
             include_descendants: also return entries of entities below it.
             limit: maximum number of entries.
-            offset: how many entries to leave out first.
+            offset: how many entries to skip.
             allowed_ancestors: only entries at or below one of these entities.
-            cursor: that of the previous page.
-            within: cover all entities of that name at or below this one.
+            cursor: the cursor that the previous page returned.
+            within: include every entity with this level and id at or below this one.
 
         Returns:
             ``{success, entries, total_count, has_more, cursor}``.
@@ -454,7 +454,7 @@ class HierarchicalLTMBackend:
 
         Args:
             key: its key.
-            entity: the entity at or below which to look; by default the configured root, else everything.
+            entity: limits the call to this entity and everything below it; default: the root, else everything.
 
         Returns:
             ``{success, deleted}``: whether the entry existed.
@@ -479,7 +479,7 @@ class HierarchicalLTMBackend:
         Args:
             query: words that the key must contain.
             metadata_filter: fields that must match.
-            entity: the entity at or below which to look; by default the configured root, else everything.
+            entity: limits the call to this entity and everything below it; default: the root, else everything.
             allowed_ancestors: only entries at or below one of these entities.
             limit: maximum number of entries.
 
@@ -511,7 +511,7 @@ class HierarchicalLTMBackend:
             query: the query.
             top_k: maximum number of results.
             filter: fields of the metadata; ``entity`` may name an entity.
-            entity: the entity at or below which to look; by default the configured root, else everything.
+            entity: limits the call to this entity and everything below it; default: the root, else everything.
             allowed_ancestors: only entries at or below one of these entities.
             max_distance: drop farther results (1 - cosine, 0 to 2).
             mode: ``hybrid``, ``vector`` or ``text``.
@@ -544,8 +544,8 @@ class HierarchicalLTMBackend:
         Args:
             range: the first key and an exclusive upper bound.
             group_by: return totals by this level instead of entries.
-            entity: the entity at or below which to look; by default the configured root, else everything.
-            rev: the index as of this revision.
+            entity: limits the call to this entity and everything below it; default: the root, else everything.
+            rev: read the index at this revision.
             limit: maximum number of entries.
 
         Returns:
@@ -616,7 +616,7 @@ class HierarchicalLTMBackend:
     def list_entities(
         self, within: EntityName | None = None, entity_type: str | None = None, limit: int = 1_000
     ) -> Result:
-        """List entities by path.
+        """List entities, sorted by path.
 
         Args:
             within: only entities below this one.
@@ -678,7 +678,7 @@ class HierarchicalLTMBackend:
             max_deltas: by default ``index.compaction_threshold``.
 
         Returns:
-            ``{success, compacted_paths, entries_processed}``; an entry counts once, in however many indexes it is.
+            ``{success, compacted_paths, entries_processed}``; an entry counts once, even if it is in several indexes.
 
         Examples:
             >>> memory.compact_indexes()["compacted_paths"]
@@ -753,7 +753,7 @@ def create_ltm_backend(
     """Open a memory store whose methods return dictionaries.
 
     ``catalog`` to ``embedding`` are sections of the configuration; ``catalog_url`` to ``performance_config`` and
-    ``inline_threshold`` are keys of them, which win over sections.
+    ``inline_threshold`` are keys in these sections, and win over them.
 
     Args:
         backend: ``hierarchical``.
@@ -795,5 +795,5 @@ def create_ltm_backend(
 
 
 def _given(expires_at: datetime | str | None) -> datetime | None:
-    """Return an expiry that ``ARGUMENTS`` has converted to a time, or None."""
+    """Return an expiry as a time, into which ``ARGUMENTS`` has converted it, or None."""
     return expires_at if isinstance(expires_at, datetime) else None

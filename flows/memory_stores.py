@@ -1,4 +1,4 @@
-"""Keep the memory stores of the servers: one for each boundary, bound to it, a bounded number at a time.
+"""Keep the memory stores of the servers: at most a fixed number, each bound to one boundary.
 
 Servers search memory in another process, like lines, because a damaged file of a table can crash its reader. They
 therefore hold only the location of a memory, which they pass to that process.
@@ -23,7 +23,7 @@ from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
 
 MAX_STORES = 16
-"""Each store has its own connections to the catalog and threads."""
+"""Each store has its own threads and connections to the catalog."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ def no_memory() -> NotIndexed:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The location of a server's memory: ``workspace``, or the one in ``configuration``."""
+    """The location of a server's memory: ``workspace``, or the workspace that ``configuration`` names."""
 
     workspace: Workspace
     configuration: MemoryConfiguration

@@ -100,12 +100,13 @@ def index(
         wait_seconds: Seconds to wait for another run that holds the lease of a source.
         indexes: Which search indexes to update.
         max_deltas: Request a compaction when a source has more deltas than this.
-        redact: Which credentials inside text are replaced; default: as before, else known.
+        redact: Which credentials inside text are replaced; default: the source's current setting, else known.
         storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
         branch: Index this branch of the sources; the main index does not change.
-        link: The kind of the sources' host, or a template of links to it; default: as before, else by its name.
-        archives: Index the files inside of zip and tar archives and of mail; default: as before, else no.
-        notebook_outputs: Index the text of the outputs of notebooks; default: as before, else no.
+        link: The kind of the sources' host, or a template of links to it; default: the source's current
+            setting, else by its name.
+        archives: Index the files inside zip and tar archives and mail; default: the source's current setting, else no.
+        notebook_outputs: Index the text outputs of notebooks; default: the source's current setting, else no.
 
     Returns:
         The report of the run, as ``driftline index --json`` prints it.
@@ -158,9 +159,9 @@ def fleet(
         wait_seconds: Seconds to wait for another sync, or for a run that holds the lease of a source.
         indexes: Which search indexes to update.
         storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
-        redact: Which credentials inside text are replaced; default: as before, else known.
-        archives: Index the files inside of zip and tar archives and of mail; default: as before, else no.
-        notebook_outputs: Index the text of the outputs of notebooks; default: as before, else no.
+        redact: Which credentials inside text are replaced; default: the source's current setting, else known.
+        archives: Index the files inside zip and tar archives and mail; default: the source's current setting, else no.
+        notebook_outputs: Index the text outputs of notebooks; default: the source's current setting, else no.
 
     Returns:
         The report of the sync, as ``driftline fleet sync --json`` prints it.

@@ -67,7 +67,7 @@ class Workspace:
         """Find the windows of lines that answer a query, best first.
 
         Args:
-            request: the fields of ``SearchRequest``, one by one, as for ``driftline.search``.
+            request: the fields of ``SearchRequest`` as keyword arguments, as for ``driftline.search``.
 
         Returns:
             A report that iterates over its hits.
@@ -171,7 +171,7 @@ class Workspace:
         """Return the records of the last runs.
 
         Args:
-            limit: how many at most.
+            limit: maximum number of records.
 
         Returns:
             Records, newest first.
@@ -236,7 +236,7 @@ class Workspace:
     def documents(
         self, *, sources: Sequence[str] = (), dirs: Sequence[str] = (), exts: Sequence[str] = ()
     ) -> Iterator[Document]:
-        """Yield the indexed documents by source and path.
+        """Yield the indexed documents, sorted by source and path.
 
         Args:
             sources: only those of these sources, projects or organisations.
@@ -275,7 +275,7 @@ class Workspace:
             ``{record, score, rank, distance}`` each.
 
         Raises:
-            DriftlineError: NotIndexed without a memory, and errors of the store.
+            DriftlineError: NotIndexed if there is no memory, and errors of the store.
 
         Examples:
             >>> ws.search_memory("plan")
@@ -302,7 +302,7 @@ class Workspace:
 
         Args:
             query: a SELECT, or ``SHOW TABLES``, which lists the views.
-            parameters: the values of the ``?`` in it.
+            parameters: the values for each ``?`` in the query.
             within: show only data at or below this entity, such as ``org:acme``.
             branch: show the documents and lines as this branch has them.
             timeout_seconds: when to interrupt the query.
@@ -344,11 +344,11 @@ class Workspace:
 def open(
     uri: str, storage_options: Mapping[str, Any] | None = None, sources: Sequence[str] = (), *, cache: bool = False
 ) -> Workspace:
-    """Open the workspace at a path or URI for reading; ``@notes`` is the one of this name below DRIFTLINE_HOME.
+    """Open the workspace at a path or URI for reading; ``@notes`` is the workspace of this name below DRIFTLINE_HOME.
 
-    A search looks at local sources, and at remote ones at or below the URIs ``sources``, to show lines as they are now:
-    the records of the workspace itself authorize no contact. If ``cache``, a workspace in a bucket is opened in
-    a copy on this disk, which is brought up to date first and is read-only.
+    To show lines as they are now, a search reads local sources, and remote ones at or below the URIs ``sources``; a
+    record in the workspace does not authorize such reads. With ``cache``, a workspace in a bucket is opened as a
+    read-only copy on this disk, which is updated first.
 
     Args:
         uri: a path, a URI or ``@name``.
@@ -419,7 +419,7 @@ def index(
     Args:
         sources: folders, git work trees, bucket URIs, or requests for them.
         workspace: a path, a URI or ``@name``.
-        entity: the entity of a single source that is plain text; a ``SourceRequest`` has its own.
+        entity: the entity of the only source, if that is given as text; a ``SourceRequest`` has its own.
         include: index only files that match one of these patterns.
         exclude: skip files that match one of these patterns.
         model: a model2vec directory or name, by default the model that is installed with Driftline.
@@ -439,11 +439,11 @@ def index(
         by_commit: read only files that git reports as changed since the last indexed commit, like ``--ci``.
         branch: index this branch of each source; the main index does not change.
         build: the number of the CI build; a run with a lower number than the last one of the branch is refused.
-        deep: embed definitions with a transformer, or with the one that this names; False ends it.
+        deep: embed definitions with a transformer, the default one or the one named here; False removes it.
         redact: what to do with secrets: ``off``, ``known`` or ``strict``; None keeps the setting of the source.
         link: the kind of the git host, or a template of links to it; None keeps that of the source, "" removes it.
-        archives: index the files inside of zip and tar archives and of mail; None keeps the setting of the source.
-        notebook_outputs: index the text of the outputs of notebooks; None keeps the setting of the source.
+        archives: index the files inside zip and tar archives and mail; None keeps the setting of the source.
+        notebook_outputs: index the text outputs of notebooks; None keeps the setting of the source.
 
     Returns:
         The results of the run, by source.
@@ -474,7 +474,7 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
 
     Args:
         workspace: the result of ``driftline.open``, or a path, a URI or ``@name``.
-        request: its fields, one by one. ``max_distance`` (1 - cosine, 0 to 2) drops lines that are farther away;
+        request: the fields as keyword arguments. ``max_distance`` (1 - cosine, 0 to 2) drops lines farther away;
             ``min_relevance`` (0 to 1) drops lines that are nearer than a smaller share of random lines, which means the
             same with every model. ``n_lines`` is the context on each side. ``mode`` ranks by words and meaning
             (``hybrid``), by meaning (``vector``) or by words (``text``). Filters narrow each other; ``where`` is a
@@ -528,7 +528,7 @@ def sql(
     Args:
         workspace: the result of ``driftline.open``, or a path, a URI or ``@name``.
         query: a SELECT, or ``SHOW TABLES``, which lists the views.
-        parameters: the values of the ``?`` in it.
+        parameters: the values for each ``?`` in the query.
         within: show only data at or below this entity, such as ``org:acme``.
         branch: show the documents and lines as this branch has them.
         timeout_seconds: when to interrupt the query.
@@ -599,7 +599,7 @@ def grep(
         min_relevance: drop lines that are nearer than a smaller share of random lines, 0 to 1.
         n_lines: lines of context on each side.
         ignore_case: compare without case.
-        redact: which credentials inside text are replaced.
+        redact: which credentials inside text to replace.
 
     Returns:
         A report that iterates over its hits.
@@ -636,12 +636,15 @@ def analyze_document_states(
     workspace: Any = None,
     documents: Sequence[str] | None = None,
 ) -> list[tuple[str, DocumentState]]:
-    """Return the states of local files, compared with the index, in the order given.
+    """Compare local files with the index, and return their states in the order given.
+
+    Without ``documents``, the arguments are the files and the workspace; with ``documents``, the workspace and the
+    source.
 
     Args:
-        paths: the files; if ``documents`` are given, the workspace.
-        workspace: by default that of commands in the current folder; if ``documents`` are given, the source.
-        documents: paths relative to the source. Those that are neither documents nor files to be indexed are omitted.
+        paths: the files, or the workspace.
+        workspace: the workspace (default: the one that commands in the current folder use), or the source.
+        documents: paths relative to the source. Paths of neither documents nor files to be indexed are omitted.
 
     Returns:
         ``(path, state)`` pairs.

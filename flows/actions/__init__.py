@@ -25,10 +25,10 @@ def register_actions(
     """Register actions under their names and under ``actions.`` with an underscore.
 
     ``registry`` is a mutable mapping, or has ``register(name, function)`` and ``in`` or ``get``. The actions share open
-    handles, which close with ``engine`` (handles.CLOSE_HOOKS). ``home`` is the folder of workspaces with names.
-    ``settings`` are the agent's, by default the engine's; their ``ltm`` configures the memory. ``within`` is the
-    only entity whose memory the actions see. ``only`` names actions or the groups ``search`` and ``memory``. Existing
-    names are kept, and so are names that the engine resolves to its own actions, unless ``replace``. Raises UsageError.
+    handles, which close with ``engine`` (handles.CLOSE_HOOKS). ``home`` is the folder of named workspaces. ``settings``
+    are the settings of the agent, by default of the engine; their ``ltm`` configures the memory. The actions see only
+    memory at or below ``within``. ``only`` names actions or the groups ``search`` and ``memory``. Unless ``replace`` is
+    set, existing names are kept, and so are names that the engine resolves to its own actions. Raises UsageError.
     """
     names = chosen(only, {"search": search.ACTIONS, "memory": memory.MEMORY_ACTIONS})
     if names & set(search.ACTIONS):

@@ -3,8 +3,8 @@
 An action declares its arguments by annotations with a ``Kind``: ``top_k: Count = 10``, ``paths: Names | None = None``.
 ``Parameters.of(action).read(positional, named)`` then gives its keyword arguments:
 
-- scalars become text where text is expected, and text becomes numbers, booleans and times;
-- JSON text becomes a list or a mapping where one is expected;
+- scalars become text if text is expected, and text becomes numbers, booleans and times;
+- JSON text becomes a list or a mapping if one is expected;
 - None and blank text mean the default of an optional argument (not of ``Anything``, which is the user's value);
 - positional arguments fill the declared arguments in their order;
 - the engines' own arguments (``ENGINE_ARGUMENTS``, names that begin with ``_``, objects that YAML cannot express) are
@@ -69,7 +69,7 @@ class Parameters:
 
     @classmethod
     def of(cls, action: Callable[..., Any]) -> Self:
-        """Return the parameters of ``action``, by their annotations."""
+        """Return the parameters of ``action``, as its annotations declare them."""
         hints = get_type_hints(action, include_extras=True)
         parameters = inspect.signature(action).parameters
         found = {name: _kind_in(hints.get(name)) for name in parameters}
@@ -96,7 +96,7 @@ class Parameters:
         return result
 
     def _named(self, positional: Sequence[object], named: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
-        """Return the arguments by name, and the errors in their names."""
+        """Return the arguments keyed by name, and the errors about unknown names."""
         given = dict(zip(self.kinds, positional, strict=False))
         problems = [f"{name} is given twice" for name in given if name in named]
         if len(positional) > len(self.kinds):
@@ -125,13 +125,13 @@ def shown(value: object) -> str:
 
 
 def _kind_in(hint: Any) -> Kind | None:
-    """Return the Kind in an annotation, also inside of ``... | None``."""
+    """Return the Kind in an annotation, even inside ``... | None``."""
     own = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Kind)), None)
     return own or next((kind for each in get_args(hint) if (kind := _kind_in(each)) is not None), None)
 
 
 def _is_blank(value: object, is_required: bool) -> bool:
-    """Return whether ``value`` is None or blank text; the Kind of a required argument judges blank text."""
+    """Return whether ``value`` is None or, if it is optional, blank text; a Kind judges other blank text."""
     return value is None or (not is_required and isinstance(value, str) and not value.strip())
 
 
@@ -196,7 +196,7 @@ def some_names(value: object) -> list[str]:
 
 
 def version(value: object) -> str:
-    """Return numbers separated by dots. Raises Unfit."""
+    """Parse a version: numbers separated by dots. Raises Unfit."""
     found = text(value).strip()
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", found):
         raise Unfit("must be a version such as 1.5.1")
@@ -207,7 +207,7 @@ def version(value: object) -> str:
 
 
 def whole(at_least: int) -> Callable[[object], int]:
-    """Return a reader of whole numbers from ``at_least`` to MAX_NUMBER, which may be text."""
+    """Return a reader of whole numbers, or such numbers as text, from ``at_least`` to MAX_NUMBER."""
 
     def read(value: object) -> int:
         if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
@@ -224,7 +224,7 @@ def whole(at_least: int) -> Callable[[object], int]:
 
 
 def real(at_least: float, at_most: float = math.inf, *, above: bool = False) -> Callable[[object], float]:
-    """Return a reader of finite numbers in these bounds, which may be text; ``above`` excludes the lower bound."""
+    """Return a reader of finite numbers, or such numbers as text, in these bounds; ``above`` excludes the lower one."""
     low = f"more than {at_least:g}" if above else f"at least {at_least:g}"
     expected = f"a number of {low}" if at_most == math.inf else f"a number from {at_least:g} to {at_most:g}"
 
@@ -241,7 +241,7 @@ def real(at_least: float, at_most: float = math.inf, *, above: bool = False) -> 
 
 
 def flag(value: object) -> bool:
-    """Return a boolean, or the text or number that means one. Raises Unfit."""
+    """Parse a boolean, given as such, as text or as a number. Raises Unfit."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int) and value in (0, 1):
@@ -252,7 +252,7 @@ def flag(value: object) -> bool:
 
 
 def moment(value: object) -> datetime:
-    """Return a time with its zone; the default zone is UTC, and a date means midnight. Raises Unfit."""
+    """Parse a time, and return it with its zone (default: UTC); a date means midnight. Raises Unfit."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value.strip())
@@ -269,7 +269,7 @@ def moment(value: object) -> datetime:
 
 
 def fields(value: object) -> Mapping[str, Any]:
-    """Return a mapping, or one parsed from a JSON object as text. Raises Unfit."""
+    """Return a mapping; a JSON object as text is parsed. Raises Unfit."""
     found = _parsed(value, dict)
     if not isinstance(found, Mapping):
         raise Unfit("must be a mapping, or a JSON object as text")
@@ -277,7 +277,7 @@ def fields(value: object) -> Mapping[str, Any]:
 
 
 def entity(value: object) -> str | tuple[str, str]:
-    """Return the path of an entity, or its type and id as a pair, also as JSON text. Raises Unfit."""
+    """Parse an entity: a path, a pair ``(type, id)``, or such a pair as JSON text. Raises Unfit."""
     value = _parsed(value, list)
     if not isinstance(value, list | tuple):
         return name(value)
@@ -287,7 +287,7 @@ def entity(value: object) -> str | tuple[str, str]:
 
 
 def entities(value: object) -> list[str | tuple[str, str]]:
-    """Return a list of entities, or one. Raises Unfit."""
+    """Parse one entity or a list of entities. Raises Unfit."""
     value = _parsed(value, list)
     if not isinstance(value, list | tuple) or _is_pair(value):
         return [entity(value)]
@@ -295,7 +295,7 @@ def entities(value: object) -> list[str | tuple[str, str]]:
 
 
 def choice(*allowed: str) -> Callable[[object], str]:
-    """Return a reader of these words that ignores case. Reading raises Unfit."""
+    """Return a reader that accepts these words in any case, or raises Unfit."""
 
     def read(value: object) -> str:
         found = value.strip().lower() if isinstance(value, str) else ""
@@ -307,7 +307,7 @@ def choice(*allowed: str) -> Callable[[object], str]:
 
 
 def _is_pair(value: Sequence[object]) -> bool:
-    """Return whether a list is one entity: the path of another would contain a colon."""
+    """Return whether a list is one entity, not several paths, which would contain colons."""
     return len(value) == 2 and isinstance(value[0], str) and not any(c in value[0] for c in ":[")
 
 
@@ -346,7 +346,7 @@ Entities: TypeAlias = Annotated[list[str | tuple[str, str]], Kind(entities)]
 
 
 def parameters(options: Mapping[str, Option], *first: str) -> list[inspect.Parameter]:
-    """Return the options of a request as parameters of an action, ``first`` before the others.
+    """Return the options of a request as parameters of an action; those named ``first`` come first.
 
     Options that are not given are omitted.
     """
@@ -360,7 +360,7 @@ def parameters(options: Mapping[str, Option], *first: str) -> list[inspect.Param
 
 
 def given_by(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of arguments by the names of their options."""
+    """Return the values of arguments, keyed by the names of their options."""
     names = {row.argument: name for name, row in OPTIONS.items()}
     return {names[argument]: value for argument, value in arguments.items()}
 

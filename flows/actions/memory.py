@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 BACKEND = "hierarchical"
 _SETTINGS = ("settings", "config", "_config")
-"""Attributes under which engines keep the settings of their agent, or its complete document."""
+"""Attributes in which engines keep the settings of their agent, or its whole document."""
 
 
 _action = partial(action, type_of=own_type)
@@ -166,7 +166,7 @@ def ltm_search(
     allowed_ancestors: Entities | None = None,
     limit: Count = 1_000,
 ) -> Result:
-    """Return entries by the words of their keys and by metadata: ``{entries, results, count}``, the first two equal."""
+    """Find entries by the words of their keys and by metadata: ``{entries, results, count}``, the first two equal."""
     answer = memory.backend().search(query, metadata_filter, entity, allowed_ancestors, limit)
     if answer["success"]:
         answer |= {"results": answer["entries"], "count": len(answer["entries"])}
@@ -186,9 +186,9 @@ def memory_search(
     mode: SearchMode = "hybrid",
     explain: Flag = False,
 ) -> Result:
-    """Return entries by words and meaning: ``{results: [{record, score, rank}]}``.
+    """Find entries by words and meaning: ``{results: [{record, score, rank}]}``.
 
-    If ``explain`` is set, there is an ``explanation``, too.
+    ``explain`` adds an ``explanation``.
     """
     backend = memory.backend()
     return backend.search_memory(query, top_k, filter, entity, allowed_ancestors, max_distance, mode, explain)

@@ -1,4 +1,4 @@
-"""Register single actions, groups or all, next to the actions of an engine, and adapt their calls.
+"""Register some or all actions next to the actions of an engine, and adapt their calls.
 
 Arguments are checked, and results and errors become dictionaries, here and only here. An error is ``{success: False,
 error, error_type}``; an unforeseen one is a defect, and is raised. ``Handles`` keeps workspaces open between calls, and
@@ -126,7 +126,7 @@ def _comes_from_lance(error: Exception) -> bool:
 
 
 CLOSE_HOOKS = ("register_cleanup", "add_close_hook", "on_close")
-"""Methods of an engine that take a function to call at close, or lists of such functions; the first one counts."""
+"""Methods of an engine that accept a function to call at close, or lists of such functions; the first one counts."""
 
 
 def _has_workspace(folder: str) -> bool:
@@ -168,7 +168,7 @@ class Handles:
         return opened
 
     def embedder(self, model: str | None = None) -> Embedder:
-        """Return the embedder of ``model``, by default of the default model, with its table of words.
+        """Return the embedder of ``model`` (default: the default model), with its table of words.
 
         Raises ModelNotFound.
         """
@@ -211,7 +211,7 @@ def close_with(engine: Any, close: Callable[[], None]) -> None:
 OWN_PREFIX = "driftline."
 """Prefix of action names whose plain names the engine resolves to its own actions."""
 _REGISTRIES = ("actions_registry", "actions", "registry")
-"""Attributes under which engines keep their registry of names; the first mapping counts."""
+"""Attributes in which engines keep their registry of names; the first mapping counts."""
 
 
 def chosen(only: Collection[str] | str | None, groups: Mapping[str, Mapping[str, Action]]) -> set[str]:

@@ -43,7 +43,7 @@ _FIRST = (
     "paths", "top_k", "max_distance", "n_lines", "mode", "min_relevance", "dirs", "globs", "exts", "languages", "kinds",
     "symbols", "tests", "rerank", "branch", "sources", "workspace_name", "strategy", "fallback_threshold", "explain",
 )  # fmt: skip
-"""Options in the order of their positions, on which callers rely; new ones follow."""
+"""Options in the positional order on which callers rely; append new ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def workspace_create(
 ) -> Result:
     """Create a workspace unless it exists: ``{workspace, created}``; ``workspace`` is its location.
 
-    ``path`` and ``workspace`` are two names of one argument. ``model`` is that of a new workspace.
+    ``path`` and ``workspace`` are two names of one argument. A new workspace gets ``model``.
     """
     handles = handles or Handles()
     named = path if workspace is None else workspace
@@ -148,7 +148,7 @@ def workspace_index(
     """Update a workspace to the current state of files, folders, globs and bucket URIs.
 
     Returns ``{indexed, updated, skipped, total_lines}``: new, changed and unchanged documents, and the lines of the
-    workspace. ``skipped_files`` are those that were not indexed. ``dry_run`` counts and writes nothing.
+    workspace. ``skipped_files`` were not indexed. ``dry_run`` counts without writing.
     """
     from driftline.flows.actions.sources import index_paths
 
@@ -188,7 +188,7 @@ def workspace_search(
     """Search a workspace: ``{query, results}`` like ``driftline search --json``.
 
     If there are no results, there are ``notes`` and the ``nearest`` line. Defaults come from ``[search]`` of
-    ``driftline.toml``. If ``explain`` is set, there is an ``explanation``, too.
+    ``driftline.toml``. ``explain`` adds an ``explanation``.
     """
     from driftline.flows.actions.sources import filter_for
     from driftline.flows.runs.search import find, search_request
@@ -258,7 +258,7 @@ def semantic(
 
 
 def _check_model(workspace: Workspace, model: str | None) -> None:
-    """Raise FingerprintMismatch if another model than ``model`` has embedded the workspace; None is any model."""
+    """Raise FingerprintMismatch if the workspace was embedded by a model other than ``model``; None accepts any."""
     current = workspace.config.fingerprint
     if model is None or current is None or model_of(model).fingerprint == current:
         return

@@ -100,7 +100,7 @@ def missing(what: str) -> ActionError:
 
 
 def _said_version(path: str) -> str | None:
-    """Return the answer of a program to ``--version``; None if it does not know that option, or cannot be run."""
+    """Return the output of a program for ``--version``; None if it does not know that option, or cannot be run."""
     try:
         code, out, _ = _call([path, "--version"], _VERSION_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
@@ -199,7 +199,7 @@ def program_lines(text: str) -> list[str]:
 
 
 def _parsed_match(result: dict[str, Any]) -> Match:
-    """Return one result of version 3 (0-based numbers, a distance and a block of lines) as we report it."""
+    """Convert one result of version 3 (0-based numbers, a distance and a block of lines) to our form."""
     if "match_line_number" not in result:
         text = str(result["text"])
         context = result.get("context") or [text]
@@ -228,7 +228,7 @@ def _not_understood(error: Exception) -> ActionError:
 TIMEOUT_SECONDS = 60.0
 _MAX_TOP_K = 2**31 - 1
 _MAX_ARGUMENT_BYTES = 100_000
-"""File names in one call, in bytes; more files are searched by several calls."""
+"""Maximum bytes of file names in one call; more files take several calls."""
 
 
 def search(
@@ -314,11 +314,10 @@ def _semtools_search(
 ) -> Result:
     """Search files line by line: ``{matches, best_match, has_matches, total_matches, query, engine, version}``.
 
-    ``engine="cli"`` uses an installed program of semtools, for at most ``timeout`` seconds, ``engine="auto"`` only if
-    there is one. ``check_version`` requires MIN_VERSION, ``min_version`` another version. A match is
-    ``{file, line, score, text, context}``; with Driftline's engine, it also has its ``column``, ``distance`` and
-    ``relevance``, and an answer without matches names the ``nearest`` line. Files that cannot be searched are
-    ``skipped_files``.
+    ``engine="cli"`` uses an installed semtools program, for at most ``timeout`` seconds; ``engine="auto"`` does so if
+    there is one. ``check_version`` requires MIN_VERSION, ``min_version`` that version. A match is ``{file, line, score,
+    text, context}``; with Driftline's engine, it also has its ``column``, ``distance`` and ``relevance``, and an answer
+    without matches names the ``nearest`` line. Files that cannot be searched are ``skipped_files``.
     """
     from driftline.tasks.search.grep import grep, read_texts
 
@@ -368,7 +367,7 @@ def _bounded(match: Match, query: str) -> Match:
 
 
 def _program(engine: Any, min_version_needed: str | None, *, only_ours: bool) -> Program | None:
-    """Return the program to use; None for Driftline's engine, which any object that a host passes also selects.
+    """Return the program to use; None for Driftline's engine, which an engine object from a host also selects.
 
     ``only_ours`` says that only Driftline's engine can fulfil the request.
     """

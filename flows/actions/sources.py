@@ -1,7 +1,7 @@
 """Turn the paths of an action into sources of its workspace, and into filters.
 
-A folder is a source. The single files of a folder share one source, to which each call adds; a glob has its own. Files
-of a known source stay with it, and a folder that is indexed whole takes over from files and globs inside it.
+A folder is a source. Single files in one folder share a source, to which each call adds files; each glob is a source.
+Files stay in the source that has them, until their whole folder is indexed: it takes over the files and globs inside.
 ``SkippedFiles`` collects requested files that were skipped, for the answer.
 """
 
@@ -110,10 +110,9 @@ def _report_skipped(
 
 
 def filter_for(workspace: Workspace, paths: Sequence[str]) -> LineFilter:
-    """Return a filter for the documents that ``paths`` name.
+    """Return a filter that selects the documents named by ``paths``.
 
-    Paths are files, folders or globs on this machine that were indexed, or documents and folders by their paths inside
-    their source.
+    Paths are indexed files, folders or globs on this machine, or paths of documents and folders inside their source.
     """
     names = [file for path in paths for file in (files_named([path]) if is_glob(path) else [path])]
     return where_named(workspace, names)
@@ -151,7 +150,7 @@ def _requested(
 
 
 def _joined(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
-    """Return patterns that match what either set matches; an empty set matches everything."""
+    """Return patterns that match everything that either set matches; an empty set matches everything."""
     return tuple(dict.fromkeys((*first, *second))) if first and second else ()
 
 

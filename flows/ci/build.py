@@ -24,7 +24,7 @@ _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _REQUEST_REF = re.compile(r"refs/(?:remotes/)?(?:pull|pull-requests|merge-requests)/(\d+)/.*")
 _CIRCLE_REQUEST = re.compile(r"pull/(\d+)(?:/(?:head|merge))?")
 _EVENTS = ("BUILD_REASON", "CI_PIPELINE_EVENT", "CI_PIPELINE_SOURCE", "CODEBUILD_WEBHOOK_EVENT", "gitlabActionType")
-"""Variables that name what has started a build."""
+"""Variables that name the event that started a build."""
 _NUMBER_AT_END = re.compile(r"(?:.*/)?(\d+)/?")
 
 Variables = Mapping[str, str]
@@ -34,7 +34,7 @@ Variables = Mapping[str, str]
 class _System:
     """The variables of one CI system. If several variables mean the same thing, the first one that is set counts.
 
-    Any of ``markers`` shows that a build is of this system. ``default`` names the default branch of the repository and
+    Any of ``markers`` identifies the system. ``default`` names the default branch of the repository and
     ``tag`` the tag of the build. Any variable that begins with one of ``signs`` shows that the build is for a pull
     request: ``request`` is its number, ``source`` its branch, and ``target`` the branch to merge it into. ``is_own``
     says whether its branch belongs to the repository itself. ``number`` grows from build to build.
@@ -59,10 +59,10 @@ class _System:
 class Build:
     """One build. ``commit`` is the full id, ``committed`` its time; ``system`` is "" outside of CI.
 
-    ``number`` is higher than that of each earlier build. ``branch`` is the pushed branch or, if ``is_request``, the
-    branch of the pull request with the number ``pull_request``, to be merged into ``target``. ``is_own`` is set if the
-    branch is known to belong to the repository itself, and ``head_commit`` is its last commit. ``is_inferred`` is set
-    if the CI system does not say that the branch was pushed. ``unclear`` says why the branch is unknown, and
+    ``number`` is higher than the number of each earlier build. ``branch`` is the pushed branch or, if ``is_request``,
+    the branch of the pull request with the number ``pull_request``, to be merged into ``target``. ``is_own`` is set if
+    the branch is known to belong to the repository itself, and ``head_commit`` is its last commit. ``is_inferred`` is
+    set if the CI system does not say that the branch was pushed. ``unclear`` says why the branch is unknown, and
     ``nothing_to_index`` why there is none.
     """
 
@@ -119,7 +119,7 @@ class Build:
         return _github(build, environ) if system is _GITHUB else _other(build, system, environ)
 
     def index_branch(self, default: str | None = None) -> str | None:
-        """Return the branch to index; None for the main index: outside of CI, and for a push to the default branch.
+        """Return the branch to index; None means the main index, outside of CI and for a push to the default branch.
 
         A pull request is ``pr/NUMBER``, unless it is known to come from a branch of the repository itself that is not
         the default one. Raises UsageError if the branch is unknown, because any choice could be wrong.
@@ -233,7 +233,7 @@ def _other(build: Build, system: _System, environ: Variables) -> Build:
 
 
 def _same(environ: Variables, *pairs: tuple[str, str]) -> bool:
-    """Return whether one of ``pairs`` of variables is set, and no pair that is set differs."""
+    """Return whether at least one of the ``pairs`` of variables is set, and both values of each set pair agree."""
     values = [(environ.get(first), environ.get(second)) for first, second in pairs]
     known = [(first, second) for first, second in values if first and second]
     return bool(known) and all(first == second for first, second in known)
@@ -274,7 +274,7 @@ def _is_own_of_azure(environ: Variables) -> bool:
 
 
 def _repository(url: str) -> str:
-    """Return ``host/owner/name`` of the URL of a repository, for any protocol."""
+    """Return ``host/owner/name`` from the URL of a repository, for any protocol."""
     match = re.fullmatch(r"(?:[a-z+]+://)?(?:[^@/]*@)?([^/:]+)(?::\d+(?=/))?[:/]+(.+?)(?:\.git)?/*", url.strip())
     return f"{match[1]}/{match[2]}".lower() if match else ""
 
@@ -315,7 +315,7 @@ def _github(build: Build, environ: Variables) -> Build:
 
 
 def _github_after_another(build: Build, event: Mapping[str, Any], environ: Variables) -> Build:
-    """Fill in a ``workflow_run``: its variables name the default branch, whatever the first workflow has built."""
+    """Fill in a ``workflow_run``: its variables name the default branch, whatever the first workflow built."""
     branch, commit = _text(event, "workflow_run", "head_branch"), _text(event, "workflow_run", "head_sha")
     is_own = _is_own_of_github(event, environ, "workflow_run", "head_repository")
     if _text(event, "workflow_run", "event") in ("push", "schedule", "workflow_dispatch") and is_own and commit:
@@ -332,7 +332,7 @@ def _github_ref(environ: Variables) -> str:
 
 
 def _is_own_of_github(event: Mapping[str, Any], environ: Variables, *keys: str) -> bool:
-    """Return whether the repository at ``keys`` of the event is the one that is built."""
+    """Return whether the repository that the event has at ``keys`` is the one being built."""
     source = _text(event, *keys, "full_name")
     known = {environ.get("GITHUB_REPOSITORY") or None, _text(event, "repository", "full_name")} - {None}
     return source is not None and known == {source}
@@ -514,5 +514,5 @@ _ANY = _System(
     target=("CI_COMMIT_TARGET_BRANCH",),
     signs=("CI_COMMIT_PULL_REQUEST", "CI_COMMIT_SOURCE_BRANCH", "CI_COMMIT_TARGET_BRANCH", *_OTHER_REQUESTS),
 )
-"""Any other system. Some of them merge a pull request into its target, so that git names the target."""
+"""Any other system. Some merge a pull request into its target, so git then names the target."""
 _SYSTEMS = (_GITHUB, _GITLAB, _JENKINS, _BUILDKITE, _CIRCLE, _AZURE, _BITBUCKET, _ANY)

@@ -48,8 +48,8 @@ def run_deployments(
 ) -> list[dict[str, Any]]:
     """Start each deployment (``NAME`` of the index flow, or ``FLOW/NAME``) and wait until all have ended.
 
-    The commit is the idempotency key: if a run of it is in progress or has completed, wait for that run. Returns
-    ``{deployment, id, name, state, url, seconds}`` of each. Raises UsageError without a server or for an unknown name,
+    The commit is the idempotency key: if its run is in progress or has completed, wait for that run. Returns
+    ``{deployment, id, name, state, url, seconds}`` for each. Raises UsageError without a server or for an unknown name,
     DeploymentFailed.
     """
     server_url()
@@ -79,7 +79,7 @@ def start_index_run(source: SourceRequest, commit: str, branch: str | None = Non
 
 
 def start_fleet_run(deployment: str, commit: str) -> None:
-    """Start the deployment of a fleet because of a commit of one of its repositories, as ``start_index_run``."""
+    """Start the deployment of a fleet for a commit in one of its repositories, like ``start_index_run``."""
     _start_run(f"{FLEET_FLOW}/{deployment}", commit, None)
 
 
@@ -167,8 +167,8 @@ class SourceAge:
 def ages(workspace: Workspace, uris: Sequence[str], commit: str, committed: datetime) -> list[SourceAge]:
     """Return the age of every source that ``uris`` name, relative to ``commit``, which was made at ``committed``.
 
-    An index of ``commit`` or of one of its descendants has age 0. Otherwise, an index is as old as its own commit, if
-    the work tree knows that commit, and at least as old as the run that made it.
+    An index of ``commit`` or of one of its descendants has age 0. Otherwise, it is as old as its own commit, if the
+    work tree has that commit, and at least as old as its run.
     """
     known = list(workspace.readable_sources())
     result: list[SourceAge] = []
@@ -200,7 +200,7 @@ def _age(workspace: Workspace, entity: Entity, uri: str, commit: str, committed:
 
 
 def _source_of(run: RunRecord, entity: Entity) -> Mapping[str, Any] | None:
-    """Return the report of ``run`` on a source that it updated, or None."""
+    """Return what ``run`` reported about a source, or None if it did not update the source."""
     if run.kind != "index":
         return None
     failed = {failure["uri"] for failure in run.report.get("failed", ())}
@@ -226,9 +226,9 @@ class CiRequest:
     """The inputs of ``driftline ci``.
 
     Without ``deployments`` (of Prefect), this process indexes. If ``max_staleness_seconds`` is set, it only checks the
-    age of the index. ``only_branch`` skips builds of other branches and indexes it as the main index; otherwise, a
-    build of any branch but ``default_branch`` (which CI mostly names) indexes that branch of the sources. If
-    ``duplicates_of`` is main, new functions of the branch are compared with existing code.
+    age of the index. With ``only_branch``, builds of that branch update the main index, and others are skipped;
+    otherwise, a build of any branch but ``default_branch`` (which CI usually names) indexes that branch of the sources.
+    If ``duplicates_of`` is main, new functions of the branch are compared with existing code.
     """
 
     build: Build
@@ -368,7 +368,7 @@ def _check(request: CiRequest, report: CiReport, limit: float) -> None:
 
 
 def sources_here(configuration: Configuration, folder: str) -> tuple[SourceRequest, ...]:
-    """Return the sources of the file in the same work tree as ``folder``. Raises UsageError if there is none."""
+    """Return the configured sources in the same work tree as ``folder``. Raises UsageError if there is none."""
     tree = find_work_tree(os.path.realpath(folder))
     if tree is None:
         raise UsageError("Not a git work tree", folder, "Run the command in one, or name the SOURCE.")
@@ -487,5 +487,5 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    """Escape Markdown in ``text``: names of files and branches are untrusted."""
+    """Escape Markdown in ``text``: file and branch names are untrusted."""
     return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", " ".join(text.split()))

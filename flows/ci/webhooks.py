@@ -1,7 +1,7 @@
-"""Receive webhooks of git hosts: each delivery names a repository to fetch, and starts a run of its sources.
+"""Receive webhooks from git hosts: each delivery names a repository to fetch, and starts a run of its sources.
 
 A delivery needs a valid signature, and is accepted once. Its payload only selects a repository, a branch or a pull
-request; the run asks the host for the content. ``Build.index_branch`` maps branches and pull requests to
+request; the run fetches the content from the host. ``Build.index_branch`` maps branches and pull requests to
 branches of the index, as for ``driftline ci``. Deliveries for one index within DEBOUNCE_SECONDS start one run.
 """
 
@@ -49,9 +49,9 @@ MAX_WAITING = 1_000
 """Indexes that may wait for a run."""
 ATTEMPTS = 3
 RETRY_SECONDS = 30.0
-"""A run that the store or the host has failed is retried, with a delay that doubles each time."""
+"""Delay before a run that failed because of the store or the host is retried; it doubles each time."""
 WAIT_SECONDS = 600.0
-"""Time that a run waits for another one of its source."""
+"""Time that a run waits for another run of its source."""
 STOP_SECONDS = 10.0
 """Time that the server waits at shutdown for a run; one that is killed loses only its uncommitted batches."""
 _LAG_BUCKETS = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -66,7 +66,7 @@ ACCEPTED, IGNORED, MALFORMED, FORGED, UNKNOWN, REPLAYED, BUSY = 202, 200, 400, 4
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The event of a delivery: a change of a ``branch``, or of the pull request ``number`` from it.
+    """The event of a delivery: a change to a ``branch``, or to the pull request ``number`` from that branch.
 
     ``is_own`` means that the branch of a pull request belongs to the repository itself.
     """
@@ -190,7 +190,7 @@ def _remotes(payload: Payload) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """How a kind of host signs and describes its deliveries; headers are in lower case.
+    """How a kind of host signs and describes its deliveries; header names are in lower case.
 
     ``request_ref`` is the ref of a pull request with a number, "" if the host has none.
     """
@@ -203,7 +203,7 @@ class Host:
     is_token: bool = False
 
     def is_signed(self, secret: str, headers: Mapping[str, str], body: bytes) -> bool:
-        """Return whether the sender knows the secret, after the same time for each wrong signature."""
+        """Return whether the sender knows the secret, comparing in constant time."""
         given = headers.get(self.signature, "")
         if self.is_token:
             return hmac.compare_digest(given.encode("latin-1"), secret.encode())
@@ -212,7 +212,7 @@ class Host:
         return bool(_HEX.fullmatch(given)) and hmac.compare_digest(given, expected)
 
     def ids(self, headers: Mapping[str, str], body: bytes) -> set[str]:
-        """Return the keys of a delivery: its id and, if that is not signed, the signed part."""
+        """Return the keys that identify a delivery: its id and, if the id is not signed, the signed part."""
         named = next((f"{name}:{headers[name][:200]}" for name in self.deliveries if headers.get(name)), None)
         if named is not None and self.is_token:
             return {named}
@@ -239,7 +239,7 @@ HOSTS: Mapping[str, Host] = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A run of a source: of its main index, or of the ``branch`` of the index that holds ``ref``; or its deletion."""
+    """A run on the main index of a source, or on the ``branch`` that indexes ``ref``; or its deletion."""
 
     source: SourceRequest
     branch: str | None = None
@@ -260,7 +260,7 @@ class Work:
 def work_of(event: Event, source: SourceRequest, settings: HookSettings, request_ref: str) -> Work | None:
     """Return the work that an event requires for a source, or None.
 
-    Raises UsageError if the default branch is unknown, and for a name that no ref may have.
+    Raises UsageError if the default branch is unknown, or if git does not allow the name of the ref.
     """
     remote = parse_remote(source.uri)
     if remote is None or not event.branch:
@@ -297,7 +297,7 @@ def work_of(event: Event, source: SourceRequest, settings: HookSettings, request
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Carries out work on the workspace of a configuration, in this process or by its Prefect deployments."""
+    """Carries out work on the configured workspace, in this process or through its Prefect deployments."""
 
     configuration: Configuration
     by_prefect: bool = False
@@ -322,7 +322,7 @@ class Runs:
             start_index_run(replace(work.source, uri=work.uri), commit, work.branch)
 
     def _fleet_of(self, source: SourceRequest) -> str:
-        """Return the name of the fleet of a source; "" if it has a table of its own."""
+        """Return the name of the fleet that has the source; "" if the source has its own table."""
         fleets = sources_of_fleets(self.configuration) if self.configuration.fleets else {}
         return next((name for name, sources in fleets.items() if source in sources), "")
 

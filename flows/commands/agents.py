@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 agents = Commands(help="Add the MCP server and its instructions to coding agents.", rich_markup_mode=None)
 app.add_typer(agents, name="agents")
 
-NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="AGENT...", help="'agents list' names them.")]
+NamesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="AGENT...", help="Agents, as listed by 'agents list'.")
+]
 AllOption = Annotated[bool, typer.Option("--all", help="All agents.")]
 UserOption = Annotated[
     bool, typer.Option("--user/--project", help="Configure agents for this user, or in the current folder.")
@@ -73,7 +75,7 @@ def list_agents(as_json: JsonOption = False) -> int:
 
 
 def _state(name: str, scope: Scope, folder: Path) -> bool | None:
-    """Return whether Driftline is installed in an agent; None, with a warning, if its configuration cannot be read."""
+    """Return whether Driftline is installed in an agent; warn and return None if its configuration cannot be read."""
     from driftline.flows.config.coding_agents import is_installed
 
     try:

@@ -41,7 +41,7 @@ def _color(_context: Any, _option: Any, given: str | None) -> None:
 
 
 def output_options() -> list[Any]:
-    """Return the options that every command takes, before or after its name."""
+    """Return the options that every command accepts, before or after its name."""
     shared: dict[str, Any] = {"expose_value": False}
     return [
         TyperOption(
@@ -71,11 +71,11 @@ def output_options() -> list[Any]:
 
 
 _NARROW = 60
-"""Columns below which the description of an option follows its name in the next line."""
+"""In narrower terminals, the description of an option begins on the line after its name."""
 _OBVIOUS_RANGE = re.compile(r"(?:; )?x>=[01](?:\.0)?(?=\])")
 _DEFAULT = re.compile(r"\[default: \((.*?)\)")
 _METAVARS = {"int": "N", "flo": "X"}
-"""By the beginning of a type's name, which depends on the version of typer."""
+"""Keyed by the beginning of a type's name; the rest depends on the version of typer."""
 
 
 _Formatter: Any = typer.Context.formatter_class
@@ -105,7 +105,7 @@ class _Context(typer.Context):
 
 
 def _with_output_options(params: Sequence[Any] | None) -> list[Any]:
-    """Return ``params`` and the ``output_options``; a parameter that is a number says so."""
+    """Return ``params`` and the ``output_options``; the help of a numeric parameter says that it is a number."""
     for option in params or ():
         if option.metavar is None and not getattr(option, "is_flag", False):
             option.metavar = _METAVARS.get(option.type.name.lower()[:3])
@@ -126,7 +126,7 @@ class _Group(TyperGroup):
         super().__init__(*args, params=_with_output_options(params), **kwargs)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the first sentence about each command, uncut."""
+        """Write the complete first sentence about each command."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         first = [(name, inspect.cleandoc(each.help or "").partition("\n\n")[0]) for name, each in commands if each]
         with formatter.section("Commands"):
@@ -134,7 +134,7 @@ class _Group(TyperGroup):
 
 
 class Commands(typer.Typer):
-    """A group of commands, each of which takes the ``output_options``."""
+    """A group of commands, each of which accepts the ``output_options``."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(cls=_Group, **settings)
@@ -204,7 +204,9 @@ ExecutorOption = Annotated[
         "--executor", metavar="WHERE", help="inline, local (processes), or tcp://HOST:PORT of a Dask scheduler."
     ),
 ]
-WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes of the local executor.")]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Number of processes of the local executor.")
+]
 
 # Options of index runs.
 ModelOption = Annotated[
@@ -250,7 +252,7 @@ WithinOption = Annotated[
 
 
 def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
-    """Return the options of a request as parameters of a command; one that is not given is None."""
+    """Return the options of a request as parameters of a command; omitted ones are None."""
     return [_parameter(row) for row in options.values()]
 
 

@@ -1,4 +1,4 @@
-"""Define ``driftline branches`` and ``driftline diff``: the branches of sources, and how they differ from main."""
+"""Define ``driftline branches`` and ``driftline diff``: list branches of sources, and compare them with main."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ DefaultBranchOption = Annotated[
     typer.Option(
         "--default-branch",
         metavar="NAME",
-        help="Branch of the main index; other builds index their own branch. Default: from CI or git.",
+        help="Builds of this branch update the main index; builds of other branches get an index of their own. "
+        "Default: from CI or git.",
     ),
 ]
 DuplicatesOption = Annotated[

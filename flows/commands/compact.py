@@ -1,4 +1,4 @@
-"""Define ``driftline compact``, ``cleanup`` and ``verify``: the maintenance of a workspace."""
+"""Define ``driftline compact``, ``cleanup`` and ``verify``, which maintain a workspace."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def cleanup(
     full: Annotated[
         bool,
         typer.Option(
-            "--full", help="List every object, not only tenants with traces of garbage; automatic once a week."
+            "--full",
+            help="List all objects, not only those of tenants that may hold garbage. Happens by itself once a week.",
         ),
     ] = False,
     as_json: JsonOption = False,

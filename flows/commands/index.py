@@ -50,7 +50,7 @@ EntityOption = Annotated[
     str | None,
     typer.Option(
         metavar="PATH",
-        help="Such as org:acme/project:alpha/source:web. Default: derived from the source's name.",
+        help="The source's entity, such as org:acme/project:alpha/source:web. Default: from its name.",
     ),
 ]
 IncludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Index only matching files.")]
@@ -61,22 +61,24 @@ MaxFileBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger files.
 MaxDocumentBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger documents, logs, CSV and JSON lines.")]
 RedactOption = Annotated[
     Redaction | None,
-    typer.Option(help="Which credentials inside text to replace.", show_default="as before, else known"),
+    typer.Option(
+        help="Which credentials inside text to replace.", show_default="the source's current setting, else known"
+    ),
 ]
 ArchivesOption = Annotated[
     bool | None,
     typer.Option(
         "--archives/--no-archives",
-        help="Index the files inside of zip and tar archives and of mail.",
-        show_default="as before, else no",
+        help="Index the files inside zip and tar archives and mail.",
+        show_default="the source's current setting, else no",
     ),
 ]
 NotebookOutputsOption = Annotated[
     bool | None,
     typer.Option(
         "--notebook-outputs/--no-notebook-outputs",
-        help="Index the text of the outputs of notebooks.",
-        show_default="as before, else no",
+        help="Index the text outputs of notebooks.",
+        show_default="the source's current setting, else no",
     ),
 ]
 RebindOption = Annotated[bool, typer.Option("--rebind", help="Allow the entity to change its URI.")]
@@ -90,7 +92,7 @@ DeepOption = Annotated[
     typer.Option(
         "--deep/--no-deep",
         help="Also embed definitions and sections with a transformer, now and in later runs (extra: deep).",
-        show_default="as before",
+        show_default="the workspace's current setting",
     ),
 ]
 DeepModelOption = Annotated[
@@ -169,7 +171,7 @@ def index(
 
 
 def _of_documents(given: Mapping[str, bool | None], configuration: Configuration | None) -> dict[str, bool | None]:
-    """Return how documents are read: as ``given``, else as driftline.toml says."""
+    """Return the options for reading documents: the ``given`` ones, else those in driftline.toml."""
     return {name: value if value is not None else getattr(configuration, name, None) for name, value in given.items()}
 
 
@@ -182,7 +184,7 @@ def _reporting_what_was_committed() -> Iterator[None]:
 
 
 def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> None:
-    """Warn of each source without documents, with the reason, such as a filter that matches nothing."""
+    """Warn about each source without documents, and say why, such as a filter that matches nothing."""
     from driftline.storage.model import SkipReason  # loads numpy
 
     for source in sources:
@@ -201,7 +203,7 @@ def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> N
 def _configuration(
     config: str | None, sources: Sequence[str] | None, all_sources: bool, filtered: bool
 ) -> Configuration | None:
-    """Return the configuration whose sources ``--all`` indexes, else None.
+    """Return the configuration whose sources ``--all`` indexes; without ``--all``, None.
 
     Raises UsageError for conflicting options.
     """
@@ -256,7 +258,7 @@ MaxRetiredOption = Annotated[
 def list_repositories(
     config: ConfigOption = None, workspace: WorkspaceOption = None, as_json: JsonOption = False
 ) -> int:
-    """List the repositories that the hosts show now, and why some are left out. Writes nothing."""
+    """List the repositories that the hosts list now, and why some are left out. Writes nothing."""
     from driftline.flows.output.progress import open_progress
     from driftline.flows.output.rich_tables import print_fleets
     from driftline.flows.runs.fleet import has_failed, list_fleets

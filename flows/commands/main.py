@@ -35,7 +35,7 @@ from driftline.storage.errors import DriftlineError, OutOfMemory, StorageError, 
 from driftline.storage.globs import is_unicode
 
 ENOUGH_BYTES = 4 * 2**30
-"""Address space that Arrow, Lance and their threads reserve; most of it is never used."""
+"""Address space that Arrow, Lance and their threads reserve, mostly without using it."""
 _TEXTS = ("failed to map segment", "cannot allocate memory", "can't start new thread", "bad_alloc")
 FIX = "Raise or lift the limit (ulimit -v). To limit memory itself, use a control group, such as a container's."
 
@@ -97,7 +97,7 @@ COMMANDS = {
 }
 """The commands, and the modules of this folder that add them to ``app``."""
 _MEANT = {"help": "--help", "version": "--version", "-h": "--help", "-V": "--version"}
-"""Words of other programs, and what they are here."""
+"""Commands of other programs, with their names here."""
 _HINTS = {("grep", "FILE"): "Name files or folders, such as '.', or - for standard input. "}
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _STOPPED = threading.Event()
@@ -112,7 +112,7 @@ _GARBAGE_THRESHOLD = 50_000
 
 
 def load(command: str | None = None) -> None:
-    """Add ``command`` to ``app``, or all commands if there is none of that name: for help and for suggestions."""
+    """Add ``command`` to ``app``; if there is none of that name, add all commands, for help and suggestions."""
     for module in dict.fromkeys([COMMANDS[command]] if command in COMMANDS else COMMANDS.values()):
         importlib.import_module(f"{__package__}.{module}")
 
@@ -136,7 +136,7 @@ def command_line() -> int:
 def _stop_on_signals() -> None:
     """Raise KeyboardInterrupt on Ctrl-C, and let SIGTERM do what Ctrl-C does, unless the parent ignores them.
 
-    A run that a scheduler ends thus commits what it has, gives back its leases and stops what it has started.
+    A run that a scheduler ends this way commits what it has, releases its leases and stops what it started.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -153,9 +153,9 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _decode_names_as_utf8() -> None:
-    """Restart in Python's UTF-8 mode if the locale has another encoding, because an index has file names in UTF-8.
+    """Restart in Python's UTF-8 mode if the locale has another encoding: an index holds file names in UTF-8.
 
-    An argument that is UTF-8 stays unchanged; any other is in the encoding of the locale.
+    An argument in UTF-8 stays unchanged; any other is decoded as the locale says.
     """
     if sys.getfilesystemencoding() == "utf-8" or os.environ.get("PYTHONUTF8") == "1":
         return
@@ -256,7 +256,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
 
 @cache
 def _command_tree(commands: int, groups: int) -> Any:
-    """Return the commands that ``app`` has now, ready to parse: typer would build all of them for each call."""
+    """Return the commands that ``app`` has so far, ready to parse; typer would build them again for each call."""
     return typer.main.get_command(app)
 
 
@@ -271,7 +271,7 @@ def _before_command(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _of_wrong_use(error: Any, command: str | None) -> tuple[str, str]:
-    """Return the message for a usage error, without a full stop, and its fix; typer suggests too many similar names."""
+    """Return the message for a usage error, without its full stop, and a fix; typer suggests too many similar names."""
     of = f"{command} " if command in COMMANDS else ""
     message, fix = error.format_message().rstrip("."), f"Try 'driftline {of}--help'."
     if (option := getattr(error, "option_name", None)) and getattr(error, "possibilities", None):
@@ -303,7 +303,7 @@ def _check_arguments(command: str | None, arguments: Sequence[str]) -> None:
 
 
 def _environment_error(error: Exception) -> DriftlineError | None:
-    """Return the error that ``error`` means if the folder or the streams of the process are at fault, not Driftline."""
+    """Translate ``error`` if the folder or the streams of the process caused it, not Driftline."""
     if isinstance(error, Unwritable):
         return unwritable(error)
     if isinstance(error, FileNotFoundError):
@@ -334,7 +334,7 @@ def root(
 
 
 def _say_causes(error: BaseException) -> None:
-    """Print which errors have caused ``error``, if the command is verbose."""
+    """Print the errors that caused ``error``, if the command is verbose."""
     cause = error.__cause__ or error.__context__
     if appearance().verbose and cause is not None:
         _say_causes(cause)
@@ -364,7 +364,7 @@ class Unwritable(OSError):
 
 
 _failures: list[Unwritable] = []
-"""Failed writes; the library of the command line swallows those of its help."""
+"""Failed writes; the command-line library hides failures to write its help."""
 
 
 class _Output(io.TextIOWrapper):
@@ -427,7 +427,7 @@ def unwritable(error: Unwritable) -> StorageError:
 
 
 def flushed(code: int) -> int:
-    """Write buffered output; return ``code``, or that of a failure."""
+    """Write buffered output; return ``code``, or the exit code of a failed write."""
     try:
         sys.stdout.flush()
         if _failures and code == 0:

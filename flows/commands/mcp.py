@@ -79,7 +79,7 @@ def _tools_of(
     reads: SearchProcesses,
     until_end: Callable[[AbstractContextManager[Callable[[], Workspace]]], Callable[[], Workspace]],
 ) -> WorkspaceTools:
-    """Open the workspace ``target``, which the command calls ``given``, and return its tools.
+    """Open the workspace ``target``, called ``given`` on the command line, and return its tools.
 
     Raises DriftlineError.
     """
@@ -106,7 +106,7 @@ def _tools_of(
 
 
 def _short_names(targets: Iterable[str]) -> list[str]:
-    """Return the last part of each path or URI, or as many parts as tell all of them apart; else all of each.
+    """Return the last part of each path or URI, or as many parts as make all names unique, else everything.
 
     Examples:
         >>> _short_names(["/srv/web/.driftline", "s3://indexes/docs"]), _short_names(["/a/web", "/b/web"])

@@ -56,12 +56,13 @@ FieldsOption = Annotated[
 
 @memory.command()
 def put(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="Unique in its tenant.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key, unique in its tenant.")],
     value: Annotated[
         str, typer.Argument(metavar="VALUE", help="JSON; anything else is stored as text. - reads standard input.")
     ],
     entity: Annotated[
-        str | None, typer.Option(metavar="ENTITY", help="Its owner, such as org:acme/project:alpha/user:alice.")
+        str | None,
+        typer.Option(metavar="ENTITY", help="Entity that owns the entry, such as org:acme/project:alpha/user:alice."),
     ] = None,
     fields: Annotated[
         list[str] | None, typer.Option("--metadata", metavar="FIELD=VALUE", help="Add a field to the metadata.")
@@ -115,7 +116,7 @@ def list_entries(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """List the keys at and below an entity, with owner and size, from its index. Exit code 1 when there are none."""
+    """List the keys at and below an entity, with owner and size, from its index. Exit code 1 if there are none."""
     from driftline.storage.memory.catalog.entry_writes import BEHIND_PRIVATE, shown
     from driftline.storage.memory.listings import MemoryListing
 
@@ -178,7 +179,7 @@ def delete(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Delete the entry of a key. Exit code 1 when there is none."""
+    """Delete the entry of a key. Exit code 1 if there is none."""
     with _opened(workspace, config, within) as store:
         deleted = store.delete(key, scope)
     if not deleted:
@@ -209,7 +210,7 @@ def rebuild(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Rebuild the indexes at and below an entity from the catalog, and the vectors of a tenant."""
+    """Rebuild from the catalog the indexes of an entity and those below it, and the vectors of a tenant."""
     with _opened(workspace, config, within) as store:
         sizes = store.rebuild(scope)
     return _show({"indexes": sizes}, as_json, f"rebuilt {len(sizes):,} indexes")
@@ -265,7 +266,7 @@ def restore(
 
 
 def _opened_for_writing(workspace: str | None, config: str | None) -> tuple[Workspace, str | None]:
-    """Open the workspace of a command for writing, and return it with the URL of the configured catalog."""
+    """Open a workspace for writing, and return it with the URL of the configured catalog."""
     from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.config.locate import workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of
@@ -281,7 +282,7 @@ def _opened_for_writing(workspace: str | None, config: str | None) -> tuple[Work
 def _opened(
     workspace: str | None, config: str | None, within: str | None, *, create: bool = False
 ) -> Iterator[MemoryStore]:
-    """Open the store of a command, bound to ``within``; if ``create``, create a workspace that was named."""
+    """Open the store of a command, bound to ``within``; with ``create``, create a named workspace if it is missing."""
     from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.config.locate import workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of, open_memory
@@ -318,7 +319,7 @@ def _times(row: dict[str, Any]) -> dict[str, str | None]:
 
 
 def _nothing(result: dict[str, Any], as_json: bool, why: str, *lines: str) -> int:
-    """Show an empty result, and why it is empty on standard error."""
+    """Show an empty result, and say on standard error why it is empty."""
     _show(result, as_json, *lines)
     warn(why)
     return NOTHING_FOUND

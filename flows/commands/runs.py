@@ -51,7 +51,7 @@ def report(
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of runs, counted from the newest.")] = 200,
     as_json: JsonOption = False,
 ) -> int:
-    """Write an HTML page about the workspace: growth, cost of runs, deltas, recall and search times.
+    """Write an HTML page about the workspace: growth, run costs, deltas, recall and search times.
 
     The page is one file that loads nothing else.
     """

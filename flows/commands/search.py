@@ -44,9 +44,9 @@ def named_server(given: str | None, workspace: str | None) -> str | None:
 
 
 def search_on(server: str, request: SearchRequest, only_here: Mapping[str, Any], *, as_json: bool) -> int:
-    """Print the results of ``server`` like those of a workspace.
+    """Search on ``server``, and print the results in the same form as for a local workspace.
 
-    Raises UsageError for an option that servers do not accept, and if one of ``only_here`` is used.
+    Raises UsageError if an option in ``only_here``, or any other that servers do not accept, is set.
     """
     from driftline.flows.client import Connection, search_parameters  # loads http and ssl
 
@@ -116,7 +116,7 @@ EXACT_LINES = 100
 
 
 def _exact_defaults(query: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults that exact terms change: more results, without context."""
+    """Return the defaults that differ for exact terms: more results, without context."""
     from driftline.tasks.search.query_language import parse
 
     if not given.get("fixed") and not given.get("regex") and not parse(query).terms:
@@ -148,7 +148,7 @@ def _print_hits(workspace: Workspace, result: dict[str, Any]) -> None:
 
 
 def open_workspace(workspace: str, given: str | None = None, config: str | None = None) -> Workspace:
-    """Open a workspace, ``given`` or found, with the storage options of ``driftline.toml`` if that file names it."""
+    """Open the workspace ``given``, or the nearest one. If ``driftline.toml`` names it, its storage options apply."""
     from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.config.locate import source_access
     from driftline.storage.workspace.workspace import Workspace

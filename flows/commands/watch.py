@@ -57,7 +57,7 @@ def _failed(error: DriftlineError) -> None:
 
 @contextmanager
 def watching_sources(workspace: Workspace) -> Iterator[None]:
-    """Update the local sources of ``workspace`` on each change, in a thread each, until the end of the block."""
+    """Update each local source of ``workspace`` on changes, in its own thread, until the end of the block."""
     from driftline.storage.sources.source import known_source
 
     local = [record.uri for _, record in workspace.sources() if known_source(record.uri).is_local]

@@ -48,7 +48,7 @@ OriginsOption = Annotated[
 ]
 ProcessesOption = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Number of search processes.", show_default="one a core, at most 4"),
+    typer.Option(min=1, metavar="N", help="Number of search processes.", show_default="one per core, at most 4"),
 ]
 ProxiesOption = Annotated[
     list[str] | None,
@@ -175,7 +175,7 @@ def _prepare_in_background(reader: Reader) -> None:
 
 
 def _indexed_here(workspace: str | None) -> str:
-    """Return the workspace to watch; if there is none yet, index this folder and return its workspace."""
+    """Return the workspace to watch; if none exists, index this folder and return its workspace."""
     from driftline.flows.runs.index import index_sources
     from driftline.flows.runs.plan import IndexRequest
     from driftline.storage.workspace.workspace import Workspace
@@ -204,7 +204,7 @@ def _boundary_of(workspace: Workspace, names: Sequence[str]) -> Boundary:
 def _access_rules(target: str, workspace: Workspace, proxy: TrustedProxy | None) -> AccessRules | None:
     """Return the rules of the ``driftline.toml`` that names the workspace, if it has any.
 
-    Raises UsageError without a proxy, because everybody would see everything.
+    Raises UsageError without a proxy, because then everybody would see everything.
     """
     from driftline.flows.config.driftline_toml import locate_config
     from driftline.flows.web.authentication import AccessRules
@@ -230,7 +230,7 @@ def _newest(
 ) -> AbstractContextManager[Callable[[], Workspace]]:
     """Return a function that opens the workspace for each request.
 
-    It opens the copy of a bucket if that is requested, or if an earlier search has kept one.
+    For a bucket, it opens the local copy if that is requested, or if an earlier search has kept one.
     """
     from driftline.flows.config.driftline_toml import search_settings
     from driftline.flows.runs.pull import has_copy, newest_of

@@ -1,8 +1,8 @@
 """Coding agents: where each keeps its MCP servers and its instructions, and how Driftline adds itself to both.
 
-A change touches nothing but Driftline's own entry: comments, line ends and other entries are kept. Text is cut
-and inserted by tokens, and the result is parsed again: if anything but that entry would differ, nothing is written. A
-file that was there is copied first, and removing Driftline restores it.
+A change touches nothing but Driftline's own entry: comments, line ends and other entries are kept. Text is cut and
+inserted by tokens, and the result is parsed again: if anything but that entry would differ, nothing is written. An
+existing file is backed up first; removing Driftline restores it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TOML_TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """An agent, with the relative paths of its files in a project and in a home folder; None where it has none.
+    """An agent, with the relative paths of its files in a project and in a home folder, None if it has none there.
 
     ``key`` is the name of the object (in TOML, of the table) that lists MCP servers. ``shape`` is the form of an entry.
     ``head`` begins a file of instructions that has nothing else.
@@ -119,7 +119,7 @@ AGENTS: Mapping[str, Agent] = {
 class Change:
     """A file that would change: its text before and after, None if there is no file.
 
-    ``is_first`` says that nothing of Driftline is in the file yet: ``apply`` then copies it.
+    ``is_first`` says that the file has nothing from Driftline yet: ``apply`` then backs it up.
     """
 
     agent: str
@@ -129,10 +129,10 @@ class Change:
     is_first: bool = False
 
     def apply(self) -> None:
-        """Write the file, after copying its former content.
+        """Write the file, after backing up its former content.
 
-        The file keeps its mode and its owner, and symbolic links to it are preserved. The copy is deleted once the file
-        has its original content again.
+        The file keeps its mode and its owner, and symbolic links to it are preserved. The backup is deleted once the
+        file has its original content again.
 
         Raises:
             UsageError: The file has changed since it was read, or cannot be written.
@@ -315,7 +315,7 @@ class _Entry:
         return _Entry(self.key, servers[NAME]) if NAME in servers else None
 
     def added_to(self, text: str, path: Path) -> str:
-        """Add the entry. Everything else in it, such as variables, is kept."""
+        """Add the entry. If it exists, its other keys, such as variables, are kept."""
         before = _parsed(text, path)
         present = _servers(before, self.key, path).get(NAME, {})
         if not isinstance(present, dict):
@@ -376,13 +376,13 @@ def _servers(config: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
 
 
 def _others(config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a configuration without Driftline's entry, and without its object of servers if that is then empty."""
+    """Return a configuration without Driftline's entry, and without the object of servers if it is then empty."""
     servers = {name: value for name, value in config.get(key, {}).items() if name != NAME}
     return {name: servers if name == key else value for name, value in config.items() if name != key or servers}
 
 
 def _comparable(config: Mapping[str, Any], key: str) -> str:
-    """Return the other entries as comparable text, in any order: a NaN differs from itself, and 1 equals True."""
+    """Return the other entries as text that ignores their order; values would not do: NaN != NaN, and 1 == True."""
     return json.dumps(_others(config, key), sort_keys=True, default=repr)
 
 
@@ -393,7 +393,7 @@ _OWN = ("mcp_servers", NAME)
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """A header, a key with its value, or a line without either; ``path`` is that of the table or value, () if none."""
+    """A header, a key with its value, or a line with neither; ``path`` leads to the table or value, or is ()."""
 
     text: str
     path: tuple[str, ...] = ()
@@ -464,7 +464,7 @@ def _toml_value(value: Any) -> str:
 
 
 def _toml_without(text: str) -> str:
-    """Return ``text`` without Driftline's tables and keys, the comments among them, and the blank line before."""
+    """Return ``text`` without Driftline's tables and keys, the comments among these, and the blank line before."""
     statements = list(_statements(text))
     gone = {n for n, each in enumerate(statements) if each.is_own}
     for n in sorted(gone):
@@ -575,7 +575,7 @@ def _json_with(text: str, key: str, entry: Mapping[str, Any]) -> str:
 
 
 def _json_inserted(text: str, brace: int, member: str, indent: str) -> str:
-    """Return ``text`` with ``member`` as the first of the object whose brace is at ``brace``."""
+    """Return ``text`` with ``member`` as the first member of the object whose brace is at ``brace``."""
     rest = text[brace + 1 :]
     if next(_json_members(text, brace), None):
         follows = ","
@@ -586,7 +586,7 @@ def _json_inserted(text: str, brace: int, member: str, indent: str) -> str:
 
 
 def _json_without(text: str, key: str) -> str:
-    """Return ``text`` without Driftline's entry, and without the object ``key`` if that is then empty."""
+    """Return ``text`` without Driftline's entry, and without the object ``key`` if it is then empty."""
     top = next(token.start for token in _json_tokens(text) if token.text == "{")
     held = _json_member(text, top, key)
     assert held is not None

@@ -1,9 +1,9 @@
 """Read ``driftline.toml``: the sources of a team, their schedules, named workspaces and storage options.
 
 Paths in the file are relative to its folder. The whole file is validated before a command writes anything; an error
-names the key, its table, and the fix. A file that was found in a parent folder may have another author, and its storage
-options and references could send credentials of this user to an endpoint of its author. They are used only after
-``driftline trust``, which records path and content, as direnv does.
+names the key, its table, and the fix. A file found in a parent folder may be by somebody else, whose storage options
+and references could send this user's credentials to an endpoint of theirs. These are used only after ``driftline
+trust``, which records path and content, as direnv does.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Schedule:
 class ConfiguredSource:
     """A ``[[sources]]`` table. ``uri`` is an absolute path or a URI; ``entity`` defaults to the last part of ``uri``.
 
-    ``link`` is the kind of its host, or a template of links to it; "" leaves that to the name of the host.
+    ``link`` is the kind of its host, or a template of links to it; if "", the name of the host decides.
     """
 
     uri: str
@@ -110,10 +110,11 @@ class ConfiguredSource:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredFleet:
-    """A ``[[fleet]]`` table: the repositories of ``host`` that ``selection`` chooses, with entities by ``template``.
+    """A ``[[fleet]]`` table: the repositories on ``host`` that ``selection`` chooses; ``template`` gives their
+    entities.
 
-    ``include`` and ``exclude`` are globs of their files, ``branches`` of their branches. Their open ``pull_requests``
-    are followed, too. ``table`` is the table itself, for a machine without the file.
+    ``include`` and ``exclude`` are globs of files, ``branches`` globs of branches. ``pull_requests`` follows the open
+    ones. ``table`` is the table itself, for a machine without the file.
     """
 
     name: str
@@ -141,7 +142,7 @@ class WorkspacePart:
 
 @dataclass(frozen=True, slots=True)
 class HookSettings:
-    """``[web.hooks]``: references to the secrets of the kinds of hosts that may deliver.
+    """``[web.hooks]``: references to the secrets, one for each kind of host that may deliver.
 
     A push to the main branch always starts a run, a push to another branch if its name matches one of ``branches``.
     """
@@ -199,7 +200,7 @@ class Configuration:
         return resolve_options(self.storage_options, str(self.path))
 
     def hook_secrets(self) -> dict[str, str]:
-        """Return the secrets of the webhooks, by the kind of host. Raises UsageError."""
+        """Return the secrets of the webhooks, keyed by the kind of host. Raises UsageError."""
         where, known = location_of(self.path, "[web.hooks]"), self.hooks.secrets if self.hooks is not None else {}
         return {name: resolve_secret(name, reference, where) for name, reference in known.items()}
 
@@ -267,7 +268,7 @@ def _without_token(host: Host) -> Host:
 
 @cache
 def _warn_of(path: Path) -> None:
-    """Warn once for each file."""
+    """Warn about each file once."""
     log.warning(
         "%s is not trusted: its [storage_options], [memory], [web.hooks] and tokens are not used. Review it, then run "
         "'driftline trust', or name it with --config or %s",
@@ -277,7 +278,7 @@ def _warn_of(path: Path) -> None:
 
 
 def options_for(workspace: str) -> dict[str, str] | None:
-    """Return the storage options of the located file if ``workspace`` is the one it names, else None."""
+    """Return the storage options of the located file if the file names ``workspace``, else None."""
     config = locate_config(None)
     return config.options() if config is not None and config.workspace == workspace else None
 
@@ -293,7 +294,7 @@ def named_or_trusted_config(given: str | None) -> Configuration | None:
 
 
 def prices_for() -> Mapping[str, float]:
-    """Return the price of 1,000 requests by kind, from the located file; empty if there is none."""
+    """Return the price of 1,000 requests of each kind from the located file; empty without a file."""
     path = find_config(None)
     return load_config(path).prices if path is not None else {}
 
@@ -305,7 +306,7 @@ def search_settings() -> Mapping[str, Any]:
 
 
 def memory_table_for(workspace: str) -> Mapping[str, Any]:
-    """Return the ``[memory]`` of the located file if ``workspace`` is the one it names, else nothing."""
+    """Return the ``[memory]`` table of the located file if the file names ``workspace``, else nothing."""
     config = locate_config(None)
     return config.memory if config is not None and config.workspace == absolute_uri(workspace, Path.cwd()) else {}
 
@@ -487,7 +488,7 @@ def _schedule(given: str | float | None) -> Schedule | None:
 
 
 def fleets_of(tables: Sequence[FleetTable]) -> tuple[ConfiguredFleet, ...]:
-    """Return the fleets of tables that come from a configuration elsewhere, as ``ConfiguredFleet.table``.
+    """Return the fleets that ``tables`` describe: each is a ``ConfiguredFleet.table`` from a configuration elsewhere.
 
     Raises UsageError.
     """

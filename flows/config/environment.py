@@ -11,7 +11,7 @@ from driftline.storage.defaults import user_folder, with_home
 from driftline.storage.errors import UsageError
 
 HOME_VARIABLE = "DRIFTLINE_HOME"
-"""Names the folder of workspaces that have a name, such as ``@notes``."""
+"""Names the folder of named workspaces, such as ``@notes``."""
 DATABASE_VARIABLE = "DATABASE_URL"
 """Names the catalog of the memory store."""
 SERVER_VARIABLE = "DRIFTLINE_SERVER"
@@ -22,9 +22,9 @@ WORKSPACE_FOLDER = ".driftline"
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _OF_HOST = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9._-]+:.")
-"""``git@host:path``, a repository that is reached by ssh."""
+"""``git@host:path``, a repository reached over ssh."""
 NAME_SIGN = "@"
-"""Begins the name of a workspace: everything else is a path or a URI."""
+"""The first character of a workspace name: anything else is a path or a URI."""
 _LOCAL_SCHEMES = frozenset({"file", "local"})
 
 
@@ -43,7 +43,7 @@ def local_path(uri: str) -> Path | None:
 
 
 def absolute_workspace(workspace: str, home: str | None = None) -> str:
-    """Resolve ``@notes`` as the workspace of this name below ``home``, and a path as absolute; keep a URI.
+    """Resolve ``@notes`` as the workspace of this name below ``home``; make a path absolute, and keep a URI.
 
     ``home`` is by default $DRIFTLINE_HOME, else in the user's data folder (XDG). Raises UsageError for an invalid name.
     """
@@ -59,12 +59,12 @@ def absolute_workspace(workspace: str, home: str | None = None) -> str:
 
 
 def is_plain_name(workspace: str) -> bool:
-    """Return whether ``workspace`` has the form of a name without its sign, rather than that of a path or a URI."""
+    """Return whether ``workspace`` looks like a name without its @, rather than like a path or a URI."""
     return _PLAIN_NAME.fullmatch(workspace) is not None
 
 
 def absolute_uri(uri: str, folder: Path) -> str:
-    """Return a local URI or path as an absolute path, relative to ``folder``, and others without a trailing slash."""
+    """Make a local URI or path absolute, relative to ``folder``; remove a trailing slash from other URIs."""
     path = local_path(uri)
     if path is None:
         scheme, separator, rest = uri.partition("://") if "://" in uri else ("", "", uri)

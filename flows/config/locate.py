@@ -1,6 +1,7 @@
 """Locate the workspace, the branch and the readable sources of a command.
 
-The workspace is the named one, else the nearest one. The branch has a name, or is ``auto`` for the checked-out branch.
+The workspace is the named one, else the nearest one. A branch is given by its name, or as ``auto``: the checked-out
+one.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def workspace_for_indexing(
 ) -> str:
     """Return the workspace to write: ``given``, else the environment's, else the file's, else that of all sources.
 
-    Each local source proposes the nearest ``.driftline`` in its folder or a parent folder, else one at its own root.
+    Each local source proposes the nearest ``.driftline`` in its folder or a parent folder, else a new one at its root.
     Returns an absolute path or a URI; creates nothing. Raises UsageError if the sources disagree.
     """
     named = given or os.environ.get(WORKSPACE_VARIABLE) or (configuration.workspace if configuration else None)
@@ -118,8 +119,8 @@ def source_access(workspace: str, given: str | None, config: str | None = None) 
     """Return which sources of ``workspace`` may be read. Raises UsageError.
 
     ``given`` is the name of the workspace if the caller named it, ``config`` a configuration that the caller named. The
-    locations that a named or trusted ``driftline.toml`` lists may be read. Beyond them, no remote source may be read. A
-    local source may be read if the workspace was named, else only in the folder in which the workspace was found.
+    locations that a named or trusted ``driftline.toml`` lists may be read. No other remote source may be read. Other
+    local sources may be read if the workspace was named, else only inside the folder where it was found.
     """
     from driftline.flows.config.driftline_toml import named_or_trusted_config
     from driftline.storage.sources.source import SourceAccess

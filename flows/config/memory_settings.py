@@ -41,7 +41,7 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
     "LTM_PARALLEL_THREADS": ("performance", "parallel_reads", "threads"),
     "LTM_COMPACTION_THRESHOLD": ("index", "compaction_threshold"),
 }
-"""Environment variables, and the key that each of them sets."""
+"""Environment variables, each with the key that it sets."""
 
 SHORT_KEYS: Mapping[str, tuple[str, str]] = {
     "metadata_cache_ttl": ("metadata_cache", "ttl_seconds"),
@@ -85,14 +85,14 @@ class CatalogSection(_Section):
 class StorageSection(_Section):
     """The workspace: a folder, or ``s3://``, ``gs://``, ``az://``."""
 
-    uri: str | None = Field(default=None, description="The workspace.")
+    uri: str | None = Field(default=None, description="The location of the workspace.")
 
 
 class EntitySection(_Section):
     """One entity."""
 
-    type: str = Field(description="Level of the entity that calls without a scope use.")
-    id: str = Field(description="Its id.")
+    type: str = Field(description="Level of the entity for calls without a scope.")
+    id: str = Field(description="The id of that entity.")
 
 
 class HierarchySection(_Section):
@@ -103,7 +103,7 @@ class HierarchySection(_Section):
     )
     root_entity: EntitySection | None = None
     defaults: dict[str, str] = Field(
-        default_factory=dict, description="Ids of levels that a call does not name, by level."
+        default_factory=dict, description="Default ids of levels that a call does not name, keyed by level."
     )
 
 
@@ -111,26 +111,28 @@ class CacheSection(_Section):
     """The cache of blobs, which never change."""
 
     enabled: bool = Field(default=True, description="Whether to cache blobs.")
-    ttl_seconds: Annotated[float, Field(ge=0)] = Field(default=600.0, description="How long.")
+    ttl_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=600.0, description="Lifetime of a cached blob, in seconds."
+    )
 
 
 class ThreadsSection(_Section):
     """The number of blobs to read in parallel."""
 
-    threads: Annotated[int, Field(ge=1, le=256)] = Field(default=8, description="How many blobs are read at once.")
+    threads: Annotated[int, Field(ge=1, le=256)] = Field(default=8, description="Number of blobs to read in parallel.")
 
 
 class PerformanceSection(_Section):
-    """Caches and threads; ``metadata_cache_ttl`` and ``threads`` are short forms of keys of the two."""
+    """Caches and threads; ``metadata_cache_ttl`` and ``threads`` are short forms of keys inside."""
 
     metadata_cache: CacheSection = CacheSection()
     parallel_reads: ThreadsSection = ThreadsSection()
 
 
 class IndexSection(_Section):
-    """The encoding of indexes; above the threshold, deltas are folded. The format is fixed."""
+    """How indexes are encoded, and after how many deltas they are folded. ``format`` is always ``parquet``."""
 
-    format: Literal["parquet"] = Field(default="parquet", description="Fixed.")
+    format: Literal["parquet"] = Field(default="parquet", description="Always `parquet`.")
     row_group_size: Annotated[int, Field(ge=1_000, le=10_000_000)] = Field(
         default=122_880, description="Rows in a row group of the Parquet indexes."
     )
@@ -138,7 +140,7 @@ class IndexSection(_Section):
         default="zstd", description="`zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`, of the Parquet indexes."
     )
     compaction_threshold: Annotated[int, Field(ge=0)] = Field(
-        default=DEFAULT_MAX_DELTAS, description="An index with more deltas is folded."
+        default=DEFAULT_MAX_DELTAS, description="Fold an index that has more deltas."
     )
 
 
@@ -249,7 +251,7 @@ def encoding_of(configuration: MemoryConfiguration) -> Encoding:
 
 
 def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entity:
-    """Return the entity that ``within`` names by its path from the first level on. Raises BadEntity.
+    """Return the entity whose path from the first level on is ``within``. Raises BadEntity.
 
     Nothing is looked up, because lines and memory must mean the same entity.
     """
@@ -275,7 +277,7 @@ def find_memory(
 ) -> Callable[[], MemoryStore] | None:
     """Return a function that opens the store for searches by meaning, bound to ``within``; None if there is no memory.
 
-    The store is at the configured location, else in ``workspace`` if that holds memory. Without memory, no database is
+    The store is at the configured location, else in ``workspace`` if it holds memory. Without memory, no database is
     contacted, and nothing is created. Raises UsageError, WorkspaceNotFound, CatalogError, CatalogConnectionError.
     """
     from driftline.storage.memory.binding import find_catalog, holds_memory
@@ -368,7 +370,7 @@ def _nested(keys: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 
 def _with_whole_root(settings: dict[str, Any]) -> dict[str, Any]:
-    """Complete the root: one with only an id is of the first level, and one without an id has the default id."""
+    """Complete the root: without a level, it gets the first level; without an id, the default id."""
     hierarchy = settings.get("hierarchy")
     root = hierarchy.get("root_entity") if isinstance(hierarchy, dict) else None
     if not isinstance(hierarchy, dict) or not isinstance(root, dict) or not root or {"type", "id"} <= set(root):
@@ -380,7 +382,7 @@ def _with_whole_root(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_mistake(error: ValidationError) -> str:
-    """Return each wrong key and the reason, without its value, which may be a secret."""
+    """Return each wrong key with the reason, but without its value, which may be a secret."""
     parts = []
     for part in error.errors():
         name = ".".join(map(str, part["loc"]))
@@ -392,9 +394,9 @@ WHERE_CATALOGS_ARE_NAMED = f"{DATABASE_VARIABLE}, LTM_CONFIG, or [memory.catalog
 
 
 def memory_of(workspace: str, path: str | None = None) -> MemoryConfiguration:
-    """Return the settings of the memory in ``workspace``: the file at ``path`` or $LTM_CONFIG, and the environment.
+    """Return the settings of the memory in ``workspace``, from the file at ``path`` or $LTM_CONFIG and the environment.
 
-    The ``[memory]`` of a ``driftline.toml`` that names the workspace provides their defaults. Raises UsageError.
+    Their defaults come from ``[memory]`` in a ``driftline.toml`` that names the workspace. Raises UsageError.
     """
     return load_memory_configuration(path, below=memory_table_for(workspace))
 
@@ -402,8 +404,8 @@ def memory_of(workspace: str, path: str | None = None) -> MemoryConfiguration:
 def catalog_to_keep(workspace: Workspace) -> str | None:
     """Return the URL of the configured catalog of the memory in ``workspace``, or None.
 
-    $DATABASE_URL counts only if it is the database of this catalog, or if it cannot be read and no catalog is in the
-    workspace. Raises UsageError, CatalogMismatch.
+    $DATABASE_URL counts only if it is the database of this catalog, or if it cannot be read and the workspace has no
+    catalog. Raises UsageError, CatalogMismatch.
     """
     if not holds_memory(workspace):
         return None
@@ -438,7 +440,7 @@ def _of_application(workspace: Workspace, url: str | None) -> str | None:
 
 
 def boundary_in(workspace: Workspace, within: str) -> Entity:
-    """Return the entity that ``within`` names by its complete path: one of the memory's hierarchy, or a source.
+    """Return the entity whose complete path is ``within``: one in the hierarchy of the memory, or a source.
 
     Looks nothing up, because lines and memory must mean the same entity. Raises BadEntity, UsageError.
     """

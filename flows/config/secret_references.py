@@ -41,7 +41,7 @@ def check_secret(name: str, value: str, where: str) -> None:
 
 
 def resolve_secret(name: str, value: str, where: str) -> str:
-    """Return the current value of a secret. Raises UsageError if it has none."""
+    """Return the current value of a secret. Raises UsageError if there is none."""
     return _resolve(f"The webhook {name!r}", value, where)
 
 
@@ -64,14 +64,14 @@ def check_catalog(url: str, where: str) -> None:
 
 
 def resolve_catalog(url: str, where: str) -> str:
-    """Replace the references in the URL of a catalog by their current values. Raises UsageError if one has none."""
+    """Replace the references in a catalog's URL with their current values. Raises UsageError if one has none."""
     if block := _BLOCK.fullmatch(url):
         return _load_block("The catalog", block[1], where)
     return _VARIABLE.sub(lambda match: _resolve("The catalog", match[0], where), url)
 
 
 def resolve_options(options: Mapping[str, str], where: str = "") -> dict[str, str]:
-    """Replace each reference in ``options`` by its current value. Raises UsageError if it has none."""
+    """Replace each reference in ``options`` with its current value. Raises UsageError if it has none."""
     return {key: _resolve(f"The storage option {key!r}", value, where) for key, value in options.items()}
 
 

@@ -35,7 +35,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Table(BaseModel):
-    """A table of the file. Unknown keys and values of another type are errors."""
+    """A table in the file. Unknown keys and values of a wrong type are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -71,7 +71,7 @@ class SourceTable(Table):
     )
     schedule: Moment = Field(
         default=None,
-        description="Five fields of cron, in UTC, or a number of seconds, at least 1. Default: every 15 minutes.",
+        description="Five cron fields, in UTC, or a number of seconds, at least 1. Default: every 15 minutes.",
     )
     link: Text | None = Field(
         default=None,
@@ -114,13 +114,11 @@ class FleetTable(Table):
             "The user of `github`, `gitlab` or `gitea`. Without an owner: everything that the token may read."
         ),
     )
-    repositories: list[Text] = Field(default=[], description="The URLs of a `list`.")
+    repositories: list[Text] = Field(default=[], description="The repository URLs, if the provider is `list`.")
     include: list[Text] = Field(
-        default=[], description="Globs of repositories, such as `acme/*`. Select only those that match one of them."
+        default=[], description="Globs of repositories, such as `acme/*`. Select only matching ones."
     )
-    exclude: list[Text] = Field(
-        default=[], description="Globs of repositories. Leave out those that match one of them."
-    )
+    exclude: list[Text] = Field(default=[], description="Globs of repositories. Leave out matching ones.")
     topics: list[Text] = Field(default=[], description="Select only repositories with one of these topics.")
     archived: bool = Field(default=True, description="Whether archived repositories are selected.")
     forks: bool = Field(default=True, description="Whether forks are selected.")
@@ -136,7 +134,7 @@ class FleetTable(Table):
     entity: Text | None = Field(
         default=None,
         description=(
-            "The template of entities, of `{org}`, `{group}`, `{name}`, `{path}` and `{id}`. Default: "
+            "The template of entities, with `{org}`, `{group}`, `{name}`, `{path}` and `{id}`. Default: "
             "`org:{org}/project:{group}/source:{name}`, and `source:{name}` without a host."
         ),
     )
@@ -164,7 +162,7 @@ class FleetTable(Table):
     )
     schedule: Moment = Field(
         default=None,
-        description="Five fields of cron, in UTC, or a number of seconds, at least 1. Default: every 15 minutes.",
+        description="Five cron fields, in UTC, or a number of seconds, at least 1. Default: every 15 minutes.",
     )
 
 
@@ -267,7 +265,7 @@ class HooksTable(Table):
     gitea: Text | None = Field(default=None, description="The same for Gitea and Forgejo.")
     bitbucket: Text | None = Field(default=None, description="The same for Bitbucket.")
     branches: list[Text] = Field(
-        default=[], description="Patterns such as `release/*`: pushes to these branches, too, are indexed."
+        default=[], description="Patterns such as `release/*`: pushes to matching branches are also indexed."
     )
     pull_requests: bool = Field(default=False, description="Index open pull requests as branches.")
     prefect: bool = Field(
@@ -314,19 +312,22 @@ class File(Table):
         default=None,
         description=(
             "Which [credentials inside text](../guides/index-sources.md#redact) are replaced: `off`, `known` "
-            "or `strict`. Default: as before, `known` for new sources."
+            "or `strict`. Default: the source's current setting; `known` for a new source."
         ),
     )
     archives: bool | None = Field(
         default=None,
         description=(
-            "Whether the [files inside archives and mail](../guides/documents.md#archives) are indexed. Default: as "
-            "before, `false` for new sources."
+            "Whether the [files inside archives and mail](../guides/documents.md#archives) are indexed. Default: "
+            "the source's current setting; `false` for a new source."
         ),
     )
     notebook_outputs: bool | None = Field(
         default=None,
-        description="Whether the text outputs of notebooks are indexed. Default: as before, `false` for new sources.",
+        description=(
+            "Whether the text outputs of notebooks are indexed. Default: the source's current setting; `false` for a "
+            "new source."
+        ),
     )
     sources: list[SourceTable] = Field(default=[], description="One table `[[sources]]` for each source, see below.")
     fleet: list[FleetTable] = Field(
@@ -397,7 +398,9 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
     if kind == "list_type" and key in ("sources", "fleet") and table is File:
         return UsageError(f"{key!r} is not a list of tables", where, f"Begin each one with [[{key}]].")
     if table is File and key == "notify" and kind == "string_pattern_mismatch":
-        return UsageError("A name in 'notify' is not that of a block", where, "Write TYPE/NAME, as 'prefect block ls'.")
+        return UsageError(
+            "A name in 'notify' is not the name of a block", where, "Write TYPE/NAME, as 'prefect block ls' prints it."
+        )
     if table is FleetTable and key == "token":
         return UsageError(
             "A token must be a reference", where, "Write ${NAME}, where NAME is a variable that holds it."

@@ -1,4 +1,4 @@
-"""Define the answers of the MCP tools: pydantic models, whose schemas clients see, and the text that models read.
+"""Define the answers of the MCP tools: pydantic models, whose schemas clients see, and text for language models.
 
 The text has the essentials in few tokens, and fits into ``max_tokens``: context is trimmed first, then
 the last results are left out. It ends with the number of omitted results, and how to get them.
@@ -24,21 +24,22 @@ from driftline.tasks.search.search import SearchReport
 MAX_SOURCES = 100
 MAX_LINE_CHARACTERS = MAX_SHOWN_CHARACTERS
 BYTES_PER_TOKEN = 4
-"""Of UTF-8: a rule of thumb, since the tokenizer of the client is not known."""
+"""In UTF-8: a rule of thumb, since the client's tokenizer is unknown."""
 MIN_TOKENS, DEFAULT_TOKENS, MAX_TOKENS = 200, 8_000, 16_000
 MAX_ANSWER_BYTES = MAX_TOKENS * BYTES_PER_TOKEN
 """Limit of the text of an answer, to save the context of a model."""
 _CONTEXTS = (2, 1, 0)
-"""Lines of context on each side to try in turn, if all that was requested does not fit."""
+"""Lines of context on each side, tried in turn if the requested number does not fit."""
 _RESERVED_BYTES = 300
 """Part of each answer reserved for the note on omitted results."""
 
 
 class LinesFound(BaseModel):
-    """A window of lines; ``file`` can be opened. Numbers are 1-based; ``line`` and ``text`` are its best line,
-    ``column`` is where that matches, ``symbol`` is the definition around it, and ``anchor`` the position in a document:
-    a page, a cell; ``fragment``, after ``#``, opens it. ``url`` is the permanent link to share. Results are sorted by
-    ``score``."""
+    """A window of lines; ``file`` can be opened. Numbers are 1-based; ``line`` and ``text`` are its best line, which
+    matches at ``column`` inside the definition ``symbol``. ``anchor`` is the position in a document, such as a page or
+    a cell; ``fragment``, after ``#``, opens it. ``url`` is the permanent link to share. Results are sorted by
+    ``score``.
+    """
 
     path: str
     file: str | None
@@ -121,8 +122,8 @@ class IndexStatus(BaseModel):
 class ContextAnswer(BaseModel):
     """Lines of a document as they were indexed; ``current``: the document has not changed since.
 
-    ``url`` is the permanent link of the requested line; ``more`` says which lines were cut. ``anchors`` are the places
-    in the document, a page or a cell, each with the first of these lines that it has.
+    ``url`` is the permanent link of the requested line; ``more`` says which lines were cut. ``anchors`` are positions
+    in the document, such as pages or cells, each with the first of these lines in it.
     """
 
     path: str
@@ -137,7 +138,7 @@ class ContextAnswer(BaseModel):
     anchors: list[tuple[int, str]] = []
 
     def text(self) -> str:
-        """Return the location and the numbered lines, the lines of each anchor below its name."""
+        """Return the location, and the numbered lines below the names of their anchors."""
         location = f"{self.path}:{self.start_line}-{self.end_line}{f'  {self.url}' if self.url else ''}"
         changed = [] if self.current else ["The document has changed since, or is gone."]
         names: dict[int, list[str]] = {}
@@ -151,7 +152,7 @@ class ContextAnswer(BaseModel):
 
 
 def shown_lines(window: LinesFound, *, with_source: bool) -> str:
-    """Return a window as text: a line as ``path:line:text``, several below a head that names their definition."""
+    """Return a window as text: one line as ``path:line:text``, several below a heading that names their definition."""
     source = f"{window.source} " if with_source else ""
     about = [f"{window.kind} {window.symbol}"] if window.symbol else []
     about += [each for each in (window.anchor, window.label) if each]
@@ -216,7 +217,7 @@ def _trimmed(hit: Hit, n_lines: int) -> tuple[list[str], int]:
 
 
 def _cut(window: LinesFound, budget: int) -> LinesFound:
-    """Return only the best line, cut to ``budget`` bytes."""
+    """Return a window of only its best line, cut to ``budget`` bytes."""
     text = window.text.encode("utf-8", "replace")[: max(0, budget)].decode("utf-8", "ignore") + CUT
     return window.model_copy(
         update={"text": text, "context": [text], "start_line": window.line, "end_line": window.line}
@@ -276,7 +277,7 @@ def _anchors_between(anchors: Sequence[tuple[int, str]], first: int, last: int) 
 
 
 def _around(lines: Sequence[str], middle: int, budget: int) -> tuple[int, int]:
-    """Return the bounds of the most lines around ``middle``, as many on each side, that fit into ``budget`` bytes."""
+    """Return the bounds of as many lines around ``middle``, equally many on each side, as fit into ``budget`` bytes."""
     sizes = [len(line.encode("utf-8", "surrogatepass")) + len("000000: \n") for line in lines]
     first, last = middle, middle + 1
     budget -= sizes[middle]
@@ -290,7 +291,7 @@ def _around(lines: Sequence[str], middle: int, budget: int) -> tuple[int, int]:
 
 
 MAX_FIELD_CHARACTERS = 4_000
-"""Limit of a value and of metadata, as JSON."""
+"""Limit for a value, and for metadata, as JSON."""
 FilterValue = str | int | float | bool | list[str | int | float | bool] | None
 
 

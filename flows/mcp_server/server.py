@@ -113,7 +113,7 @@ def make_server(
     within: Boundary | None = None,
     newest: Callable[[], Workspace] | None = None,
 ) -> MCPServer[Any]:
-    """Return the server of a workspace, which ``newest`` opens for each call, and of the store that ``memory`` opens.
+    """Return the server for the workspace that ``newest`` opens for each call, and for the store that ``memory`` opens.
 
     If ``within`` is set, it serves only lines in that boundary; the caller binds ``memory``. All reads happen in this
     process.
@@ -185,7 +185,7 @@ def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
 
 
 def _of_workspace(tools: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """Return a tool that calls the one of ``tools`` whose workspace the argument ``workspace`` names."""
+    """Return a tool that calls one of ``tools``: the argument ``workspace`` names which."""
     names = tuple(tools)
 
     @wraps(tools[names[0]])
@@ -234,7 +234,7 @@ def _strict(tool: Tool) -> Tool:
 
 
 class _StrictTool(Tool):
-    """Names wrong arguments in one line; the SDK would quote pydantic."""
+    """Names wrong arguments on one line; the SDK would print the error from pydantic."""
 
     async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
         try:

@@ -113,7 +113,7 @@ def _as_result(answer: BaseModel) -> CallToolResult:
 
 
 def exact_parameters(*names: str) -> list[inspect.Parameter]:
-    """Return the parameters of exact searches, and the options ``names``. Without n_lines, lines have no context."""
+    """Return the parameters of exact searches, and the options ``names``. By default, lines have no context."""
     options = options_in("mcp", *_EXACT_OPTIONS, *names)
     return parameters(options | {"n_lines": replace(options["n_lines"], default=0)})
 
@@ -156,7 +156,7 @@ class LineTools:
     ) -> SearchAnswer:
         """Find every line of the indexed documents that matches a pattern, source code first.
 
-        ``exact`` says how many there are, and whether that is all of them.
+        ``exact`` says how many lines match, and whether the count is complete.
         """
         try:
             return self._exactly("", {**given, "fixed" if literal else "regex": (pattern,)}, max_tokens)
@@ -173,7 +173,7 @@ class LineTools:
 
     @spread("given", exact_parameters())
     def find_uses(self, name: Name, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> SearchAnswer:
-        """Find the uses of a name: lines that contain it as a word and do not define it, nearest to a definition first.
+        """Find the uses of a name: lines that contain it as a word but do not define it, nearest to a definition first.
 
         They are found by name, not by type.
         """

@@ -25,7 +25,7 @@ TEMPLATE = "report.html.j2"
 def render(
     stats: WorkspaceStats, runs: Sequence[RunRecord], now: datetime, prices: Mapping[str, float] | None = None
 ) -> str:
-    """Return the page; ``runs`` are newest first. ``prices`` are per 1,000 requests, by kind, in any currency."""
+    """Return the page; ``runs`` are newest first. ``prices`` are per 1,000 requests of a kind, in any currency."""
     _, cost = History(runs).requests(prices or {})
     tiles = {
         "documents": f"{stats.total_documents:,}",
@@ -81,7 +81,7 @@ def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
 
 
 def run_row(run: RunRecord) -> dict[str, Any]:
-    """Return a row of the table of runs: ``what`` lists the figures of its kind that are not zero."""
+    """Return a row for the table of runs: ``what`` lists the nonzero figures of a run of its kind."""
     row = to_row(run)
     started = str(row["started"])[:19].replace("T", " ")
     return {**{name: row[name] for name in OF_EVERY_RUN}, "started": started, "what": in_words(row)}
@@ -93,9 +93,9 @@ _COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2")
 MAX_SERIES = len(_COLOURS)
 _TICKS = 4
 HALF_HOUR_SECONDS = 1_800
-"""What a plot shows on each side of a single moment."""
+"""Time that a plot shows on each side of a single moment."""
 _LEAST = 1000 * sys.float_info.min
-"""The top of the least axis: ticks below it would lose their precision, and then be 0."""
+"""The top of the smallest axis: below, ticks would lose precision and round to 0."""
 
 
 def line_plot(
@@ -103,7 +103,7 @@ def line_plot(
 ) -> str:
     """Draw an ``<svg>`` of ``series`` over time, with the y axis from 0 up; "" without two moments, or ``even_one``.
 
-    Draws the finite points of the first ``MAX_SERIES`` series that have some. ``steps`` holds each value until the next
+    Draws the finite points of the first ``MAX_SERIES`` series that have any. ``steps`` holds each value until the next
     point. The tooltip of a point shows its value.
     """
     finite = [Series(line.name, [point for point in line.points if math.isfinite(point[1])]) for line in series]
@@ -178,7 +178,7 @@ def number(value: float) -> str:
 
 
 def _tick(highest: float) -> float:
-    """Return a round tick distance; ``_TICKS`` of them cover ``highest``."""
+    """Return a round distance between ticks, so that ``_TICKS`` of them cover ``highest``."""
     if highest < _LEAST:
         return 1.0 / _TICKS
     power = 10.0 ** math.floor(math.log10(highest / _TICKS))

@@ -1,4 +1,4 @@
-"""Set up the logs of the command line: Driftline's own warnings as text, or on request all its records as JSON."""
+"""Set up the logs of the command line: Driftline's own warnings as text or, on request, all its records as JSON."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def log_levels() -> Iterator[None]:
 
 
 def log_more(level: int) -> None:
-    """Print the records of ``driftline`` loggers from ``level`` on."""
+    """Print the records of ``driftline`` loggers from ``level`` up."""
     logging.getLogger(_OWN).setLevel(level)
     for handler in logging.getLogger().handlers:
         if isinstance(handler, OwnWarnings | JsonLines):
@@ -92,7 +92,7 @@ def log_more(level: int) -> None:
 
 @contextmanager
 def json_lines() -> Iterator[None]:
-    """Log as JSON, from level info on, while the context is open; ``OwnWarnings`` are off during that time."""
+    """Log as JSON, from level info up, while the context is open; ``OwnWarnings`` is off meanwhile."""
     root, own, handler = logging.getLogger(), logging.getLogger(_OWN), JsonLines()
     before, level = [h for h in root.handlers if isinstance(h, OwnWarnings)], own.level
     for other in before:

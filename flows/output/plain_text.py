@@ -35,7 +35,7 @@ COLORS: tuple[str, ...] = get_args(Color)
 class Appearance:
     """The output of the command line: ``quiet`` omits progress and reports; colours are on or off.
 
-    ``verbose`` is how often ``-v`` is given: 1 logs the progress of runs, 2 logs everything.
+    ``verbose`` counts the ``-v`` given: 1 logs the progress of runs, 2 logs everything.
     """
 
     quiet: bool = False
@@ -97,7 +97,7 @@ def emit(text: str) -> None:
 
 
 def _end(stream: TextIO) -> None:
-    """Lead a stream that cannot be written nowhere, because Python flushes its buffer again at exit."""
+    """Redirect an unwritable stream to the null device, because Python flushes its buffer again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -130,8 +130,8 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
 
     A hit in a document has the anchor in place of the line: ``report.pdf:p12``.
 
-    ``folders`` maps local sources to their folders; with it, terminals that support links turn ``path:line`` into one.
-    Without the file, it leads to the permanent link of the line.
+    ``folders`` maps local sources to their folders; with it, terminals that support links show ``path:line`` as a link
+    to the file or, if that is missing, to the permanent link of the line.
     """
     results: Sequence[Mapping[str, Any]] = result["results"]
     with_source = len({hit["source"] for hit in results}) > 1
@@ -152,7 +152,7 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
 
 
 _SHOWN_WEAK = 3
-"""Hits of a query that nothing answers well, each with its best line alone."""
+"""Hits to show if nothing answers a query well, each with only its best line."""
 
 
 def _no_good_match(count: int) -> str:
@@ -162,11 +162,11 @@ def _no_good_match(count: int) -> str:
 
 
 _SHOWN_VALUES = 12
-"""Of each facet."""
+"""Values to show of each facet."""
 
 
 def _facets(result: Mapping[str, Any]) -> str:
-    """Return the numbers of files, a line for each facet."""
+    """Return the counts of files, one line for each facet."""
     text = ""
     for name, values in result.get("facets", {}).get("files", {}).items():
         shown = [f"{printable(value)} {count:,}" for value, count in [*values.items()][:_SHOWN_VALUES]]

@@ -75,7 +75,7 @@ class EarlyProgress:
             self._progress.phase(name, total)
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:
-        """Add the unreported progress of a finished task, or the progress of a running one."""
+        """Add what a finished task has not reported yet, or the progress of a running one."""
         with self._lock:
             if self._left is not None:
                 documents = min(documents, self._left)
@@ -265,9 +265,10 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A step of a run, ``work``. ``said`` formats the counts of its result; a ``repeatable`` stage may be retried.
+    """A step of a run, carried out by ``work``. ``said`` formats the counts of its result; a ``repeatable`` stage may
+    be retried.
 
-    It follows those stages in ``after`` that have begun; otherwise, it is the first one of its run.
+    It follows the stages in ``after`` that have begun; if none has, it is the first stage of its run.
     """
 
     name: str
@@ -304,7 +305,7 @@ def run_stage(
 
 @contextmanager
 def stages_run_by(runner: StageRunner) -> Iterator[None]:
-    """Make ``runner`` run the stages of this context and of its copies."""
+    """Make ``runner`` run the stages in this context and in its copies."""
     token = _RUNNER.set(runner)
     try:
         yield

@@ -29,11 +29,11 @@ _UNFOLDED = 1000  # columns, if no terminal limits the width
 _COUNTS_WIDTH = 24
 """Columns for the documents and lines of a source."""
 _MIN_TABLE_WIDTH = 60
-"""Wider tables become records in a terminal with fewer columns."""
+"""In a terminal with fewer columns, wider tables are printed as records."""
 
 
 def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | None = None) -> None:
-    """Print the report of an index run, a paragraph for each source; ``prices`` are of 1,000 requests, by kind."""
+    """Print the report of an index run, a paragraph for each source; ``prices`` are per 1,000 requests of a kind."""
     lines: list[Text | Table] = []
     failed = result.get("failed", ())
     for source in result["sources"]:
@@ -162,7 +162,7 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: S
 
 
 def print_branches(result: Result) -> None:
-    """Print the branches of a workspace, by source and name."""
+    """Print the branches of a workspace, sorted by source and name."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     columns = ("branch", "source", "base", "commit", "documents", "deleted", "lines", "MB", "days")
     for column in columns:
@@ -189,7 +189,7 @@ def print_tokens(result: Result) -> None:
 
 
 def print_runs(result: Result) -> None:
-    """Print the runs of a workspace, newest first, each with its figures that are not zero."""
+    """Print the runs of a workspace, newest first, each with its nonzero figures."""
     from driftline.flows.output.run_history import in_words  # loads storage
 
     lines: list[Text | Table] = []
@@ -254,7 +254,7 @@ def print_verify(result: Result) -> None:
 
 
 def _sources(sources: Sequence[Result]) -> list[Text | Table]:
-    """Return a table of the sources, or two lines for each where a terminal would fold their names."""
+    """Return a table of the sources, or two lines for each if the terminal would wrap their names."""
     if not sources:
         return []
     longest = max(len(source["entity"]) + len(source["uri"]) for source in sources)
@@ -306,7 +306,7 @@ def _width(table: Table) -> int:
 
 
 def _records(table: Table) -> Iterator[Text]:
-    """Yield each row of a table as lines of name and value, for a terminal on which its columns would be slivers."""
+    """Yield each row of a table as lines of name and value, for a terminal too narrow for its columns."""
     names = [str(column.header) for column in table.columns]
     indent = max(map(len, names)) + 2
     for row in zip(*(column.cells for column in table.columns), strict=True):
@@ -324,7 +324,7 @@ def _harmless(part: Text | Table) -> Text | Table:
 
 
 def print_fleets(result: Result, everything: bool = False) -> None:
-    """Print a line for each fleet, and one for each repository that changed, is missing or fails; or for all."""
+    """Print a line for each fleet, and for each repository, or only for changed, missing and failing ones."""
     lines: list[Text | Table] = []
     to_index = set(result.get("to_index", ()))
     for fleet in result["fleets"]:

@@ -42,9 +42,9 @@ class Series:
 
 
 def newest_runs(workspace: Workspace, limit: int, others: Iterable[RunRecord] = ()) -> list[RunRecord]:
-    """Return up to ``limit`` runs of all tenants and ``others``, newest first, each run over several tenants once.
+    """Return up to ``limit`` runs of all tenants and ``others``, newest first; a run over several tenants counts once.
 
-    ``others`` are newest first, too.
+    ``others`` must be sorted newest first.
     """
     histories = [RunHistory(workspace.objects, tenant) for tenant in workspace.tenants()]
     run_ids = heapq.merge(*(((run_id, n) for run_id in runs.ids()) for n, runs in enumerate(histories)), reverse=True)
@@ -82,11 +82,11 @@ def to_row(run: RunRecord) -> dict[str, Any]:
 
 OF_EVERY_RUN = ("run_id", "kind", "started", "seconds", "outcome")
 _SHOWN_COMMIT = 12
-"""Characters of a commit."""
+"""Characters of a commit id to show."""
 
 
 def in_words(row: Mapping[str, Any]) -> str:
-    """Return the figures of a row of ``to_row`` that are not zero.
+    """Return the nonzero figures of a row from ``to_row``.
 
     Examples:
         >>> in_words({"kind": "index", "sources": ["source:a"], "new": 1_200, "changed": 0, "commits": ["5e50c5f"]})
@@ -203,7 +203,7 @@ class History:
         return [Series(tenant, points) for tenant, points in by_tenant.items()]
 
     def requests(self, prices: Mapping[str, float]) -> tuple[list[Series], float | None]:
-        """Return requests to the store by kind, and their cost by ``prices`` of 1,000, None if no kind has a price.
+        """Return requests to the store by kind, and their cost at ``prices`` per 1,000; None if no kind has a price.
 
         Runs that recorded no requests are skipped.
         """

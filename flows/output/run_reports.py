@@ -12,7 +12,7 @@ from driftline.storage.objects.request_counts import Counts, by_kind
 from driftline.tasks.maintenance.search_quality import Figures
 
 MAX_TOO_LARGE = 10
-"""So many of the files that are too large are named with their sizes."""
+"""Maximum number of too large files to name with their sizes."""
 
 
 @dataclass(slots=True)
@@ -20,15 +20,16 @@ class SourceReport:
     """One source's part of a run.
 
     ``skipped`` lists every file that is not indexed as ``(path, reason)``, including those skipped by earlier runs;
-    ``shortened`` those of this run whose lines are too long, as ``(path, characters left out)``; ``too_large`` has
-    sizes by path, as has ``in_part``, whose first and last lines are indexed; ``needing_extra`` counts documents whose
-    extractor is not installed; ``redacted`` counts the credentials that this run replaced, by rule. ``revision`` is the
-    ``rev`` of the run's last commit; the manifest as of that ``rev`` is the state that the run left. ``commit`` is the
-    commit that git had checked out. If ``base`` is set, the run scanned only the differences between the two; if a full
-    scan replaced such a run, ``full_scan_reason`` says why. ``lines_reused`` were copied from other branches, or from
-    the main index. ``branch_cut`` says why this run cut its ``branch``, or did not. ``phases`` are wall-clock seconds
-    of the coordinator; ``worker_phases`` are the seconds of tasks during the phase ``batches``, summed over workers.
-    ``documents_committed`` and ``lines_committed`` count what this run has embedded and committed.
+    ``shortened`` lists files of this run with too long lines, as ``(path, characters left out)``; ``too_large`` maps
+    paths to sizes, and so does ``in_part``, for files of which only the first and last lines are indexed;
+    ``needing_extra`` counts documents whose extractor is not installed; ``redacted`` counts the credentials that this
+    run replaced, by rule. ``revision`` is the ``rev`` of the run's last commit; the manifest at that ``rev`` is the
+    state in which the run ended. ``commit`` is the commit that git had checked out. If ``base`` is set, the run scanned
+    only the differences between the two; if a full scan replaced such a run, ``full_scan_reason`` says why.
+    ``lines_reused`` were copied from other branches, or from the main index. ``branch_cut`` says why this run cut its
+    ``branch``, or did not. ``phases`` are wall-clock seconds of the coordinator; ``worker_phases`` are the seconds of
+    tasks during the phase ``batches``, summed over workers. ``documents_committed`` and ``lines_committed`` count what
+    this run has embedded and committed.
     """
 
     entity: str
@@ -105,7 +106,7 @@ class IndexReport:
     ``indexes`` names the search indexes that the run built or extended; ``definitions_embedded`` counts the definitions
     that a transformer embedded. ``failed`` lists the sources, by URI, whose failure was not raised. ``phases`` are
     seconds of the run itself; the phases of sources overlap if several run concurrently. ``requests`` counts the
-    requests to object stores by phase, except for Lance's own.
+    requests to object stores in each phase, without the requests that Lance sends.
     """
 
     run_id: str
@@ -189,7 +190,7 @@ class RemoveReport:
 class TenantCompaction:
     """One tenant's part of a compaction. ``folded`` counts deltas by source; ``skipped`` holds messages.
 
-    ``measured`` is the time of the last measurement of the search, by this compaction or by an earlier one.
+    ``measured`` is when the search was last measured, in this compaction or an earlier one.
     """
 
     tenant: str

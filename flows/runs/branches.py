@@ -1,4 +1,4 @@
-"""List, delete and prune the branches of a workspace, and cut the branches of an index run (decision 0015).
+"""List, delete and prune the branches of a workspace, and cut branches for index runs (decision 0015).
 
 Before a run of a branch, ``enter_branch`` finds its cut, cuts it from the main index, or recuts it.
 """
@@ -55,10 +55,10 @@ DEFAULT_PRUNED_AFTER_DAYS = 14.0
 class BranchReport:
     """A branch of a source.
 
-    ``base`` is the commit of the main index from which it was cut, and ``commit`` its own indexed commit, if git names
-    them. ``documents`` is the number of documents that differ from the current main index, ``lines`` the number of
-    their lines, and ``deleted`` the number of documents that the branch lacks. ``size_bytes`` is the size that the
-    branch does not share with the main index; ``age_seconds`` count from its last run.
+    ``base`` is the commit of the main index from which it was cut, and ``commit`` the commit indexed in it, if git
+    names them. ``documents`` is the number of documents that differ from the current main index, ``lines`` the number
+    of their lines, and ``deleted`` the number of documents that the branch lacks. ``size_bytes`` is the size of data
+    not shared with the main index; ``age_seconds`` count from its last run.
     """
 
     name: str
@@ -92,7 +92,7 @@ class BranchReport:
 
 
 def list_branches(workspace: Workspace, within: Boundary | None = None) -> list[BranchReport]:
-    """Return the branches of the sources at or below ``within``, by source and name.
+    """Return the branches of the sources at or below ``within``, sorted by source and name.
 
     Raises CorruptFile, StorageError.
     """
@@ -166,7 +166,7 @@ def delete_branch(workspace: Workspace, entity: Entity, name: str, run_id: str, 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """A branch that was deleted, or in a dry run would be, and why."""
+    """A branch that was deleted (in a dry run: would be), and why."""
 
     name: str
     entity: str
@@ -181,11 +181,11 @@ def prune_branches(
     dry_run: bool = False,
     skip: Callable[[str], None] = lambda _: None,
 ) -> list[Pruned]:
-    """Delete branches that are merged, deleted on the remote, or old; ``skip`` gets a message for each busy branch.
+    """Delete branches that are merged, deleted on the remote, or old; ``skip`` receives a message about each busy one.
 
-    The work tree of a source, if it is on this disk, shows whether a branch is merged, and names the remote. Only an
-    answer of the remote proves that a branch was deleted. A pull request has no branch on the remote, so the remote
-    proves nothing about it. The branches of fleets are those of their hosts, and stay.
+    The work tree of a source, if it is on this disk, shows whether a branch is merged, and names the remote. Only the
+    answer from the remote proves that a branch was deleted. A pull request has no branch on the remote, so the remote
+    proves nothing about it. Branches of fleets follow their hosts, and are never pruned here.
     """
     if older_than_days < 0:
         raise UsageError("An age cannot be negative", f"{older_than_days:g} d", "Pass 0 or more.")
@@ -241,7 +241,7 @@ class _Decision:
 
 
 def enter_branch(plan: IndexPlan, name: str, progress: Progress) -> IndexPlan:
-    """Return ``plan`` on the branch ``name`` of each of its sources, which is cut if necessary.
+    """Return ``plan``, moved to the branch ``name`` of each source. Branches that do not exist are cut.
 
     A dry run cuts nothing: it compares with the main index if there is no branch yet. Raises UsageError, StaleBuild,
     LeaseHeld, StorageError; if ``keep_going``, only when no source is left.
@@ -267,7 +267,7 @@ def enter_branch(plan: IndexPlan, name: str, progress: Progress) -> IndexPlan:
 
 
 def leave_branch(plan: IndexPlan) -> None:
-    """Delete the cuts that this run has superseded, after it copied their lines. Raises StorageError."""
+    """Delete the cuts that this run has superseded, now that it has copied their lines. Raises StorageError."""
     for part in plan.sources:
         if part.superseded is not None:
             directory = branch_at(part.entity, part.superseded).index_directory
@@ -311,7 +311,7 @@ def _cut(
 
 
 def _refuse_older(part: SourcePlan, known: BranchRecord, build: int | None, *, by_commit: bool) -> None:
-    """Keep a build of an earlier state from replacing a later one. Raises StaleBuild."""
+    """Prevent a build of an earlier state from replacing a later one. Raises StaleBuild."""
     if build is not None and known.build is not None:
         if build < known.build:
             raise StaleBuild(f"Build {known.build} has indexed this branch, which is newer than {build}", known.name)
@@ -326,8 +326,8 @@ def _refuse_older(part: SourcePlan, known: BranchRecord, build: int | None, *, b
 
 
 def _decide(plan: IndexPlan, part: SourcePlan, known: BranchRecord | None) -> _Decision:
-    """Decide whether to recut a branch: if no more documents differ from the current main index than from its present
-    content.
+    """Decide whether to recut a branch: yes, unless more documents differ from the current main index than from the
+    branch.
     """
     workspace = plan.workspace
     if known is None:
@@ -346,7 +346,7 @@ def _decide(plan: IndexPlan, part: SourcePlan, known: BranchRecord | None) -> _D
 
 
 def _differences(plan: IndexPlan, part: SourcePlan, workspace: Workspace, known: BranchRecord | None) -> int:
-    """Count the documents of the source that differ from the index: by commits if git can tell, else by a listing."""
+    """Count the documents of the source that differ from the index, using commits if possible, else a listing."""
     if plan.request.by_commit and part.commit is not None:
         record = known.source if known is not None else workspace.source(part.entity)
         tree = find_work_tree(part.source.uri)

@@ -59,8 +59,9 @@ class CleanupRequest:
     dry_run: bool = True
     run_retention_days: float = RUN_RETENTION.days
     full: bool = False
-    """List everything, which otherwise happens only once a week; before that, only tenants whose leases are traces of
-    garbage."""
+    """List everything. Otherwise, this happens once a week, and between times only tenants whose leases indicate
+    garbage are listed.
+    """
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     catalog_url: str | None = field(default=None, repr=False)
     """The memory catalog; default: the configured one, else the one in the workspace. Without it, blobs are kept."""
@@ -70,8 +71,8 @@ class CleanupRequest:
 class CleanupReport:
     """The report of a cleanup.
 
-    ``full`` says whether everything was listed. ``published`` counts the commits of killed runs that it completed,
-    ``versions_removed`` the versions of tables that only deleted branches needed.
+    ``full`` says whether everything was listed. ``published`` counts the commits that it completed for killed runs,
+    ``versions_removed`` the table versions that only deleted branches needed.
     """
 
     run_id: str
@@ -213,7 +214,7 @@ class _Cleanup:
         return (*deletion.deleted, *rest)
 
     def _survey(self) -> Survey:
-        """Survey all tenants, or tenants that may hold garbage; note what would be garbage at any age."""
+        """Survey all tenants, or tenants that may hold garbage; note which objects would be garbage at any age."""
         tenants = None if self._report.full else self._traces.suspects
         surveyed = survey(self._workspace, self._catalog, tenants)
         ever = find_orphans(
@@ -246,7 +247,7 @@ class _Cleanup:
         )
 
     def _delete(self, deletion: Deletion, fence: Fence) -> None:
-        """Delete the orphans; the lease of a deleted branch last, as the trace of it that a crash must leave."""
+        """Delete the orphans, the lease of a deleted branch last: after a crash, it shows that garbage is left."""
         orphans = self._report.orphans
         self._progress.phase("deleting orphans", total=len(orphans))
         tenants = [Entity.of_directory(tenant) for tenant in self._traces.leases]
@@ -326,7 +327,7 @@ def _take(fence: Fence, surveyed: Survey, tenants: Iterable[Entity], sources: It
 def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orphan, ...]:
     """Return the orphans of ``second`` that are also in ``first``.
 
-    A superseded table is kept unless all its files are.
+    A superseded table is returned only if all its files are.
     """
     first_paths = {orphan.path for orphan in first}
     growing = {

@@ -1,6 +1,6 @@
 """Run a compaction: fold deltas, then optimise, compact and clean the tables, in that order (DESIGN, "Compaction").
 
-A compaction may stop after any step: the workspace is consistent then, and the next compaction continues.
+A compaction may stop after any step: the workspace is then consistent, and the next compaction continues.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from driftline.tasks.maintenance.search_quality import SearchQuality, last_measu
 RECALL_FLOOR = 0.95
 """Minimum recall@10 against exact search: below it, the compaction fails and keeps old versions."""
 COMPACTION_ATTEMPTS = 3
-"""Attempts at a plan that concurrent writers may invalidate, before the fragments are left to the next compaction."""
+"""Attempts at a plan that writers may invalidate, before the fragments are left for the next compaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactRequest:
     """The inputs of a compaction: one ``entity`` and its tenant's tables, or all entities above ``max_deltas``.
 
-    By default, ``max_deltas`` is ``DEFAULT_MAX_DELTAS`` for sources, and ``compaction_threshold`` for memory, which is
-    by default that of the memory's configuration.
+    By default, ``max_deltas`` is ``DEFAULT_MAX_DELTAS`` for sources, and ``compaction_threshold`` for memory, which
+    itself defaults to the value in the memory's configuration.
     """
 
     workspace: str
@@ -65,8 +65,8 @@ class CompactRequest:
 def compact_workspace(request: CompactRequest, progress: Progress | None = None) -> CompactReport:
     """Make the workspace small and fast to read, without changing its content.
 
-    Safe during writes and reads. Without ``entity``, the compaction skips and reports sources that other runs have
-    leased; with one, it raises LeaseHeld. Raises BadEntity, RecallTooLow, StorageError, WorkspaceNotFound.
+    Safe during writes and reads. Without ``entity``, it skips and reports sources that other runs have leased; with
+    one, it raises LeaseHeld. Raises BadEntity, RecallTooLow, StorageError, WorkspaceNotFound.
     """
     started = time.monotonic()
     Workspace.open(request.workspace, request.storage_options)  # compaction does not create a workspace
@@ -110,7 +110,7 @@ class _Compaction:
     run_id: str
     report: TenantCompaction
     rebuilt: int = 0
-    """Rows of the segments of the vector index that this compaction has built."""
+    """Rows in the vector index segments that this compaction has built."""
     quality: SearchQuality | None = None
 
     def execute(self) -> None:
@@ -186,7 +186,7 @@ class _Compaction:
         self._remove_old_versions(tables)
 
     def _remove_old_versions(self, tables: Sequence[LineTable]) -> None:
-        """Remove old versions under every lease of the tenant: their files look like those of an unfinished write."""
+        """Remove old versions while holding every lease of the tenant: their files look like an unfinished write."""
         self.progress.phase(f"removing old versions of {self.tenant}")
         older_than = timedelta(seconds=self.request.retention_seconds)
         with Fence(self.workspace, self.run_id, self._skip) as fence:

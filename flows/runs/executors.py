@@ -37,7 +37,7 @@ CONNECT_TIMEOUT_SECONDS = 10
 LOCAL_CONNECT_TIMEOUT_SECONDS = 300
 """Time limit for workers that this process has started: they exist, but the machine may be busy."""
 STOP_SECONDS = 0.2
-"""How often a thread that waits for tasks looks whether the executor is stopped."""
+"""Interval at which a thread that waits for tasks checks whether the executor is stopped."""
 REPORT_SECONDS = 0.1
 """Interval at which a task in this process reports its counts."""
 MAX_COUNTS_PER_SECOND = 4
@@ -45,7 +45,7 @@ MAX_COUNTS_PER_SECOND = 4
 NO_WORKERS_TIMEOUT_SECONDS = 60
 """Time that tasks wait for a worker. Dask restarts workers that die, but not workers that die during their start."""
 LOCAL_NO_WORKERS_TIMEOUT_SECONDS = 300
-"""The same for workers of this process: when all have died, a busy machine takes minutes to start others."""
+"""The same for workers of this process: if all have died, a busy machine takes minutes to start others."""
 
 Spec = TypeVar("Spec")
 Result = TypeVar("Result")
@@ -55,7 +55,7 @@ Task = Callable[[Spec, TaskContext], Result]
 class Executor(Protocol):
     """Runs tasks, ``slots`` of them in parallel, in other processes if ``remote``.
 
-    A task that ``has_repeated``, after its worker died, may have left the files of its first attempt.
+    If ``has_repeated``, a task ran again after its worker died, and its first attempt may have left files.
     """
 
     slots: int
@@ -80,10 +80,11 @@ class Executor(Protocol):
         ...
 
     def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
-        """Yield the results of ``task(spec, context)`` as tasks finish, in any order; takes specs as slots become free.
+        """Yield the results of ``task(spec, context)`` as tasks finish, in any order; specs are taken as slots become
+        free.
 
-        Several threads may map at once and share the slots. The requests of tasks to stores count in the caller's
-        context. Raises ExecutorError, whatever a task raises, and KeyboardInterrupt after ``stop``.
+        Several threads may map at once and share the slots. Requests that tasks send to stores count in the caller's
+        context. Raises ExecutorError, any error that a task raises, and KeyboardInterrupt after ``stop``.
         """
         ...
 
@@ -118,7 +119,7 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
         context.report_seconds = REPORT_SECONDS
 
     def _report_counts(self, on_counts: CountsCallback, documents: int, lines: int) -> None:
-        """Pass on the counts of a task, which is given up here once the executor is stopped."""
+        """Pass on the counts of a task, or give up the task if the executor is stopped."""
         if self._stopped.is_set():
             raise KeyboardInterrupt
         on_counts(documents, lines)

@@ -1,7 +1,7 @@
 """Update the index from fleets: discover their repositories, index changed ones in one run, retire missing ones.
 
-A repository that fails is tried again later, and stops no other. An unchanged one costs a line of the host's listing,
-or one request of git, and no run.
+A repository that fails is tried again later, and does not stop the others. An unchanged one costs a line in the host's
+listing, or one git request, and no run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.git.commits import branch_named, index_name
 
 CONCURRENT_LOOKUPS = 8
-"""Repositories that are asked for their commit concurrently: each has a process of git, which mostly waits."""
+"""Repositories to ask for their commit concurrently: each takes a git process, which mostly waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class FleetPart:
 
     @property
     def problems(self) -> list[str]:
-        """Why the listing is not complete, also that of pull requests, and what was refused."""
+        """The reasons why listings are incomplete, of pull requests as well, and the refused deletions."""
         found = [str(error) for error in (self.listing.failure, *self.refused) if error is not None]
         unlisted = sum(bool(each.pulls_problem) for each in self.repositories.values())
         if unlisted:
@@ -121,7 +121,7 @@ class FleetPart:
         return found + list(dict.fromkeys(self.listing.problems))
 
     def refuse(self, what: str, where: str, request: FleetRequest) -> None:
-        """Note that suspiciously many are missing."""
+        """Note that suspiciously many repositories or branches are missing."""
         limit = f"more than the fraction {request.max_delete_fraction:g}; the index keeps them"
         fix = "To remove them, run again with --max-delete-fraction 1."
         self.refused.append(DeletionRefused(f"{what} are missing, {limit}", where, fix))
@@ -178,7 +178,7 @@ def _source(fleet: ConfiguredFleet, repository: KnownRepository) -> SourceReques
 
 
 def sources_of_fleets(configuration: Configuration) -> dict[str, tuple[SourceRequest, ...]]:
-    """Return the repositories that each fleet had at the last sync, as sources, by the name of the fleet.
+    """Return the repositories that each fleet had at the last sync, as sources, keyed by the name of the fleet.
 
     Raises CorruptFile, StorageError.
     """
@@ -287,7 +287,7 @@ class _Sync:
 def _run_changed(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) -> tuple[str | None, list[str]]:
     """Index changed repositories, retire missing ones, and save the state before and after.
 
-    Return the id of the run, and those of the runs of branches.
+    Return the id of the run, and the ids of the runs for branches.
     """
     run_id, of_branches, failure = None, list[str](), None
     try:
@@ -304,7 +304,7 @@ def _run_changed(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository
 
 
 def has_failed(report: Mapping[str, Any]) -> bool:
-    """Return whether a report of ``sync_fleets`` or ``list_fleets`` has anything that a person should look at."""
+    """Return whether a report of ``sync_fleets`` or ``list_fleets`` needs the attention of a person."""
     fleets = report["fleets"]
     return any(fleet["problems"] for fleet in fleets) or any(
         row["state"] == "failing" for fleet in fleets for row in fleet["repositories"]
@@ -467,7 +467,7 @@ def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Prog
 def _selected(
     part: FleetPart, repository: KnownRepository, branches: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the commits of the branches that the fleet follows, by their names in the index, and why it skips others.
+    """Return the commits of followed branches, keyed by their names in the index, and why others are skipped.
 
     Git allows names that a URI cannot have, and bots use them: they are no failure.
     """
@@ -488,7 +488,7 @@ def _selected(
 
 
 def _due(part: FleetPart, entities: set[str]) -> list[KnownRepository]:
-    """Return the repositories whose index is not at their commit, of the present URI, with the present settings."""
+    """Return the repositories whose index is not at their current commit, URI and settings."""
     found = []
     for identifier, each in part.repositories.items():
         if not part.is_present(identifier) or each.excluded or not each.commit or not each.entity or each.failures:
@@ -500,9 +500,7 @@ def _due(part: FleetPart, entities: set[str]) -> list[KnownRepository]:
 
 
 def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[str, str]:
-    """Return the entity of the repository at each URI; if two fleets list it, the one that is already indexed from
-    there.
-    """
+    """Return the entity of the repository at each URI; if two fleets list it, the entity already indexed from there."""
     elsewhere = (each for other in others for each in other.repositories.values())
     found = {each.uri: each for each in elsewhere if each.uri and each.missed_since is None and not each.excluded}
     for part in parts:
@@ -517,7 +515,7 @@ def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[s
 def _index(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) -> str | None:
     """Index the changed repositories in one run, and record the results. Raises the errors of ``index_sources``.
 
-    The state is saved before anything is written, so that a killed run leaves no source that no fleet knows.
+    The state is saved before anything else is written, so that each source of a killed run belongs to a fleet.
     """
     request, now = sync.request, sync.now
     workspace = Workspace.open(request.workspace, request.options)
@@ -550,7 +548,7 @@ def _index(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) ->
 def _run(
     request: FleetRequest, sources: tuple[SourceRequest, ...], progress: Progress, branch: str | None = None
 ) -> tuple[str, dict[str, DriftlineError]]:
-    """Index ``sources``, and return the id of the run, and the failures by URI without credentials."""
+    """Index ``sources``. Return the id of the run, and the failures keyed by URI (without credentials)."""
     run = IndexRequest(
         sources=sources,
         branch=branch,
@@ -600,9 +598,9 @@ def _nowhere(uri: str, entity: str) -> str:
 
 
 def _displace(parts: Iterable[FleetPart], planned: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return ``(URI, entity)`` of sources whose URI belongs to another repository now, and note their new one.
+    """Return ``(URI, entity)`` of sources whose URI now belongs to another repository, and note their new URI.
 
-    Of two sources with one URI, only the first would get its files.
+    If two sources had one URI, only the first would get its files.
     """
     found = []
     for part in parts:
@@ -632,7 +630,7 @@ def _detach(workspace: Workspace, entity: str, uri: str, request: FleetRequest) 
 
 
 def _at_branch(part: FleetPart, repository: KnownRepository, name: str) -> SourceRequest:
-    """Return the source at a branch, by its name in the index. Raises UsageError for one that a URI cannot name."""
+    """Return the source at a branch, given its name in the index. Raises UsageError if a URI cannot hold the name."""
     source, known = part.source(repository), repository.branches.get(name, KnownBranch())
     ref = part.fleet.host.pull_ref(known.pull) if known.pull else f"refs/heads/{branch_named(name)}"
     uri = with_ref(source.uri, ref)
@@ -642,9 +640,9 @@ def _at_branch(part: FleetPart, repository: KnownRepository, name: str) -> Sourc
 def _due_branches(
     parts: Iterable[FleetPart], to_index: Collection[str] = ()
 ) -> list[tuple[FleetPart, KnownRepository, str]]:
-    """Return the branches whose index is not at their commit, or that are gone, of repositories that are indexed.
+    """Return the branches of indexed repositories that are gone, or whose index is not at their commit.
 
-    Those ``to_index`` will be.
+    Repositories ``to_index`` count as indexed.
     """
     return [
         (part, each, name)
@@ -658,9 +656,9 @@ def _due_branches(
 
 
 def _update_branches(sync: _Sync) -> list[str]:
-    """Delete vanished branches, and index changed ones, each name in one run; return the ids of these runs.
+    """Delete vanished branches, and index changed ones in one run per name; return the ids of these runs.
 
-    The state is saved before, so that a killed run leaves no branch that no fleet knows.
+    The state is saved first, so that each branch of a killed run belongs to a fleet.
     """
     by_name: dict[str, dict[str, tuple[FleetPart, str]]] = defaultdict(dict)
     for part, each, name in _due_branches(sync.parts):
@@ -696,7 +694,7 @@ def _update_branches(sync: _Sync) -> list[str]:
 def _delete_branches(part: FleetPart, repository: KnownRepository, request: FleetRequest) -> None:
     """Delete the branches of a repository that are gone, unless they are suspiciously many or in use.
 
-    Of closed pull requests, none is suspicious: the host has said so of each.
+    Closed pull requests are never suspicious: the host reports each as closed.
     """
     gone = [name for name, each in repository.branches.items() if not each.commit]
     if not gone or repository.failures:
@@ -743,7 +741,7 @@ def _retire(sync: _Sync) -> None:
 
 
 def _is_gone(part: FleetPart, identifier: str) -> bool:
-    """Return whether an unlisted repository does not answer either; if it does, its reason says so."""
+    """Return whether an unlisted repository does not answer; if it does, note that as its reason."""
     each = part.repositories[identifier]
     if each.excluded:
         return True

@@ -2,9 +2,9 @@
 
 The command line, Python and the Prefect flow share this code; only ``Executor`` and ``Progress`` differ. A few sources
 run concurrently, so that one is embedded while another is listed or commits. If sources select the same files,
-``share_files`` assigns each file to one source, and adds the known sources that the run must update as well; only for a
-workspace on a local disk, because in a bucket one path may mean the files of several machines. Definitions are embedded
-after the lines (decision 0016).
+``share_files`` assigns each file to one source, and adds the known sources that the run must update as well; this
+happens only in a workspace on a local disk: in a bucket, one path may mean files on several machines. Definitions are
+embedded after the lines (decision 0016).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def chosen_model(plan: IndexPlan, progress: Progress) -> DeepModel | None:
 def deepen(plan: IndexPlan, model: DeepModel, executor: Executor, progress: Progress, report: IndexReport) -> None:
     """Embed missing definitions, and remove those of deleted documents.
 
-    A killed run leaves the rest to the next one. Raises StorageError, ExecutorError, ModelNotFound.
+    After a killed run, the next one does the rest. Raises StorageError, ExecutorError, ModelNotFound.
     """
     workspace = plan.workspace
     for entity in (part.entity for part in plan.sources):
@@ -119,7 +119,7 @@ log = logging.getLogger(__name__)
 
 
 def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
-    """Return ``plan`` with the claims of each source, and with the known sources that hold files of the requested ones.
+    """Return ``plan`` with the claims of each source, and with the known sources that hold files of requested ones.
 
     Such sources are ``joined`` unless the plan stays ``alone``: the request includes their files. Raises CorruptFile,
     StorageError.
@@ -200,7 +200,7 @@ def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
 
 
 def _known(plan: IndexPlan) -> dict[Entity, SourceRecord] | None:
-    """Return the other sources of the plan's tenants, without those that it replaces; None in a bucket."""
+    """Return the other sources of the plan's tenants, except sources that it replaces; None in a bucket."""
     if not plan.workspace.objects.is_local:
         return None
     tenants = {part.entity.tenant for part in plan.sources}
@@ -303,13 +303,13 @@ def index_sources(
 ) -> IndexReport:
     """Update the index to the current state of the sources.
 
-    Known sources that hold files of the requested ones are updated, too, unless the run stays ``alone``. The run takes
-    over the files of the sources ``instead_of``, and removes these sources.
+    Unless the run stays ``alone``, it also updates known sources that hold files of the requested ones. It takes over
+    the files of the sources ``instead_of``, and removes these sources.
 
     Raises UsageError, CorruptFile, AccessDenied before it writes anything, and DeletionRefused, LeaseHeld, LeaseLost,
-    StorageError, ExecutorError later. Committed batches stay then, and after a KeyboardInterrupt, whose note says how
-    many documents they have; the next run continues from there. If ``keep_going``, the report lists failed sources
-    instead, unless none can start.
+    StorageError, ExecutorError later. Batches committed before such an error stay, as they do after a
+    KeyboardInterrupt, whose note counts their documents; the next run continues from there. If ``keep_going``, the
+    report lists failed sources instead, unless none can start.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     watch = Stopwatch()
@@ -509,8 +509,7 @@ def remove_documents(
     run_id: str | None = None,
     wait_seconds: float = 0.0,
 ) -> int:
-    """Remove those of ``paths`` that are documents of a source, set its record if one is given, and return their
-    number.
+    """Remove the documents of a source that ``paths`` name, set its record if one is given, and return their number.
 
     Raises LeaseHeld, LeaseLost, StorageError.
     """

@@ -47,9 +47,9 @@ PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
 class SourceRequest:
     """A source with its own entity and filters, which replace those that the workspace has recorded.
 
-    ``link``, the kind of its host or a template of links, replaces the recorded one, too; None keeps that, and ""
-    removes it. ``commit`` is that of a repository, if the caller has asked for it. If ``rebind``, the entity may move
-    to ``uri``.
+    ``link``, the kind of its host or a template of links, also replaces the recorded one; None keeps that, and ""
+    removes it. ``commit`` is the commit of a repository, if the caller has asked git for it. If ``rebind``, the entity
+    may move to ``uri``.
     """
 
     uri: str
@@ -74,13 +74,13 @@ class IndexRequest:
 
     ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports the failure
     of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed, and
-    ``paths`` restricts it to these files of the only source, for a caller that knows that nothing else has changed.
-    If ``branch`` is set, the run updates this branch of each source; ``build`` is the number of its CI build. ``deep``
-    embeds definitions by a transformer: True selects the workspace's or the default one, and a name the one of that
-    name. None keeps the transformer of the workspace, if any, and False removes it. ``redact`` says which credentials
-    inside text are replaced; None keeps the mode of the source, by default ``known``. ``archives`` says whether files
-    inside of archives and mail are documents, and ``notebook_outputs`` whether the text of notebooks has their outputs;
-    None keeps the setting of the source, by default False. ``link`` is as in ``SourceRequest``.
+    ``paths`` restricts it to these files of the only source, for a caller that knows that nothing else has changed. If
+    ``branch`` is set, the run updates this branch of each source; ``build`` is the number of its CI build. ``deep``
+    embeds definitions with a transformer: True means the workspace's or the default one, a name the transformer of that
+    name. None keeps the workspace's transformer, if any, and False removes it. ``redact`` says which credentials inside
+    text are replaced; None keeps the source's mode, ``known`` for a new source. ``archives`` says whether files inside
+    archives and mail are documents, ``notebook_outputs`` whether the text of a notebook includes its outputs; None
+    keeps the setting of the source, by default False. ``link`` is as in ``SourceRequest``.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -232,7 +232,7 @@ def _is_earlier_version(model: ModelRef, fingerprint: str) -> bool:
 def plan_source(
     given: str | SourceRequest, request: IndexRequest, workspace: Workspace, taken: set[Entity]
 ) -> SourcePlan:
-    """Plan one source; its default entity is not in ``taken``. Raises the errors of ``make_plan``."""
+    """Plan one source; its default entity avoids those ``taken``. Raises the errors of ``make_plan``."""
     if isinstance(given, SourceRequest):
         named, keeps_filters = given, False
     else:
@@ -313,7 +313,7 @@ def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) ->
 def _default_entity(
     name: str, record: SourceRecord, workspace: Workspace, taken: set[Entity]
 ) -> tuple[Entity, SourceRecord | None]:
-    """Call the entity ``name``, with a hash suffix if that is bound to another URI than that of ``record``.
+    """Call the entity ``name``, with a hash suffix if that entity is bound to a URI other than the one in ``record``.
 
     A project that contains the workspace keeps its entity if its folder is renamed.
     """

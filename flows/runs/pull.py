@@ -35,9 +35,9 @@ from driftline.storage.workspace.snapshot import files_of_newest_version, heads_
 from driftline.storage.workspace.workspace import Workspace
 
 ATTEMPTS = 3
-"""Snapshots that a compaction of the original may invalidate before the pull gives up."""
+"""Attempts to copy a snapshot, which a compaction of the original may invalidate, before the pull gives up."""
 THREADS = 4
-"""Files to fetch in parallel; each is held in memory, up to about 100 MB."""
+"""Files to fetch in parallel; each is held in memory, and may have about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class PullRequest:
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """The result of a pull: of ``files`` in the copy, ``fetched`` are new, with ``bytes``."""
+    """The result of a pull: the copy has ``files``, of which ``fetched`` are new; these have ``bytes`` in all."""
 
     origin: str
     copy: str
@@ -141,7 +141,7 @@ def _is_newest(known: CopyRecord, heads: Sequence[ObjectInfo]) -> bool:
 def _is_fetched(target: Path, info: ObjectInfo) -> bool:
     """Return whether an interrupted pull has fetched the file, or it was linked.
 
-    Only unique names are trusted without a check.
+    Only files with unique names are trusted without a check.
     """
     try:
         status = target.stat()
@@ -315,7 +315,7 @@ def newest_of(
 ) -> Iterator[Callable[[], Workspace]]:
     """Yield a function that opens the newest ``workspace`` for each search of a server.
 
-    If ``cache``, it opens the copy of a workspace in a bucket.
+    With ``cache``, it opens the copy of a workspace in a bucket.
     """
     if not cache or workspace.objects.is_local:
         yield workspace.reread
@@ -337,7 +337,9 @@ def _folder_of(objects: ObjectStore) -> Path:
 def open_copy(
     workspace: Workspace, *, max_bytes: int, warn: Callable[[str], None], progress: Progress | None = None
 ) -> Workspace:
-    """Open ``workspace`` in its copy, or itself; the source access policy is kept. Raises the errors of ``follow``."""
+    """Open the copy of ``workspace``, or ``workspace`` itself; the source access policy is kept. Raises the errors of
+    ``follow``.
+    """
     objects = workspace.objects
     location = follow(objects.uri, objects.storage_options, max_bytes=max_bytes, warn=warn, progress=progress)
     return (

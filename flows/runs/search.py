@@ -27,7 +27,7 @@ def resolved(
 ) -> tuple[Workspace, SearchRequest]:
     """Return ``workspace`` on the request's branch, and the request with its named workspace as a condition.
 
-    The returned request sees nothing beyond ``within``, which the request's own boundary may narrow. Raises UsageError
+    The returned request sees nothing outside ``within``, which the request's own boundary may narrow. Raises UsageError
     for an unknown branch or named workspace.
     """
     from driftline.tasks.search.query_language import asked_by
@@ -68,7 +68,7 @@ DEFAULT_CACHE_BYTES = 10 * 2**30
 
 
 def search_request(query: str, given: Mapping[str, Any], **more: Any) -> SearchRequest:
-    """Return the request of the ``given`` options, completed by the file that a command in the current folder uses.
+    """Build a request from the ``given`` options; the file that commands in the current folder use provides the rest.
 
     None means that an option was not given; ``more`` are further fields. Raises UsageError.
     """

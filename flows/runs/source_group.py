@@ -25,7 +25,7 @@ from driftline.tasks.indexing.commit import ChangeSet, Dissolved, Staged, commit
 GROUP_SOURCES = 32
 """Sources that share a commit: each holds its lease until then, which a thread renews."""
 SOURCES_PER_SLOT = 2
-"""Concurrent sources, or groups of them, for each slot of the executor: their coordinator mostly waits."""
+"""Sources or groups that run concurrently for each slot of the executor: their coordinator mostly waits."""
 
 Outcome = tuple[SourceRun, DriftlineError | None]
 

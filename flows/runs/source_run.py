@@ -1,6 +1,7 @@
 """Run the index run of one source: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6).
 
-``SegmentBuilds`` builds index segments on the executor: of committed lines during the run, and of the rest at its end.
+``SegmentBuilds`` builds index segments on the executor, for committed lines during the run and for the rest when it
+ends.
 """
 
 from __future__ import annotations
@@ -133,9 +134,9 @@ COMMIT_SECONDS = 15.0
 FOLDED_BY_RUNS = 150
 """A run folds this many deltas itself; a scheduled compaction would have folded them before."""
 MAX_FOLD_BYTES = 8 * 1024 * 1024
-"""Maximum size of deltas that a run folds, which takes a fraction of a second: a manifest of some 100,000 documents."""
+"""Maximum size of deltas that a run folds, in a fraction of a second: a manifest of some 100,000 documents."""
 GUARDED_DELETIONS = 100
-"""Up to this number, deletions are never refused."""
+"""This many deletions or fewer are never refused."""
 
 
 _PASSING = frozenset({SkipReason.UNREADABLE, SkipReason.UNSTABLE})
@@ -144,7 +145,7 @@ _PASSING = frozenset({SkipReason.UNREADABLE, SkipReason.UNSTABLE})
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The work of a run that has its lease: the ``changes`` in ``scans``, new and changed documents in order."""
+    """The work of a run that holds its lease: the ``changes`` in ``scans``, new and changed documents in order."""
 
     committer: Committer
     record: SourceRecord
@@ -216,7 +217,7 @@ class SourceRun:
     def begin(self, stack: ExitStack, marker_token: Callable[[Entity], int]) -> bool:
         """Take the lease, which ``stack`` releases, without waiting for it, and scan. Return False if that was all.
 
-        ``marker_token`` is that of ``marker_tokens`` for all sources of a group. Raises LeaseHeld, LeaseLost,
+        For a source of a group, ``marker_token`` comes from ``marker_tokens``. Raises LeaseHeld, LeaseLost,
         StorageError, ExecutorError.
         """
         if self._is_unchanged():
@@ -260,9 +261,9 @@ class SourceRun:
             raise refused
 
     def end(self, refused: DeletionRefused | None = None, changes: ChangeSet | None = None) -> None:
-        """Record the state that the run has reached, and count.
+        """Record which state the run has reached, and fill in the totals of the report.
 
-        ``changes`` are those of the only commit, if the caller has them. Raises LeaseLost, StorageError.
+        ``changes`` are what the only commit of the run changed, if the caller knows. Raises LeaseLost, StorageError.
         """
         workspace, entity, committer, record = self._plan.workspace, self.entity, self.committer, self._work.record
         token, batch = committer.lease.token, committer.batch
@@ -335,14 +336,14 @@ class SourceRun:
         return known.commit if known is not None and known.same_location(self._source.record) else None
 
     def _reached_before(self) -> IndexedCommit | None:
-        """Return the last commit that the index is known to have matched exactly, even if it was written since."""
+        """Return the last commit that the index is known to have matched exactly, even if it was updated since."""
         known = self._plan.workspace.readable_source(self._source.entity)
         return (
             (known.commit or known.reached) if known is not None and known.same_location(self._source.record) else None
         )
 
     def _reached(self, token: int, batch: int, before: IndexedCommit | None) -> IndexedCommit | None:
-        """Return the commit and the manifest's revision to record at the end of a run of ``batch`` batches."""
+        """Return the commit and the manifest's revision to record at the end of a run with ``batch`` batches."""
         at = self._work_tree.reached(token) if self._work_tree is not None else None
         if at is None:
             return None
@@ -366,7 +367,7 @@ class SourceRun:
         return True
 
     def _narrow(self, token: int | None = None) -> None:
-        """Restrict the scan to the paths of the request, or to those changed since the commit indexed last."""
+        """Restrict the scan to the paths of the request, or to paths changed since the last indexed commit."""
         if self._plan.request.paths is not None and not self._source.joined:
             self._only = self._plan.request.paths
             return
@@ -494,7 +495,7 @@ class SourceRun:
     def _next(
         self, results: Iterator[BatchResult], committer: Committer, pending: list[BatchResult]
     ) -> BatchResult | None:
-        """Return the next result, if there is one. Commit those that are pending if the user interrupts the wait."""
+        """Return the next result, if there is one. If the user interrupts the wait, commit the pending results."""
         try:
             return next(results, None)
         except KeyboardInterrupt:
@@ -666,7 +667,7 @@ class SourceRun:
         return totals(self._plan.workspace.manifest(self._source.entity).read(columns=["lines", "reason"]))
 
     def _count_deltas(self, lease: Lease | None) -> None:
-        """Count the deltas, and fold those of a source without scheduled compactions under ``lease``, if it is fast."""
+        """Count the deltas, and fold them under ``lease`` if they are many but small: no compaction is scheduled."""
         documents = self._plan.workspace.manifest(self._source.entity)
         log = documents.log()
         deltas = len(log.deltas)

@@ -124,7 +124,7 @@ def _id_of_memory(workspace: Workspace, catalog_url: str | None) -> str | None:
 def _verify(
     workspace: Workspace, at_hand: CatalogAtHand, request: VerifyRequest, progress: Progress, *, had_catalog: bool
 ) -> VerifyReport:
-    """Verify a workspace, which recorded a catalog before ``at_hand`` was looked up if ``had_catalog`` is set."""
+    """Verify a workspace. ``had_catalog`` says whether it recorded a catalog before ``at_hand`` was looked up."""
     started, catalog = time.monotonic(), at_hand.catalog
     report = VerifyReport(new_ulid(), workspace.objects.uri)
 

@@ -33,13 +33,13 @@ QUIET_MILLISECONDS = 50
 LONGEST_MILLISECONDS = 1_000
 """Maximum duration of a batch: a file that is written continuously must not delay the others."""
 COMPARE_SECONDS = 600.0
-"""Interval of full comparisons, for the changes that a file system does not report."""
+"""Interval of full comparisons, which find changes that a file system does not report."""
 RETRY_SECONDS = 5.0
 _PAUSE_FACTOR = 10
 """If changes cannot be reported, the next comparison waits this many times as long as the last one took."""
 _POLL_MILLISECONDS = 200
 _STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
-"""Files that affect the selection of others."""
+"""Files that affect which other files are selected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Watcher:
         return os.path.realpath(source.uri)
 
     def _batches(self, root: str, stop: threading.Event) -> Iterator[set[tuple[Change, str]] | None]:
-        """Yield the changes in ``root``; the first batch is empty, and so are those of quiet times.
+        """Yield batches of changes in ``root``; the first batch is empty, and so are batches from quiet times.
 
         None means that anything may have changed: the folder was replaced, or changes cannot be reported.
         """
@@ -211,7 +211,7 @@ class Watcher:
         return tuple(sorted(name for name in found if is_unicode(name)))
 
     def _known_below(self, folders: Iterable[str]) -> Iterator[str]:
-        """Yield the indexed documents below ``folders``; none below what was a file."""
+        """Yield the indexed documents below ``folders``; none below a path that was a file."""
         prefixes = [folder for folder in folders if is_unicode(folder)]
         workspace = Workspace.open(self.request.workspace, self.request.storage_options)
         for entity in self._entities(workspace):
@@ -227,7 +227,7 @@ def _has_changed(source: SourceReport) -> bool:
 
 
 def _has_other_names(path: str) -> bool:
-    """Return whether a file has hard links, whose content has changed without an event of their own."""
+    """Return whether a file has hard links, which change with it, but without events of their own."""
     try:
         return os.lstat(path).st_nlink > 1
     except OSError:

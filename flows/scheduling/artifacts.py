@@ -30,8 +30,8 @@ HISTORY_RUNS = 20
 def show_index(result: dict[str, Any], request: IndexRequest) -> bool:
     """Publish the report of an index run, with plots of earlier runs, and a table of the skipped files with reasons.
 
-    The report is published only if the run has changed something, and the table only if files are skipped that the run
-    before did not skip. Return whether the run has changed something.
+    The report is published only if the run has changed something, and the table only if it lists files that the
+    previous run did not skip. Return whether the run has changed something.
     """
     sources, runs = result["sources"], _runs(request)
     skipped = [{"source": source["entity"], **file} for source in sources for file in source["skipped"]]
@@ -58,7 +58,7 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> bool:
 
 
 def has_effect(result: Mapping[str, Any]) -> bool:
-    """Return whether an index run has changed the index, or has failed to.
+    """Return whether an index run has changed the index, or has failed.
 
     Examples:
         >>> unchanged = {"new": 0, "changed": 0, "deleted": 0, "lines_embedded": 0}
@@ -147,7 +147,7 @@ def _seconds(kind: str, result: Mapping[str, Any]) -> str:
 
 
 def show_compaction(result: dict[str, Any]) -> None:
-    """Publish the figures before and after a compaction, of each tenant that it has changed."""
+    """Publish the figures of each tenant that a compaction has changed, before and after it."""
     moments = ("before", "after")
     changed = [part for part in result["tenants"] if part["folded"] or part["versions_removed"]]
     rows = [{"tenant": part["tenant"], "when": when, **part[when]} for part in changed for when in moments]

@@ -1,6 +1,6 @@
 """Build, register and serve the Prefect deployments of a workspace.
 
-``deployments_of`` fills ``deployments/prefect.yaml`` from ``driftline.toml``; its values are pure. ``register`` sends
+``deployments_of`` fills ``deployments/prefect.yaml`` from ``driftline.toml``, without side effects. ``register`` sends
 them to a Prefect server, with their automations, and is idempotent. ``serve`` runs them on this machine, with a Prefect
 server if there is none.
 """
@@ -51,7 +51,7 @@ INDEX, FLEET = "index", "fleet"
 WITH_EXECUTOR = (INDEX, FLEET, "compact")
 WITH_CATALOG = ("cleanup", "verify")
 ANCHOR = "2026-01-01T00:00:00+00:00"
-"""Start of all intervals, so that registering again does not shift the schedule."""
+"""Start of all intervals, fixed so that registering again does not shift the schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def deployment_name(entity: Entity) -> str:
 
 
 def fleet_deployments(configuration: Configuration) -> dict[str, str]:
-    """Return the name of the deployment of each fleet, such as ``github.com:acme``, by the name of the fleet."""
+    """Return the deployment name of each fleet, such as ``github.com:acme``, keyed by the name of the fleet."""
     found: dict[str, str] = {}
     for fleet in configuration.fleets:
         name = ":".join(encode_id(part) for part in fleet.name.split("/") if part)
@@ -137,7 +137,7 @@ def _scheduled(deployment: dict[str, Any], schedule: ConfiguredSchedule | None) 
 
 
 def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[str, Any]:
-    """Return the parameters that the configuration sets; Prefect's form shows the defaults of the others."""
+    """Return the parameters that the configuration sets; Prefect's form shows defaults for the others."""
     given = {
         "sources": [source.uri],
         "entity": str(source.entity),
@@ -224,9 +224,7 @@ def connected() -> Iterator[SyncPrefectClient]:
 
 
 def to_prefect(spec: dict[str, Any], *, pool: str | None) -> RunnerDeployment:
-    """Return a deployment of ``prefect.yaml`` as Prefect's object: for workers of ``pool``, or to be served without
-    one.
-    """
+    """Return a deployment in ``prefect.yaml`` as Prefect's object, for workers of ``pool`` or for ``serve``."""
     return RunnerDeployment.from_flow(
         load_flow_from_entrypoint(spec["entrypoint"]),
         spec["name"],
@@ -319,7 +317,7 @@ def register_automations(
 ) -> None:
     """Create or update the automations, and delete duplicates by name.
 
-    ``actions`` report failed runs; without any, nothing does.
+    ``actions`` report failed runs; without any, failures are not reported.
     """
     on_failure = _on_failure(deployments, actions)
     if not actions:

@@ -33,19 +33,19 @@ from driftline.storage.workspace.workspace import Workspace
 
 UPDATE_SECONDS = 1.0
 MAX_SHARE = 0.01
-"""Maximum share of the time for progress updates, of which there is at most one a second."""
+"""Maximum share of the time to spend on progress updates, at most one a second."""
 RETRIES = 3
 FIRST_DELAY_SECONDS = 10
 """Storage errors are retried after 10, 20 and 40 s, in addition to the retries of the store's client."""
 
 STAGE_RETRIES = 1
-"""Retries of a stage that can be repeated, before the whole run is."""
+"""Retries of a repeatable stage, before the whole run is retried."""
 
 RunLog = Logger | LoggerAdapter[Any]
 
 
 class PrefectProgress(AbstractContextManager["PrefectProgress"]):
-    """Writes phases to the log of the flow run, and counts to its progress artifact, once there is something to show.
+    """Writes phases to the log of the flow run and, once there are any, counts to its progress artifact.
 
     A separate thread updates the artifact, so that a slow or unreachable server does not delay the run. A ``quiet`` one
     logs no phases before there is something to show.
@@ -129,7 +129,7 @@ class _ToRunLog(logging.Handler):
 def flow_progress(*, quiet: bool = False) -> Iterator[PrefectProgress]:
     """Yield the progress of the current flow run; its log receives the records of Driftline here and on workers.
 
-    A ``quiet`` run logs no phases until it changes something, and its stages are no tasks.
+    A ``quiet`` run logs no phases until it changes something, and its stages do not become tasks.
     """
     log = get_run_logger()
     own, handler = logging.getLogger("driftline"), _ToRunLog(log)
@@ -201,7 +201,7 @@ class TaskStages:
 
 
 def _short(name: str) -> str:
-    """Return the name of a stage as timelines show it, which cut long names: with the last id of each source.
+    """Return a short name of a stage, with only the last id of each source: timelines cut long names.
 
     Examples:
         >>> _short("scan org:acme/project:shop/source:web"), _short("scan")

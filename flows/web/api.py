@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 MAX_RUNS = 200
 MAX_RECENT_RUNS = 10
-"""Runs among which the home page looks for the last one that indexed something."""
+"""Number of runs in which the home page looks for the last one that indexed something."""
 MAX_SKIPPED_PATHS = 20
-"""Paths to show for each reason."""
+"""Number of paths to show for each reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class IndexView:
 
 
 def index_view(workspace: Workspace, within: Boundary | None = None) -> IndexView:
-    """Read the index ``within`` a boundary. Raises StorageError, CorruptFile."""
+    """Read what the index page shows ``within`` a boundary. Raises StorageError, CorruptFile."""
     runs = newest_runs(workspace, MAX_RUNS)
     return IndexView(
         stats=workspace.stats(within),
@@ -103,12 +103,12 @@ def home_view(workspace: Workspace, within: Boundary | None = None) -> HomeView:
 MAX_SQL_ROWS = 1_000
 SQL_SECONDS = 10.0
 SQL_BYTES = 2**28
-"""The memory that the query of a page may use."""
+"""Memory limit for the query of a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqlView:
-    """The first rows of a query; ``numbers`` are the columns that contain numbers, ``has_more`` that there are more."""
+    """The first rows of a query. ``numbers`` names the columns of numbers; ``has_more`` says that more rows exist."""
 
     columns: tuple[str, ...]
     numbers: tuple[bool, ...]
@@ -143,7 +143,7 @@ def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
 
 
 def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
-    """Reduce index runs to their reports on the sources ``within`` a boundary.
+    """Reduce index runs to what they report about the sources ``within`` a boundary.
 
     Time and cost of a run cover all of its sources, so they are removed.
     """
@@ -178,7 +178,7 @@ _ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"
 
 
 def _like(pattern: str) -> WithJsonSchema:
-    """Return a schema with the usual ``pattern`` of names; the lookup decides what is valid."""
+    """Return a schema with the usual ``pattern`` of names; only the lookup decides whether a name is valid."""
     return WithJsonSchema({"type": "string", "pattern": pattern})
 
 
@@ -234,7 +234,7 @@ def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
 
 
 def given_by(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of parameters by the names of their options, without parameters that were not given."""
+    """Return the given values of parameters, keyed by the names of their options."""
     names = {row.parameter: name for name, row in OPTIONS.items()}
     return without_empty({names[parameter]: value for parameter, value in parameters.items()})
 
@@ -252,7 +252,7 @@ def _parameter(row: Option) -> inspect.Parameter:
 
 
 def _type_of(row: Option) -> Any:
-    """Return the type of one value, with its limits; patterns of names are only for the schema."""
+    """Return the type of one value, with its limits; patterns for names are only in the schema."""
     if row.choices and not row.is_list:
         return Literal[row.choices]
     if row.type is str:
@@ -267,7 +267,7 @@ def _type_of(row: Option) -> Any:
 class Reader:
     """Answers from the workspace that ``newest`` opens for each request, so that each answer is of one version.
 
-    Every method respects the access of the request, and raises AccessDenied without any.
+    Every method respects the access of the request, and raises AccessDenied if there is none.
     """
 
     newest: Callable[[], Workspace]
@@ -301,7 +301,7 @@ class Reader:
         return find(self.newest(), request, within=granted("search").within, run=self.run)
 
     def similar(self, text: str, limit: int, branch: str | None) -> tuple[Hit, ...]:
-        """Return lines similar to ``text``, which is not a query. Raises the errors of ``driftline.search``."""
+        """Return lines nearest in meaning to the unparsed ``text``. Raises the errors of ``driftline.search``."""
         within = granted("search").within
         request = SearchRequest(text, top_k=limit, n_lines=0, mode="vector", within=within)
         report: SearchReport = self.run(answer, self._on(branch, within), request)
@@ -331,7 +331,7 @@ class Reader:
         return {"workspace": workspace.objects.uri, "branches": found}
 
     def documents(self, only: SearchFilter, limit: int, after: DocumentCursor | None) -> DocumentPage:
-        """Return the indexed documents, by source and path, after ``after``. Raises BadEntity, UsageError."""
+        """Return the documents that follow ``after``, sorted by source and path. Raises BadEntity, UsageError."""
         within, workspace = granted("search").within, self.newest()
         sources = [parse_entity(each, workspace.config.hierarchy) for each in only.sources or ()] or None
         dirs, exts = only.dirs or (), only.exts or ()
@@ -352,7 +352,7 @@ class Reader:
         return found
 
     def branch_names(self) -> tuple[str, ...]:
-        """Return the names of the branches of all sources, in order; at most BRANCHES_SECONDS old."""
+        """Return the sorted names of the branches of all sources; at most BRANCHES_SECONDS old."""
         within = granted("search").within
         names = self._branches.get(within)
         if names is None:
@@ -369,7 +369,10 @@ class Reader:
         return workspace.readable_source(entity) if is_allowed(entity, within) else None
 
     def folder_of(self, source: str) -> str:
-        """Return the folder of a source in its repository, empty for all of it; at most FOLDERS_SECONDS old."""
+        """Return the source's folder inside its repository, "" if it is the whole repository.
+
+        The answer may be up to FOLDERS_SECONDS old.
+        """
         key = (granted("search").within, source)
         folder = self._folders.get(key)
         if folder is None:
@@ -392,7 +395,7 @@ class Reader:
         return view
 
     def sql(self, text: str) -> SqlView:
-        """Return the rows of one SELECT, which may read the memory, too."""
+        """Return the rows of one SELECT, which may also read the memory."""
         within = granted("search").within
         granted("memory")
         view: SqlView = self.run(sql_view, self.newest(), text, within)

@@ -1,4 +1,5 @@
-"""Authenticate requests: by a token of the workspace, a user that a trusted proxy names, or, on loopback, not at all.
+"""Authenticate requests by a token of the workspace or by the user that a trusted proxy names; on loopback, optionally
+not at all.
 
 The resulting ``Access`` follows the request to all code that answers it.
 """
@@ -23,9 +24,9 @@ from driftline.storage.workspace.tokens import SCOPES, Scope, TokenRecord, token
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Access to everything ``within`` a boundary, limited to ``scopes``.
+    """Access to everything ``within`` a boundary, for the given ``scopes``.
 
-    ``token_id`` identifies the token, or ``user`` is the one that a proxy has named.
+    ``token_id`` identifies the token that was used, ``user`` the user that a proxy named. At most one is set.
     """
 
     within: Boundary | None = None
@@ -54,7 +55,7 @@ COOKIE = "driftline_token"
 REFRESH_SECONDS = 5.0
 """Maximum time that a revoked token is still accepted."""
 STALE_SECONDS = 60.0
-"""How long tokens stay valid after they became unreadable; then, everyone is refused."""
+"""How long known tokens are accepted while tokens cannot be read; after that, everyone is refused."""
 MAX_TOKEN_CHARACTERS = 200
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class KnownTokens:
                 raise StorageError("The tokens of the workspace cannot be read", "", "Try again in a minute.")
 
     def find(self, token: str) -> TokenRecord | None:
-        """Return the record of a token that is known and valid."""
+        """Return the record of a token, if it is known and valid."""
         record = self._known.get(token_hash(token))
         return record if record is not None and record.is_valid(datetime.now(UTC)) else None
 
@@ -101,7 +102,7 @@ class TrustedProxy:
     addresses: Collection[ipaddress.IPv4Network | ipaddress.IPv6Network]
 
     def user_of(self, client: str, headers: Headers) -> str:
-        """Return the user that the proxy names; "" if it names none, several, or the request comes from elsewhere."""
+        """Return the user that the proxy names; "" if it names none or several, or did not send the request."""
         try:
             address = ipaddress.ip_address(client)
         except ValueError:
@@ -115,7 +116,7 @@ NOTHING = Boundary(())
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """The boundaries of the users that a proxy names: what everyone may see, and what each user and group may see.
+    """The boundaries of users that a proxy names: for everyone, for each user, and for each group.
 
     The proxy sends the groups of a user in the ``groups_header``, separated by commas.
     """
@@ -126,7 +127,7 @@ class AccessRules:
     groups_header: str = ""
 
     def boundary_of(self, user: str, headers: Headers) -> Boundary:
-        """Return the boundary of ``user`` and of all groups that the request names; unknown ones add nothing."""
+        """Return the boundary of ``user`` and all groups that the request names; unknown names add nothing."""
         sent = headers.getlist(self.groups_header) if self.groups_header else []
         groups = [group.strip() for line in sent for group in line.split(",")]
         found = [self.everyone, self.users.get(user, NOTHING), *(self.groups.get(each, NOTHING) for each in groups)]
@@ -135,7 +136,7 @@ class AccessRules:
 
 @dataclass(frozen=True, slots=True)
 class Authentication:
-    """Determines the access of a request, which never extends beyond ``within``.
+    """Determines the access of a request; it never extends beyond ``within``.
 
     Without ``tokens`` and ``proxy``, everyone has access. Without ``rules``, each user that the proxy names sees all.
     """
@@ -182,13 +183,13 @@ class Authentication:
 
 
 def bearer(headers: Headers) -> str:
-    """Return the token of the Authorization header, or ''."""
+    """Return the token in the Authorization header, or ''."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def cookie(headers: Headers) -> str:
-    """Return the token of the cookie that the sign-in page sets, or ''."""
+    """Return the token in the cookie that the sign-in page sets, or ''."""
     # Not with http.cookies: before Python 3.11.10 it needs quadratic time for quoted values.
     for line in headers.getlist("cookie"):
         for each in line.split(";"):

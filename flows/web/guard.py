@@ -55,11 +55,11 @@ class RateLimit:
 
 
 ANSWER_SECONDS = 60.0
-"""Time that a client waits for an answer. The thread then ends by itself, because its work has no side effects."""
+"""Time that a client waits for an answer. The thread is left to end by itself: its work has no side effects."""
 
 
 SEARCHES_AT_ONCE = max(4, 2 * (os.cpu_count() or 1))
-"""Concurrent searches. More would compete for the interpreter and for memory, so the others wait."""
+"""Concurrent searches. More would compete for the interpreter and for memory, so further ones wait."""
 
 
 @functools.lru_cache(16)  # a limiter belongs to an event loop
@@ -68,7 +68,8 @@ def _turns(_: object) -> anyio.CapacityLimiter:
 
 
 def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Callable[..., Awaitable[Response]]:
-    """Return ``route`` as a coroutine, with the same parameters; if ``searches``, it waits until few others search.
+    """Return ``route`` as a coroutine with the same parameters; if it ``searches``, the number of concurrent ones is
+    limited.
 
     Raises StorageError after ANSWER_SECONDS.
     """
@@ -113,15 +114,16 @@ _FOR_SCRIPTS = {"Access-Control-Expose-Headers": "ETag, Link, Retry-After, X-Req
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Pass authorized requests to ``app`` that name one of ``addresses`` (host:port) and come from no other page.
+    """Pass to ``app`` authorized requests that name one of ``addresses`` (host:port) and do not come from a foreign
+    page.
 
-    The names prevent DNS rebinding: a web page must not reach the server through the browser of its visitor.
+    Checking the names prevents DNS rebinding: a web page must not reach the server through the browser of its visitor.
     """
 
     app: ASGIApp
     addresses: Collection[str]
     origins: Collection[str] = ()
-    """Further origins of this server, as browsers see it behind a proxy."""
+    """Further origins by which browsers know this server, such as behind a proxy."""
     cors_origins: Collection[str] = ()
     """Origins of other servers whose scripts may read the API."""
     authentication: Authentication = field(default_factory=Authentication)
@@ -226,7 +228,7 @@ def _too_large(scope: Scope) -> Response:
 
 @dataclass(slots=True)
 class _Body:
-    """The body of a request, which ends the request once it is too large; chunked bodies announce no length."""
+    """The body of a request; ends it once it is too large: chunked bodies do not announce their length."""
 
     source: Receive
     max_bytes: int
@@ -244,7 +246,7 @@ class _Body:
 
 
 def _as_get_without_cookies(scope: Scope) -> Scope:
-    """Return ``scope`` for the routes: HEAD is answered like GET, and the server sends only the head.
+    """Return ``scope`` for the routes: they answer HEAD like GET, and the server sends only the headers.
 
     Only the guard reads cookies. FastAPI would parse all of them for each request, with the standard library.
     """

@@ -25,16 +25,16 @@ MAX_COLOURED_CHARACTERS = 200_000
 MAX_KEPT_CHARACTERS = 8_000
 """Maximum length of a text whose tokens are cached."""
 KEPT_CHARACTERS = 1_000_000
-"""Maximum length of all texts whose tokens are cached, which take some 25 bytes per character."""
+"""Maximum total length of the texts whose tokens are cached; these take some 25 bytes per character."""
 _PART = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|[^\W_]+")
 """A word of a text: ``parse_HTTPRequests`` has parse, HTTP, Requests."""
 
 _UNCOLOURED = frozenset([Name, Punctuation, Whitespace])
-"""More than half of the tokens: a page is smaller without elements for them."""
+"""More than half of all tokens: without elements for them, a page is smaller."""
 _Token = tuple[Any, str]
 """A type of Pygments, and text."""
 Spans = Sequence[tuple[int, int]]
-"""Begin and end of each match in a line, in ascending order."""
+"""Start and end of each match in a line, in ascending order."""
 
 
 def colour_styles() -> str:
@@ -48,7 +48,7 @@ def colour_styles() -> str:
 def coloured(path: str, lines: Sequence[str], query: str = "", matches: Sequence[Spans] = ()) -> list[str]:
     """Return one complete piece of HTML for each line; the file name determines the language.
 
-    The words of ``query`` are marked, and ``matches``, the ranges in each line.
+    Words of ``query`` and the ranges in each line that ``matches`` lists are marked.
     """
     if begins_in_string(path, lines):
         # The lexer needs the quotes that the lines lack.
@@ -76,8 +76,8 @@ _BEFORE_STRING = re.compile(r"(?:^|[=(,\[{:+%]|\breturn|\byield|\bin)\s*[rRbBuUf
 def begins_in_string(path: str, lines: Sequence[str]) -> bool:
     """Return whether lines of Python seem to begin inside a string in triple quotes, which the first quotes then end.
 
-    Quotes alone on a line end a string, unless a colon ends the line before. After text, they begin one only where an
-    expression may stand.
+    Quotes alone on a line end a string, unless a colon ends the line before. After text, they begin one only where
+    Python allows an expression.
 
     Examples:
         >>> begins_in_string("a.py", ["the lease.", '    \"\"\"', "    renew()"])
@@ -148,7 +148,7 @@ def _formatter() -> Any:
 
 
 def _significant_name(path: str) -> str:
-    """Return the name by which Pygments recognizes the language: few, because most depend only on the suffix."""
+    """Return a name by which Pygments recognizes the language; few exist, as most need only the suffix."""
     name = PurePosixPath(path).name
     _, dot, suffix = name.rpartition(".")
     return name if _significant_names().match(name) else f"x{dot}{suffix if dot else ''}"
@@ -156,7 +156,7 @@ def _significant_name(path: str) -> str:
 
 @cache
 def _significant_names() -> re.Pattern[str]:
-    """Return the names by which Pygments recognizes languages, except for single suffixes."""
+    """Return the file names by which Pygments recognizes languages, apart from plain suffixes."""
     patterns = (pattern for _, _, known, _ in get_all_lexers() for pattern in known)
     significant = [fnmatch.translate(pattern) for pattern in patterns if not re.fullmatch(r"\*\.[^.*?\[]+", pattern)]
     return re.compile("|".join(significant))
@@ -173,7 +173,7 @@ def _cut(line: str) -> str:
 
 
 _MARK = ("Mark",)
-"""The last part of the type of a marked token."""
+"""The last part of a marked token's type."""
 
 
 def _in_text(lines: Sequence[str], matches: Sequence[Spans]) -> Iterator[tuple[int, int]]:

@@ -44,7 +44,7 @@ class Tools:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """End the application with the block, if it was started."""
+        """If the application was started, end it with the block."""
         try:
             yield
         finally:

@@ -1,7 +1,7 @@
-"""Observe each request from its first byte to its last: count and time it, log the access, and trace it.
+"""Observe each request from its first byte to the last one of its answer: count, time, log and trace it.
 
-``Metrics`` is read by Prometheus at /metrics: requests, times and errors by route, and the age of index and cache.
-``tracer`` sends a span of OpenTelemetry for each request, as the standard variables configure.
+Prometheus reads ``Metrics`` at /metrics: requests, times and errors by route, and the age of index and cache.
+``tracer`` sends an OpenTelemetry span for each request, as the standard variables configure.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ access_log = logging.getLogger("driftline.access")
 """One record for each request, at INFO. Queries are private, so they are not logged."""
 INTERNAL_ERROR, UNEXPECTED = 500, "unexpected"
 _UNANSWERED = 499
-"""The status of requests whose client left, or was too slow, before the answer began."""
+"""The status of requests whose clients left, or were too slow, before the answer began."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 

@@ -1,4 +1,4 @@
-"""Add to the OpenAPI document of each route an example of the answer and its possible errors."""
+"""Add an example answer and the possible errors to each route of the OpenAPI document."""
 
 from __future__ import annotations
 

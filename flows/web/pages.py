@@ -43,7 +43,7 @@ MAX_PAGE_LINES = 2_500
 _FOLDER = "driftline.flows.web"
 _OF_EVERY_PAGE = ("n_lines", "facets")
 _MOST = int((OPTIONS["top_k"].served or (0, 0))[1])
-"""Results of a page that shows more."""
+"""Number of results on a page that shows more."""
 _TITLES = {"sources": "Source", "languages": "Language", "kinds": "Kind", "dirs": "Directory", "tests": "Tests"}
 
 
@@ -57,8 +57,8 @@ def search_link(request: SearchRequest) -> str:
 class DocumentView:
     """A document around ``line``, which was requested or is the first.
 
-    ``similar`` are hits like that line, ``outline`` the definitions as (line, kind, name), ``beside`` is the folder of
-    the document.
+    ``similar`` are hits that resemble that line, ``outline`` lists definitions as (line, kind, name), ``beside`` is the
+    folder of the document.
     """
 
     excerpt: dict[str, Any]
@@ -86,7 +86,7 @@ SYNTAX = (
     ("lang:go  file:src/**  repo:web", "only these; -file:test leaves out"),
     ("case:yes", "exact terms distinguish case"),
 )
-"""What a query can say, for the home page."""
+"""The elements of a query that the home page explains."""
 
 
 def home_page(request: SearchRequest, view: HomeView, now: datetime, branches: Sequence[str] = ()) -> bytes:
@@ -114,9 +114,9 @@ def search_page(
     folders: Mapping[str, str] = MappingProxyType({}),
     error: str = "",
 ) -> bytes:
-    """Return the page of a search: its results by file, or the ``error``.
+    """Return the page of a search: its results grouped by file, or the ``error``.
 
-    ``folders`` are the paths of sources in their repositories.
+    ``folders`` maps sources to their paths in their repositories.
     """
     hits = report.results if report is not None else ()
     question = asked_by(request) if report is not None else None
@@ -140,11 +140,11 @@ def search_page(
 
 
 MAX_TERMS = 50
-"""Values of one field to offer."""
+"""Number of values to offer for one field."""
 
 
 def _terms(facets: Facets, branches: Sequence[str], hits: Sequence[Hit] = ()) -> list[tuple[str, str]]:
-    """Return what may complete a query, with explanations: the fields, and values that narrow the results."""
+    """Return completions for a query, with explanations: fields, and values that narrow the results."""
     counts = facets.counts
     languages = counts.get("languages", {})
     values: dict[str, Mapping[str, int]] = {
@@ -171,7 +171,7 @@ _OPTION = re.compile(r" \([^()]*`\w+`[^()]*\)|[:;,] [^:;,.]*`\w+`[^:;,.]*")
 
 
 def _without_options(note: str) -> str:
-    """Return a note without what it says about options of programs, which the page does not have.
+    """Return a note without its parts about options of programs, which the page lacks.
 
     Examples:
         >>> _without_options("The syntax is RE2's; `fixed` searches for literal text.")
@@ -181,7 +181,7 @@ def _without_options(note: str) -> str:
 
 
 def _instead(request: SearchRequest, question: Question) -> Iterator[tuple[str, str]]:
-    """Yield other searches to try if this one finds nothing, as descriptions and links."""
+    """If this search finds nothing, yield others to try, as descriptions and links."""
     plain = SearchRequest(request.query)
     if any(name not in ("mode", "top_k", *_OF_EVERY_PAGE) for name in request.given()):
         yield "without filters", search_link(plain)
@@ -191,7 +191,7 @@ def _instead(request: SearchRequest, question: Question) -> Iterator[tuple[str, 
 
 
 def _searching(request: SearchRequest, **content: Any) -> bytes:
-    """Return a page with the box, and the filters of the search."""
+    """Return a page with the search box and the filters of the search."""
     as_facets = {row["parameter"] for row in content.get("facets", ())}
     filters, removable = [], []
     for name, each in request.given().items():
@@ -222,7 +222,7 @@ def _searching(request: SearchRequest, **content: Any) -> bytes:
 def _by_file(
     question: Question, branch: str | None, hits: Sequence[Hit], folders: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return the hits of each file, in the order of its best one, with its path in its repository."""
+    """Group hits by file, ordered by the best hit of each, with the file's path in its repository."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for hit in hits:
         link = document_link(hit.source, hit.path, hit.line, branch)
@@ -240,8 +240,8 @@ _BEFORE, _AFTER = 4, 8
 
 
 def _snippet(lines: Sequence[str], best: int, end: int | None = None) -> tuple[int, int]:
-    """Return the bounds of the lines to show around the ``best`` one, 0-based: they begin where something begins, and
-    end with its definition, before ``end``.
+    """Return the bounds of the lines to show around the ``best`` one, 0-based: they begin where a block or definition
+    begins, and end with the definition, before ``end``.
 
     Examples:
         >>> _snippet(["    return 1", "", "def f():", "    x = 2", ""], 3)
@@ -259,7 +259,7 @@ def _snippet(lines: Sequence[str], best: int, end: int | None = None) -> tuple[i
 
 
 def _short_names(sources: Collection[str]) -> dict[str, str]:
-    """Return the last id of each source, or all of its ids where several have the same last one."""
+    """Return the last id of each source, or all its ids if other sources have the same last one."""
     ids = {source: [part.partition(":")[2] for part in source.split("/")] for source in sources}
     last = Counter(parts[-1] for parts in ids.values())
     return {source: parts[-1] if last[parts[-1]] == 1 else "/".join(parts) for source, parts in ids.items()}
@@ -269,7 +269,7 @@ _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60))
 
 
 def _ago(age: timedelta) -> str:
-    """Return an age in its largest unit.
+    """Return an age as text, in the largest unit.
 
     Examples:
         >>> _ago(timedelta(hours=26)), _ago(timedelta(seconds=90)), _ago(timedelta(seconds=5))
@@ -336,7 +336,7 @@ def _nested(outline: Sequence[tuple[int, str, str]]) -> Iterator[tuple[int, str,
 
 
 MAX_BESIDE = 100
-"""Entries of the folder to show beside a document."""
+"""Number of folder entries to show next to a document."""
 
 
 def _crumbs(source: str, path: str, branch: str | None) -> list[tuple[str, str]]:
@@ -378,7 +378,7 @@ def _size(count: int) -> str:
 
 
 def folder_page(folder: Folder, branch: str | None = None) -> bytes:
-    """Return the page of a folder, with its folders and documents."""
+    """Return the page of a folder: its folders and documents."""
     *crumbs, (name, _) = _crumbs(folder.source, folder.path, branch)
     entries = _entries(folder, branch)
     return _rendered(
@@ -450,7 +450,7 @@ SQL_EXAMPLES = (
         "Growth",
     ),
 )
-"""Queries of the page of SQL, and what each answers."""
+"""Example queries for the SQL page, each with the question that it answers."""
 MAX_BARS = 25
 
 
@@ -469,7 +469,7 @@ def sql_page(query: str, view: SqlView | None = None, *, error: str = "") -> byt
 def _plot(view: SqlView) -> str:
     """Return a plot of a column of numbers over the first column: a line over times, else bars.
 
-    The column is the one that falls from row to row, else the first.
+    It plots the column whose values fall from row to row, else the first.
     """
     numbers = [at for at, is_number in enumerate(view.numbers) if is_number and at > 0]
     if not numbers or len(view.rows) < 2:
@@ -513,7 +513,7 @@ def sign_in_page(next: str, error: str = "") -> bytes:
 
 
 def prepare() -> None:
-    """Load the libraries that pages need, and programs do not."""
+    """Load the libraries that only pages need."""
     for name in ("search", "document", "folder", "index", "sql"):
         _templates().get_template(f"{name}.html.j2")
     for name in STATIC:
@@ -542,7 +542,7 @@ def version_of(name: str) -> str:
 
 
 def _facets(request: SearchRequest, facets: Facets) -> list[dict[str, Any]]:
-    """Return the checkboxes of each facet: the checked ones, and the values with the most files."""
+    """Return the checkboxes of each facet: checked values, and the values with the most files."""
     checked = chosen(request)
     found = []
     for name, counts in facets.counts.items():
@@ -618,7 +618,7 @@ MAX_DEFINITIONS = 500
 def split_address(address: bytes, levels: Sequence[str]) -> tuple[str, str]:
     """Return the source and the path of ``{entity}/{path}``, percent-encoded. Raises NotIndexed.
 
-    Ids of entities contain no slash, and the deepest of ``levels`` ends the entity.
+    Entity ids contain no slash, and an id of the deepest of ``levels`` ends the entity.
     """
     try:
         text = unquote(address.decode("ascii"), errors="surrogatepass")
@@ -630,6 +630,6 @@ def split_address(address: bytes, levels: Sequence[str]) -> tuple[str, str]:
 
 
 def outline(path: str, lines: Sequence[str], first: int) -> list[tuple[int, str, str]]:
-    """Return the definitions in ``lines``, the first of which has number ``first``: line, kind and qualified name."""
+    """Return (line, kind, qualified name) of each definition in ``lines``; the first line has the number ``first``."""
     found = definitions(path, "\n".join(lines))[:MAX_DEFINITIONS]
     return [(each.line + first, each.kind, each.name) for each in found]

@@ -30,7 +30,7 @@ _OF_THE_SERVER = (FingerprintMismatch, MissingExtra, ModelNotFound, WorkspaceNot
 
 
 class TaggedAnswer(Response):
-    """An answer with a tag of its content; a client that already has it gets 304 instead."""
+    """An answer with a tag (ETag) of its content; a client that already has this content gets 304 instead."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.status_code != OK:
@@ -52,7 +52,7 @@ class TaggedAnswer(Response):
 class JsonAnswer(TaggedAnswer):
     """JSON in ASCII, because file names may contain bytes that UTF-8 cannot represent.
 
-    The tag is that of the answer, not of the index: the freshness of hits changes without a run.
+    The tag identifies the answer, not the index: the freshness of hits changes without a run.
     """
 
     media_type = "application/json"
@@ -76,7 +76,9 @@ class Problem(JsonAnswer):
 
 
 def status_of(error: DriftlineError) -> int:
-    """Return 404 for missing data, 400 for other errors that the client can fix, 503 for errors that the owner can."""
+    """Return 404 for missing data, 400 for other errors that the client can fix, 503 for errors that only the owner can
+    fix.
+    """
     if isinstance(error, NotIndexed):
         return NOT_FOUND
     return BAD_REQUEST if isinstance(error, UsageError) and not isinstance(error, _OF_THE_SERVER) else UNAVAILABLE
@@ -94,7 +96,7 @@ def problem_of(error: DriftlineError, *, to_owner: bool = True) -> Problem:
 
 
 def problem(status: int, kind: str, detail: str, where: str = "", fix: str = "") -> Problem:
-    """Return an answer of RFC 9457; ``error``, ``where`` and ``fix`` are those of ``--json``."""
+    """Return an answer as RFC 9457 defines it; ``error``, ``where`` and ``fix`` are the same as with ``--json``."""
     content = {"type": "about:blank", "title": kind, "status": status, "detail": detail}
     return Problem(content | {"error": kind, "where": where, "fix": fix}, status)
 
@@ -109,6 +111,6 @@ async def only_known_parameters(request: Request) -> None:
 
 
 def wrong_parameters(errors: Sequence[Any]) -> UsageError:
-    """Return the findings of validation, one parameter after the other, without their values."""
+    """Return the validation error of each parameter, without its value."""
     found = "; ".join(f"{error['loc'][-1]}: {error['msg']}" for error in errors[:10])
     return UsageError("Invalid request parameters", found, "See /api/v1/openapi.json.")

@@ -72,7 +72,7 @@ from driftline.tasks.search.request import MEMORY_OPTIONS, SearchRequest, option
 _AROUND = 4
 """Lines of context on each side of a hit."""
 _SIMILAR = 5
-"""Lines similar to the one at which a document is opened."""
+"""Number of lines to show that are similar to the one at which a document is opened."""
 _OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("n_lines", "facets")}
 
 
@@ -156,7 +156,7 @@ class Pages:
 
 MAX_TOKEN_BYTES = 4_096
 SIGNED_IN_FOR = timedelta(days=30)
-"""Maximum duration; a token that expires earlier ends it."""
+"""Maximum duration of a session; it ends earlier if its token expires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class SignIn:
 
 
 def _local(target: str) -> str:
-    """Return ``target`` if it is a page of this server, else the start page."""
+    """Return ``target`` if it is a page on this server, else the start page."""
     parts = urlsplit(target)
     is_local = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.netloc
     return target if is_local and target.isprintable() else "/"
@@ -206,7 +206,7 @@ def _local(target: str) -> str:
 
 MIN_COMPRESSED_BYTES = 2_000
 COMPRESSION_LEVEL = 4
-"""A page of results shrinks to a tenth in half a millisecond."""
+"""Compression level at which a page of results shrinks to a tenth in half a millisecond."""
 
 _DOCUMENT = "/d/{address:path}"
 log = logging.getLogger(__name__)
@@ -332,12 +332,12 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _incomplete(_: Request, __: Exception) -> Response:
-    """Answer a client that has left, or whose body the guard cut off; the answer is never sent."""
+    """Return an answer, which is never sent, for a client that left or whose body the guard cut off."""
     return Response(status_code=BAD_REQUEST)
 
 
 async def _unexpected(request: Request, _: Exception) -> Response:
-    """Answer a defect, whose traceback is in the log of the server."""
+    """Answer a request that failed because of a defect; the log of the server has the traceback."""
     failed = problem(INTERNAL_ERROR, UNEXPECTED, "The server has failed", fix="Tell the owner of the server.")
     return HTMLResponse(pages.error_page(failed.detail), INTERNAL_ERROR) if is_page(request.url.path) else failed
 
@@ -395,14 +395,14 @@ class _Api:
     def documents(
         self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: Cursor = None
     ) -> Response:
-        """List the indexed documents by source and path. The link 'next' of the answer leads to the next page."""
+        """List the documents, sorted by source and path. The link 'next' of the answer leads to the next page."""
         after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None
         page = self.reader.documents(SearchRequest.of("", given_by(given)), limit, after)
         return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
 
     @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode")}))
     def search_memory(self, q: Text, entity: EntityName = None, *, given: dict[str, Any]) -> Response:
-        """Find the entries of the memory store that answer a query, as ``driftline memory search --json``."""
+        """Find memory entries that answer a query, as ``driftline memory search --json`` prints them."""
         return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
 
     def status(self) -> Response:

@@ -1,7 +1,7 @@
 """Run the reads of the web and MCP servers in other processes, one at a time in each.
 
-The threads of a Python process share one core for Python code, so concurrent searches would slow each other down. And a
-damaged file of a table can crash its reader (storage/lance/reader_process.py).
+The threads of a Python process share one core for Python code, so concurrent searches would slow each other down.
+Besides, a damaged table file can crash its reader (storage/lance/reader_process.py).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from driftline.tasks.search.search import SearchReport, prepare, warm
 MAX_PROCESSES = 4
 """The default limit; each process holds the model, and loaded indexes."""
 CONCURRENT_SEARCHES = 4
-"""Concurrent searches in the one process that searches a bucket: they mostly wait for it."""
+"""Concurrent searches in the single process that searches a bucket: they mostly wait for the network."""
 WAIT_SECONDS = 30.0
-"""Time limit for a free process: less than a client waits for its answer."""
+"""Maximum time to wait for a free process: less than a client waits for its answer."""
 LOOK_SECONDS = 1.0
 """Interval at which waiting reads check whether another process must be started."""
 SEARCH_SECONDS = 60.0
@@ -57,14 +57,14 @@ def default_processes() -> int:
 class SearchProcesses:
     """Up to ``processes`` processes, each of which runs ``at_once`` reads concurrently; more start if reads wait.
 
-    None of them is the current process. If one dies, another answers its read, and a new one starts when reads wait
+    None of them is the current process. If one dies, another repeats its read, and a new one starts once reads wait
     again.
     """
 
     processes: int
     at_once: int = 1
     _free: queue.PriorityQueue[tuple[int, OtherProcess]] = field(default_factory=queue.PriorityQueue)
-    """Free slots of one read each, those of the first process first."""
+    """Free slots for one read each; slots of the first process come first."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _helpers: set[OtherProcess] = field(default_factory=set)
     _is_starting: bool = False
@@ -80,7 +80,7 @@ class SearchProcesses:
         """Run ``function``, which only reads ``workspace``, in one of the processes, and return its result or raise its
         error.
 
-        Raises CorruptFile if no process survived it, and StorageError if none was free or answered in time.
+        Raises CorruptFile if every process that tried it died, and StorageError if none was free or answered in time.
         """
         for attempt in range(1, ATTEMPTS + 1):
             number, helper = self._wait_for_room(workspace)

@@ -30,8 +30,8 @@ _WHAT = "The web server"
 class Exposure:
     """How clients reach the server: names, certificate, authentication and rate.
 
-    ``names`` are hosts with or without a port, in addition to the address itself. ``cors_origins`` are origins of other
-    servers, whose pages may call the API.
+    ``names`` are further hosts, with or without a port. ``cors_origins`` are origins of other servers whose pages may
+    call the API.
     """
 
     names: Collection[str] = ()
@@ -52,8 +52,8 @@ def web_server(
 ) -> HttpServer:
     """Listen; port 0 chooses a free port.
 
-    Raises UsageError for an address that is in use, and for one that other machines can reach if no authentication is
-    configured, or if no name of it is known.
+    Raises UsageError for an address that is in use, or that other machines can reach although no authentication is
+    configured or no host name is known.
     """
     exposed = exposure or Exposure()
     listener = listen(host, port, what=_WHAT)

@@ -245,8 +245,7 @@ class CommitTree:
         return found
 
     def _unreadable(self) -> StorageError:
-        commit = self.known_commit[:12]
-        return StorageError(f"Git cannot read a folder of commit {commit}", self.uri, "Run it again.")
+        return StorageError(f"Git cannot read a folder of commit {self.known_commit[:12]}", self.uri, "Run it again.")
 
     def close(self) -> None:
         """End the process that waits for further reads."""
