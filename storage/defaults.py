@@ -1,13 +1,17 @@
-"""Define defaults and argument names that the command line, the flows and Python share, without importing NumPy."""
+"""Define defaults, user folders and argument names that the command line, the flows and Python share, without NumPy."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
+from driftline.storage.errors import UsageError
+
 DEFAULT_MAX_FILE_BYTES = 4 * 1024 * 1024
-"""Files above this size are skipped."""
+"""Larger files are skipped."""
 DEFAULT_MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 """The same for documents, logs, CSV and JSON lines."""
 DEFAULT_MAX_DELETE_FRACTION = 0.5
@@ -21,17 +25,17 @@ DEFAULT_MAX_AGE_SECONDS = 3_600.0
 DEFAULT_CI_TIMEOUT_SECONDS = 3_600.0
 """Seconds that ``driftline ci`` waits for a deployment."""
 DEFAULT_EXECUTOR = "inline"
-"""Run tasks in threads of the process itself."""
+"""Runs tasks in threads of the process itself."""
 
 Redaction = Literal["off", "known", "strict"]
-"""Which credentials inside text are replaced before it is stored.
+"""Selects the credentials that are replaced in text before it is stored.
 
 ``known`` replaces those with a checkable form, and ``strict`` also random values behind a word such as ``password``."""
 DEFAULT_REDACTION: Redaction = "known"
 """How the text of a new source is redacted."""
 
 INSIDE = "!/"
-"""Stands between the path of an archive or a mail and that of a file inside."""
+"""Separates the path of an archive or a mail from the path of a file inside."""
 NAMED_LIKE_ARCHIVE = (
     r"\.(?i:zip|jar|war|ear|aar|apk|whl|egg|nupkg|vsix|conda|crate|gem|eml|mbox"
     r"|tar|tgz|tbz2?|txz|tzst|tar\.(?:gz|bz2|xz|zst|zstd|lz4))$"
@@ -40,7 +44,7 @@ NAMED_LIKE_ARCHIVE = (
 
 
 def container_of(path: str) -> str:
-    """Return the path of the file that holds a document: the outermost archive or mail, or the document itself.
+    """Return the path of the file on disk that holds a document: the outermost archive or mail, or the document itself.
 
     >>> container_of("old/a.zip!/b/c.txt"), container_of("c.txt")
     ('old/a.zip', 'c.txt')
@@ -100,3 +104,27 @@ def nearest_name(name: str, known: Sequence[str]) -> str:
     same = [each for synonyms in SYNONYMS if plain in synonyms for each in known if each in synonyms]
     near = same or difflib.get_close_matches(plain, known, 1)
     return f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+
+
+_USER_FOLDERS = {"XDG_CACHE_HOME": "~/.cache", "XDG_DATA_HOME": "~/.local/share", "XDG_STATE_HOME": "~/.local/state"}
+
+
+def user_folder(variable: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the absolute folder that an XDG ``variable`` names, else its default in the home folder.
+
+    Ignores a relative path, as the XDG specification requires: the current folder may be a clone of anyone's
+    repository. Raises UsageError if the home folder is unknown.
+    """
+    named = Path(os.path.expanduser(environ.get(variable, "")))
+    return named if named.is_absolute() else with_home(_USER_FOLDERS[variable])
+
+
+def with_home(path: str | os.PathLike[str]) -> Path:
+    """Return ``path`` with ``~`` replaced by the home folder.
+
+    Raises UsageError if the user has no home, as in some containers; pathlib would raise RuntimeError.
+    """
+    found = Path(os.path.expanduser(path))
+    if os.fspath(path).startswith("~") and not found.is_absolute():
+        raise UsageError("No home folder is known", str(path)[:200], "Set HOME, or write the path from / on.")
+    return found

@@ -167,8 +167,8 @@ _LEVEL = re.compile(r"[a-z][a-z0-9_]*")
 class Hierarchy:
     """The levels of entities and their default ids.
 
-    ``levels`` start at the tenant. ``defaults`` maps levels to ids. Without an entry there, the default id of the first
-    level is ``default``, and that of all others ``_unassigned``. ``root`` is the scope of calls without one; by
+    ``levels`` start at the tenant. ``defaults`` maps levels to ids. For a level without an entry, the default id is
+    ``default`` at the first level, and ``_unassigned`` at all others. ``root`` is the scope of calls without one; by
     default, it is the first level with its default id. An entity below the root takes missing levels from the root, and
     then the defaults.
     """
@@ -199,8 +199,8 @@ class Hierarchy:
         """Return the entity ``type:id``; missing levels come from the root or the defaults.
 
         Args:
-            type: its level.
-            id: its id.
+            type: the level of the entity.
+            id: the id of the entity.
             parents: ``{level: id}`` of levels above it.
 
         Returns:
@@ -265,7 +265,7 @@ class Hierarchy:
         """Return the levels and ids that an entity names.
 
         Args:
-            entity: as of ``entity``.
+            entity: as for ``entity``.
 
         Returns:
             Pairs of level and id, in order.
@@ -390,7 +390,7 @@ class Boundary:
         return any(f"{name}/".startswith(f"{top}/") for top in self.tops)
 
     def narrowed(self, other: Boundary) -> Boundary:
-        """Return the boundary around what both allow."""
+        """Return the boundary of the entities that both allow."""
         inside = [top for top in self.tops if other.allows(top)]
         return Boundary.of(*inside, *(top for top in other.tops if self.allows(top)))
 
@@ -458,7 +458,7 @@ def check_template(template: str) -> None:
 
 
 def spelling(entity: str) -> str:
-    """Return the form of a name on disks that ignore case and Unicode normalization.
+    """Return the form in which disks that ignore case and Unicode normalization compare names.
 
     >>> spelling("source:\u00dc") == spelling("source:u\u0308")
     True

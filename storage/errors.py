@@ -5,7 +5,7 @@
     │   ├── BadEntity             an entity id that cannot be used
     │   ├── BadEntry              a memory key, value or metadata that cannot be stored
     │   ├── CatalogMismatch       a catalog of another workspace, or of a newer version
-    │   ├── StoreClosed           a call of a memory store that is closed
+    │   ├── StoreClosed           a call to a memory store that is closed
     │   ├── NotIndexed            a document, line or branch that the workspace does not have
     │   ├── SourceNotFound        a source that is missing or cannot be read
     │   ├── SourceConflict        an entity that is already bound to another URI
@@ -117,7 +117,7 @@ def upgrade_command() -> str:
 
 
 def package_command(*arguments: str) -> str:
-    """Return the command that installs another package next to Driftline: ``arguments`` are those of pip."""
+    """Return the command that installs another package next to Driftline, with these ``arguments`` for pip."""
     return shlex.join([*shlex.split(_installer()), *arguments])
 
 
@@ -247,7 +247,7 @@ class CatalogMissing(UsageError):
 
 
 class StoreClosed(UsageError):
-    """A call of a memory store that is closed."""
+    """A call to a memory store that is closed."""
 
     kind = "store_closed"
 

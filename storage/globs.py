@@ -1,4 +1,4 @@
-"""Expand and check globs: braces, brackets, the two Unicode forms of accented names, and home folders.
+"""Expand and check globs: braces, brackets, and the two Unicode forms of accented names.
 
 A brace group with a comma (``*.{ts,tsx}``) or a number range (``{1..3}``) expands as in bash; any other brace is
 literal. A glob that can match nothing is refused, and the error suggests the nearest spelling that can.
@@ -7,11 +7,9 @@ literal. A glob that can match nothing is refused, and the error suggests the ne
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from driftline.storage.errors import UsageError
 
@@ -44,7 +42,7 @@ def alternatives(pattern: str, *, escapes: bool = False) -> tuple[str, ...]:
         raise UsageError(f"A pattern has more than {MAX_BRACES} braces", _shown(pattern), "Write several patterns.")
     found = tuple(dict.fromkeys(itertools.islice(_expanded(pattern, escapes), MAX_ALTERNATIVES + 1)))
     if len(found) > MAX_ALTERNATIVES:
-        what = f"A pattern expands to more than {MAX_ALTERNATIVES:,} others"
+        what = f"A pattern expands to more than {MAX_ALTERNATIVES:,} alternatives"
         raise UsageError(what, _shown(pattern), "Write several.")
     return found
 
@@ -100,7 +98,7 @@ def glob_pattern(glob: str) -> str:
 
 
 def normal_glob(glob: str) -> str:
-    """Normalise a glob for whole paths: without ``.``, doubled slashes, and slashes at its ends."""
+    """Normalise a glob for whole paths: remove ``.``, doubled slashes, and slashes at its ends."""
     names = [name for name in glob.split("/") if name not in ("", ".")]
     names = [name for name, before in zip(names, ["", *names], strict=False) if name != "**" or before != "**"]
     if not names:
@@ -270,14 +268,3 @@ def _set(inside: str) -> str:
     if negated:
         return f"[^/{ranges}]{_MARKS}"
     return _one_of([f"[{ranges}]", *decomposed], escape=False) if ranges else _NOTHING
-
-
-def with_home(path: str | os.PathLike[str]) -> Path:
-    """Return ``path`` with the home folder in the place of ``~``.
-
-    Raises UsageError if that is unknown, where pathlib raises RuntimeError: a container may run users without a home.
-    """
-    found = Path(os.path.expanduser(path))
-    if found.parts[:1] and found.parts[0].startswith("~"):
-        raise UsageError("No home folder is known", str(path)[:200], "Set HOME, or write the path from / on.")
-    return found

@@ -75,7 +75,7 @@ def run_directory(tenant: Entity) -> str:
 
 
 def run_id_of(name: str) -> str | None:
-    """Return the run id of a run record, by its file name, or None for any other file name."""
+    """Return the run id in the file name of a run record, or None for any other file name."""
     match = _RUN.fullmatch(name)
     return match[1] if match else None
 
@@ -97,7 +97,7 @@ def branch_directory(entity: Entity, name: str) -> str:
 
 
 def is_cut(name: str) -> bool:
-    """Return whether ``name`` is that of a cut in the directory of its branch."""
+    """Return whether ``name`` is the name of a cut in the directory of its branch."""
     return re.fullmatch(_CUT, name) is not None
 
 
@@ -113,7 +113,7 @@ def cut_of(lance_name: str) -> str | None:
 
 
 def branch_table_path(table: str, cut: str) -> str:
-    """Return the path where Lance keeps the files that a branch of the table at ``table`` does not share with it."""
+    """Return the folder where Lance keeps a branch's own files, which the table at ``table`` does not share."""
     return f"{table}/tree/{lance_branch(cut)}"
 
 
@@ -123,7 +123,7 @@ def tables_directory(tenant: Entity) -> str:
 
 
 def table_fingerprint(name: str, kind: str) -> str | None:
-    """Return the fingerprint of a table of ``kind``, by its directory name, or None for any other name."""
+    """Return the fingerprint in the directory name of a table of ``kind``, or None for any other name."""
     match = _TABLE_NAME.fullmatch(name)
     return match["fingerprint"] if match and match["kind"] == kind else None
 
@@ -140,7 +140,7 @@ def lease_path(entity: Entity, purpose: str = "source") -> str:
 
 
 def cut_at(path: str) -> str | None:
-    """Return the cut that a file of a branch belongs to, by its path; None for a record."""
+    """Return the cut that the file of a branch at ``path`` belongs to; None for a record."""
     match = _CUT_AT.search(path)
     return match[1] if match else None
 
@@ -234,7 +234,7 @@ _TABLE_KINDS = [
 
 
 class Name(NamedTuple):
-    """A classified path: ``directory`` is the directory that it belongs to (for files of a table, the table's)."""
+    """A classified path. ``directory`` is the directory that it belongs to; for files of a table, the table."""
 
     kind: Kind
     directory: str = ""

@@ -23,7 +23,7 @@ change."""
 
 
 class DocumentState(enum.StrEnum):
-    """The result of a scan for a document."""
+    """The state in which a scan finds a document."""
 
     NEW = "new"
     CHANGED = "changed"

@@ -1,4 +1,4 @@
-"""Options: declare each argument of a request once, with its type, default, limits, names and help.
+"""Declare each argument of a request once, with its type, default, limits, names and help.
 
 A request is a frozen dataclass whose fields are made by ``option``. ``options_of`` returns its table, from which the
 command line, the HTTP and MCP servers, the actions and the configuration take their declarations; ``Option.check``
@@ -84,7 +84,7 @@ def option(default: _T, help: str, **row: Any) -> _T:
 
 
 def options_of(model: type) -> dict[str, Option]:
-    """Return the table of a dataclass: its options by name, own fields before inherited ones."""
+    """Return the table of a dataclass: its options, keyed by name, own fields before inherited ones."""
     inherited = {each.name for base in model.__mro__[1:] if is_dataclass(base) for each in fields(base)}
     ordered = sorted(fields(model), key=lambda each: each.name in inherited)
     return {each.name: _named(each) for each in ordered if _OPTION in each.metadata}

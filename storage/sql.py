@@ -1,8 +1,8 @@
-"""SQL over one workspace: its content as read-only views of DuckDB (DESIGN, "SQL").
+"""Query one workspace in SQL: its content as read-only DuckDB views (DESIGN, "SQL").
 
 DuckDB runs in this process and sees nothing but the views: no file, no network, no extension, no setting. It asks each
 view for the columns and rows that a query needs, and the view reads only those through the workspace's own store, so
-that a workspace in a bucket needs no client of DuckDB's. Memory and time of a query are bounded.
+DuckDB needs no client for buckets. Memory and time of a query are bounded.
 
     documents     the manifest: one row a document
     skipped       files that are not indexed, and why
@@ -149,7 +149,7 @@ class _Limits:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The rows of a query, once, in batches."""
+    """The rows of a query, in batches, which can be read once."""
 
     _reader: pa.RecordBatchReader
     _limits: _Limits
@@ -208,7 +208,7 @@ def as_text(value: object) -> str:
 
 
 def as_json(value: Any) -> object:
-    """Convert a value that JSON cannot represent."""
+    """Convert a value that JSON cannot represent to one that it can."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, datetime | date):
@@ -362,7 +362,7 @@ _MEMORY = pa.schema(
 
 
 def views(workspace: Workspace, within: Boundary | None = None, searches: pa.Table | None = None) -> dict[str, View]:
-    """Return the views of ``workspace`` by name, limited to what is ``within`` a boundary. Reads nothing yet."""
+    """Return the views of ``workspace``, keyed by name, limited to data ``within`` a boundary. Reads nothing yet."""
     there = _Contents(workspace, within)
     levels = pa.schema([("entity", pa.string()), *((level, pa.string()) for level in workspace.config.hierarchy)])
     sources = pa.schema([*levels, *_SOURCE_FIELDS])
@@ -447,7 +447,7 @@ class _Contents:
             yield from _scanned(table, names, of_lines if where is None else of_lines & where)
 
     def definitions(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
-        """Yield the definitions in each block of lines; one that spans several blocks is yielded with each."""
+        """Yield the definitions in each block of lines; a definition that spans several blocks is yielded with each."""
         for table, entities in self._tables():
             of_blocks = pc.field(OUTLINE_COLUMN) != ""
             if entities is not None:

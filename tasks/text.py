@@ -20,7 +20,7 @@ from driftline.storage.model import SkipReason
 MAX_ROW_CHARACTERS = 1_024
 """A longer line is split into rows, each of which one vector can describe: a static model reads 512 tokens."""
 MAX_ROWS_OF_LINE = 64
-"""Text behind them is counted but not indexed, so that a minified file does not fill an index."""
+"""Text beyond these rows is counted but not indexed, so that a minified file does not fill an index."""
 
 MAX_TEXT_BYTES = 2**29
 """Larger files are not indexed.
@@ -29,15 +29,15 @@ As UTF-8, a legacy encoding takes at most three times its size, and the offsets 
 
 _BINARY_WINDOW = 8 * 1024
 _LFS_POINTER, _LFS_CHARACTERS = "version https://git-lfs.github.com/spec/v1\n", 1024
-"""How a pointer begins, and how long it may be at most, by its specification."""
+"""The first line of a pointer, and its maximum length, by the specification."""
 _SAMPLE_BYTES = 64 * 1024
 _MAX_CONTROL_FRACTION = 0.02
 _BEFORE_BYTES = 4 * 1024
 """Context before the first byte that is not UTF-8, for the detection of the encoding."""
 _DETECTABLE_BYTES = 32
 _MAX_WESTERN_FRACTION = 0.5
-"""Text counts as Western if it has fewer non-ASCII bytes than ``_DETECTABLE_BYTES`` and a lower share of them among its
-letters than this, because statistics need more."""
+"""Text counts as Western if it has fewer non-ASCII bytes than ``_DETECTABLE_BYTES``, too few for statistics, and they
+are a lower share of its letters than this."""
 _MAX_REPLACED_FRACTION = 0.01
 REPLACEMENT = "\ufffd"
 _HIGH_BYTES = bytes(range(128, 256))
@@ -54,9 +54,8 @@ _UNMARKED = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 _MIN_PLAIN_FRACTION = 0.02
 _MAX_ODD_FRACTION = 0.01
 _MAX_ASCII_PAIRS = 0.85
-"""The maximum share of other characters whose two bytes are both printable ASCII.
-
-If bytes are misread in pairs, nearly all are."""
+"""The maximum share of other characters whose two bytes are both printable ASCII. If bytes are misread in pairs, nearly
+all characters are such."""
 _JUDGED_CHARACTERS = 2_048
 _PLAIN = re.compile("[\\t\\n\\r -~\u3000-\u3002\uff01-\uff1f]")
 """ASCII, and the punctuation of Chinese and Japanese: all text has some of it, but bytes misread in pairs do not."""
@@ -106,7 +105,7 @@ def _decode(data: bytes) -> tuple[str, SkipReason | None]:
 
 
 def _as_utf8(data: bytes, encoding: str) -> bytes:
-    """Encode the lines of ``encoding``, one byte a character, in UTF-8; other lines of the file are so already."""
+    """Encode in UTF-8 the lines in ``encoding``, one byte per character; other lines of the file already are UTF-8."""
     lines = data.split(b"\n")
     return b"\n".join(line if _is_utf8(line) else line.decode(encoding, errors="replace").encode() for line in lines)
 
@@ -196,7 +195,7 @@ def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:
 class Ends:
     """The first and last lines of a large file, with an empty line in place of each line between them.
 
-    ``content_hash`` and ``md5`` are those of the whole file of ``size_bytes``.
+    ``content_hash``, ``md5`` and ``size_bytes`` describe the whole file.
     """
 
     data: bytes
@@ -211,7 +210,7 @@ def read_ends(chunks: Iterable[bytes], most: int) -> Ends | None:
     Lines must end with ``\n`` and be text in an encoding that extends ASCII. Memory holds ``most`` bytes, a chunk, and
     a byte for each line between.
 
-    >>> read_ends([b"one\ntwo\nthree\nfour\n"], 10).data
+    >>> read_ends([b"one\ntwo\nthree\nfour\n"], 12).data
     b'one\n\n\nfour\n'
     """
     digest, md5, size = hashlib.blake2b(digest_size=16), hashlib.md5(usedforsecurity=False), 0
@@ -299,7 +298,7 @@ def rows_of_line(line: str) -> list[tuple[int, str]]:
     """Split one line into rows, each with its column: the line itself, or parts of at most MAX_ROW_CHARACTERS.
 
     A part ends after a blank, else after another character that is not part of a word, else anywhere. The parts are
-    contiguous. Blanks after the last one, and text after MAX_ROWS_OF_LINE parts, are dropped.
+    contiguous. Blanks after the last part, and text after MAX_ROWS_OF_LINE parts, are dropped.
     """
     if len(line) <= MAX_ROW_CHARACTERS:
         return [(0, line)]
@@ -324,7 +323,7 @@ def _end_of_part(line: str, start: int) -> int:
 def _with_long_lines(
     text: pa.StringArray, doc_index: NDArray[np.int32], line_number: NDArray[np.int32], may_be_long: NDArray[np.bool_]
 ) -> SplitLines:
-    """Return lines, of which some ``may_be_long``, as rows."""
+    """Return lines as rows; some of them ``may_be_long``."""
     candidates = np.flatnonzero(may_be_long)
     rows, counts, left_out = list[tuple[int, str]](), np.ones(len(text), np.int64), dict[int, int]()
     for at, line in zip(candidates.tolist(), text.take(pa.array(candidates)).to_pylist(), strict=True):

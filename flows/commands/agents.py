@@ -11,6 +11,7 @@ import typer
 
 from driftline.flows.commands.app import DONE, Commands, JsonOption, WorkspaceOption, app
 from driftline.flows.output.plain_text import print_json, say, warn
+from driftline.storage.defaults import with_home
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def list_agents(as_json: JsonOption = False) -> int:
     """List the agents, and where Driftline is installed in each."""
     from driftline.flows.config.coding_agents import AGENTS
 
-    here, home = Path.cwd(), Path.home()
+    here, home = Path.cwd(), with_home("~")
     found = [
         {"agent": name, "project": _state(name, "project", here), "user": _state(name, "user", home)} for name in AGENTS
     ]
@@ -101,7 +102,7 @@ def _change(
         what = f"No such agent: {unknown[0]}" if unknown else "Name agents, or use --all"
         raise UsageError(what, fix=f"Known agents: {', '.join(AGENTS)}.")
     scope: Scope = "user" if user else "project"
-    folder = Path.home() if user else Path.cwd()
+    folder = with_home("~") if user else Path.cwd()
     chosen = agents_in(scope) if every else list(names or ())
     found = changes(chosen, scope, folder, _command(user, workspace), remove=remove)
     for each in found:

@@ -40,22 +40,22 @@ from driftline.flows.config.toml_schema import (
     location_of,
     parse,
 )
-from driftline.storage.defaults import Redaction
+from driftline.storage.defaults import Redaction, user_folder, with_home
 from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
 from driftline.storage.errors import BadEntity, UsageError
-from driftline.storage.globs import with_home
 from driftline.storage.sources.discovery import OWNERS, Host, OwnerKind, Selection
 from driftline.storage.sources.mirror import parse_remote
 
 if TYPE_CHECKING:
     from driftline.storage.lines.line_filter import LineFilter
 
-STATE_VARIABLE = "XDG_STATE_HOME"
-
 
 def is_trusted(file: Path, content: bytes) -> bool:
     """Return whether the user has trusted ``file`` with exactly this content."""
-    return _mark(file, content).is_file()
+    try:
+        return _mark(file, content).is_file()
+    except UsageError:  # a user without a home has trusted nothing
+        return False
 
 
 def trust(file: Path, content: bytes) -> None:
@@ -74,9 +74,8 @@ def distrust(file: Path, content: bytes) -> None:
 
 
 def _mark(file: Path, content: bytes) -> Path:
-    state = Path(os.environ.get(STATE_VARIABLE) or os.path.expanduser("~/.local/state"))
     digest = hashlib.sha256(os.fsencode(file) + b"\0" + content).hexdigest()
-    return state / "driftline" / "trusted" / digest
+    return user_folder("XDG_STATE_HOME") / "driftline" / "trusted" / digest
 
 
 log = logging.getLogger(__name__)
@@ -175,7 +174,7 @@ class Configuration:
     references instead of secrets, so that a deployment may store them; ``options()`` resolves them. ``prices`` are the
     prices of 1,000 requests, by kind. ``search`` has the defaults of searches. ``memory`` has the sections of
     ``settings.ltm``, references included. ``notify`` are Prefect blocks that report failed runs. A file that is not
-    trusted ``is_withheld``: it has neither storage options nor memory, and its fleets have no tokens.
+    trusted ``is_withheld``: it has no storage options, memory or hooks, and its sources and fleets have no tokens.
     """
 
     path: Path
@@ -242,8 +241,8 @@ def open_config(given: str | os.PathLike[str] | None) -> Configuration:
 def locate_config(given: str | os.PathLike[str] | None) -> Configuration | None:
     """Load the file that ``find_config`` locates, if there is one. Raises UsageError if it is invalid.
 
-    A file that was not named must be trusted (``trust``); otherwise its storage options, its memory and the tokens of
-    its repositories are ignored with a warning.
+    A file that was not named must be trusted (``trust``); otherwise its ``[storage_options]``, ``[memory]`` and
+    ``[web.hooks]``, and the tokens of its sources and fleets are ignored with a warning.
     """
     path = find_config(given)
     if path is None:
@@ -271,8 +270,8 @@ def _without_token(host: Host) -> Host:
 def _warn_of(path: Path) -> None:
     """Warn about each file once."""
     log.warning(
-        "%s is not trusted: its storage options, [memory] and tokens are not used. Review it, then run 'driftline "
-        "trust', or name it with --config or %s",
+        "%s is not trusted: its [storage_options], [memory], [web.hooks] and tokens are not used. Review it, then run "
+        "'driftline trust', or name it with --config or %s",
         path,
         CONFIG_VARIABLE,
     )
@@ -384,6 +383,7 @@ def _check_dir(part: WorkspacePart, where: str) -> None:
 def _resolve(parsed: File, file: Path) -> Configuration:
     workspace = parsed.workspace or WORKSPACE_FOLDER
     check_uri(workspace, location_of(file))
+    workspace = _absolute(workspace, file, location_of(file, "workspace"))
     options = {key: _as_option(value) for key, value in parsed.storage_options.items()}
     check_options(options, location_of(file, "[storage_options]"))
     sources = _sources(parsed.sources, file)
@@ -392,11 +392,11 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         for name, table in parsed.workspaces.items()
     }
     model = parsed.model
-    if model is not None and os.path.isdir(file.parent / with_home(model)):
-        model = absolute_uri(model, file.parent)
+    if model is not None and os.path.isdir(folder := _absolute(model, file, location_of(file, "model"))):
+        model = folder
     return Configuration(
         file,
-        absolute_uri(workspace, file.parent),
+        workspace,
         model,
         tuple(sources),
         tuple(_fleets(parsed.fleet, file)),
@@ -412,6 +412,14 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         notify=tuple(parsed.notify),
         access=_access(parsed.access, location_of(file, "[access]")),
     )
+
+
+def _absolute(uri: str, file: Path, where: str) -> str:
+    """Like ``absolute_uri``, relative to the folder of ``file``; an error names its location ``where``."""
+    try:
+        return absolute_uri(uri, file.parent)
+    except UsageError as error:
+        raise UsageError(f"{error.what} ({error.where})", where, error.fix) from error
 
 
 def _access(table: AccessTable | None, where: str) -> AccessSettings | None:
@@ -463,7 +471,7 @@ def _sources(tables: Sequence[SourceTable], file: Path) -> list[ConfiguredSource
 def _source(table: SourceTable, file: Path, where: str) -> ConfiguredSource:
     remote = parse_remote(table.uri)
     check_uri(without_reference(table.uri), where)
-    uri = absolute_uri(table.uri, file.parent)
+    uri = _absolute(table.uri, file, where)
     level = INDEX_LEVELS[-1]
     name = remote.name if remote is not None else posixpath.basename(uri.rstrip("/")) or "root"
     entity = _entity(table.entity or f"{level}:{name}", where)
@@ -566,7 +574,7 @@ def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Pat
         parts += [WorkspacePart(source) for source in members]
     for text in table.dirs:
         check_uri(text, where)
-        directory = absolute_uri(text, file.parent)
+        directory = _absolute(text, file, where)
         within = [
             WorkspacePart(source, directory[len(source.uri) :].strip("/"))
             for source in sources

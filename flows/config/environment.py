@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from driftline.storage.defaults import user_folder, with_home
 from driftline.storage.errors import UsageError
-from driftline.storage.globs import with_home
 
 HOME_VARIABLE = "DRIFTLINE_HOME"
 """Names the folder of named workspaces, such as ``@notes``."""
@@ -52,9 +52,9 @@ def absolute_workspace(workspace: str, home: str | None = None) -> str:
         if not is_plain_name(name):
             fix = f"A name has letters, digits, - and _; for a folder, write ./{workspace}"
             raise UsageError("Not a valid workspace name", workspace, fix)
-        data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-        home = home or os.environ.get(HOME_VARIABLE) or f"{data}/driftline/workspaces"
-        return str((with_home(home) / name).absolute())
+        home = home or os.environ.get(HOME_VARIABLE)
+        folder = with_home(home) if home else user_folder("XDG_DATA_HOME") / "driftline" / "workspaces"
+        return str((folder / name).absolute())
     return workspace if _URI.fullmatch(workspace) else str(with_home(workspace).resolve())
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from driftline.storage.defaults import user_folder
+from driftline.storage.errors import UsageError
 from driftline.storage.objects.request_counts import price
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
@@ -223,7 +224,6 @@ def _moment(run: RunRecord) -> datetime:
     return datetime.fromisoformat(run.started)
 
 
-STATE_VARIABLE = "XDG_STATE_HOME"
 MAX_JOURNAL_BYTES = 1 << 20
 """A longer journal is cut to its newer half."""
 KIND = "search"
@@ -245,7 +245,7 @@ def record_search(workspace: Workspace, explanation: Explanation | None, seconds
         return
     entry = _Entry(started=datetime.now(UTC), seconds=seconds, hit_rate=explanation.matches / explanation.lines)
     path = _path(workspace)
-    if not path.is_absolute():  # a user without a home, as in some containers
+    if path is None:
         return
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -280,8 +280,9 @@ def searches_by_hour(workspace: Workspace) -> list[RunRecord]:
 
 def _entries(workspace: Workspace) -> list[_Entry]:
     found: list[_Entry] = []
+    path = _path(workspace)
     try:
-        lines = _path(workspace).read_bytes().splitlines()
+        lines = path.read_bytes().splitlines() if path is not None else []
     except OSError:
         return []
     for line in lines:
@@ -302,6 +303,10 @@ def _record(entries: list[_Entry]) -> RunRecord:
     )
 
 
-def _path(workspace: Workspace) -> Path:
-    state = os.environ.get(STATE_VARIABLE) or "~/.local/state"
-    return Path(os.path.expanduser(state)) / "driftline" / "searches" / f"{workspace.config.workspace_id}.jsonl"
+def _path(workspace: Workspace) -> Path | None:
+    """Return the journal of this user; None for a user without a home, as in some containers."""
+    try:
+        state = user_folder("XDG_STATE_HOME")
+    except UsageError:
+        return None
+    return state / "driftline" / "searches" / f"{workspace.config.workspace_id}.jsonl"

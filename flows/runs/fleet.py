@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any
 
 from driftline.flows.config.driftline_toml import Configuration, ConfiguredFleet
@@ -41,7 +40,7 @@ from driftline.storage.layout import SOURCE
 from driftline.storage.leases.lease import Lease
 from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Listing, discover, open_pulls
+from driftline.storage.sources.discovery import Listing, RateLimit, discover, open_pulls
 from driftline.storage.sources.mirror import REDIRECTS, current_branches, current_commit, parse_remote, with_ref
 from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.workspace.branch_cuts import check_name
@@ -114,8 +113,11 @@ class FleetPart:
 
     @property
     def problems(self) -> list[str]:
-        """The reasons why the listing is incomplete, and the refused deletions."""
+        """The reasons why a listing is incomplete, including pull requests, and the refused deletions."""
         found = [str(error) for error in (self.listing.failure, *self.refused) if error is not None]
+        unlisted = sum(bool(each.pulls_problem) for each in self.repositories.values())
+        if unlisted:
+            found.append(f"the pull requests of {unlisted:,} repositories cannot be listed")
         return found + list(dict.fromkeys(self.listing.problems))
 
     def refuse(self, what: str, where: str, request: FleetRequest) -> None:
@@ -162,7 +164,7 @@ class FleetPart:
             "problems": self.problems,
             "requests": self.listing.requests,
             "unchanged_pages": self.listing.unchanged_pages,
-            "waited_seconds": round(self.listing.waited_seconds, 3),
+            "waited_seconds": round(self.listing.limit.seconds, 3),
             "asked": self.asked,
             "repositories": rows,
         }
@@ -196,7 +198,7 @@ def list_fleets(request: FleetRequest, progress: Progress | None = None) -> dict
     """Discover the repositories of each fleet, without asking any of them, and write nothing. Raises UsageError."""
     now = datetime.now(UTC)
     known, _ = _known(request)
-    parts = [_discover(fleet, known, request, progress or NullProgress(), now) for fleet in request.fleets]
+    parts = _discover(request, known, progress or NullProgress(), now)
     return {"workspace": request.workspace, "fleets": [part.to_dict(now) for part in parts]}
 
 
@@ -242,7 +244,7 @@ def sync_fleets(
             workspace = _prepared(request)
             lease = stack.enter_context(fleet_lease(workspace.objects, new_ulid(), wait_seconds=request.wait_seconds))
         known, entities = _known(request)
-        parts = [_discover(fleet, known, request, progress, now()) for fleet in request.fleets]
+        parts = _discover(request, known, progress, now())
         if request.has_all_fleets:
             _adopt(parts, known)
         others = {name: each for name, each in known.items() if name not in {part.fleet.name for part in parts}}
@@ -253,7 +255,7 @@ def sync_fleets(
         branches = _due_branches(parts, {each.entity for _, each in changed})
         run_id, of_branches = None, list[str]()
         if lease is not None:
-            run_id, of_branches = _run_changed(changed, parts, others, request, lease, progress, now)
+            run_id, of_branches = _run_changed(_Sync(request, parts, others, lease, progress, now), changed)
     report = {"workspace": request.workspace, "dry_run": request.dry_run, "run_id": run_id}
     report["branch_run_ids"] = of_branches
     report["to_index"] = [each.entity for _, each in changed]
@@ -264,37 +266,38 @@ def sync_fleets(
     return report | {"fleets": [part.to_dict(now()) for part in parts]}
 
 
-def _run_changed(
-    changed: list[tuple[FleetPart, KnownRepository]],
-    parts: list[FleetPart],
-    others: Mapping[str, FleetRecord],
-    request: FleetRequest,
-    lease: Lease,
-    progress: Progress,
-    now: Callable[[], datetime],
-) -> tuple[str | None, list[str]]:
+@dataclass(frozen=True, slots=True)
+class _Sync:
+    """One sync of the fleets ``parts``; ``others`` are the other fleets that the workspace knows."""
+
+    request: FleetRequest
+    parts: Sequence[FleetPart]
+    others: Mapping[str, FleetRecord]
+    lease: Lease
+    progress: Progress
+    now: Callable[[], datetime]
+
+    def save(self) -> None:
+        """Keep the state of all fleets."""
+        now, workspace = self.now(), Workspace.open(self.request.workspace, self.request.options)
+        records = {part.fleet.name: part.record(now) for part in self.parts}
+        write_fleets(workspace.objects, {**self.others, **records}, self.lease)
+
+
+def _run_changed(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) -> tuple[str | None, list[str]]:
     """Index changed repositories, retire missing ones, and save the state before and after.
 
     Return the id of the run, and the ids of the runs for branches.
     """
     run_id, of_branches, failure = None, list[str](), None
-    save = partial(_save, request, parts, others, lease, now())
     try:
         if changed:
-            run_id = _index(
-                changed,
-                _owners(parts, () if request.has_all_fleets else others.values()),
-                parts,
-                request,
-                progress,
-                now,
-                save,
-            )
-        of_branches = _update_branches(parts, request, progress, now, save)
-        _retire(parts, request, progress, now())
+            run_id = _index(sync, changed)
+        of_branches = _update_branches(sync)
+        _retire(sync)
     except DriftlineError as error:
         failure = error
-    _save(request, parts, others, lease, now())
+    sync.save()
     if failure is not None:
         raise failure
     return run_id, of_branches
@@ -344,32 +347,26 @@ def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
     return fleets, {str(entity) for entity in entities}
 
 
-def _save(
-    request: FleetRequest,
-    parts: Iterable[FleetPart],
-    others: Mapping[str, FleetRecord],
-    lease: Lease,
-    now: datetime,
-) -> None:
-    workspace = Workspace.open(request.workspace, request.options)
-    write_fleets(workspace.objects, {**others, **{part.fleet.name: part.record(now) for part in parts}}, lease)
-
-
 # -- discover -----------------------------------------------------------------------------------
 
 
 def _discover(
-    fleet: ConfiguredFleet, known: Mapping[str, FleetRecord], request: FleetRequest, progress: Progress, now: datetime
-) -> FleetPart:
-    before = known.get(fleet.name, FleetRecord())
-    progress.phase(f"listing {fleet.name}")
-    lines = {identifier: each.listed for identifier, each in before.repositories.items()}
-    listing = discover(fleet.host, lines, before.pages, environ=_environ(), notify=progress.message)
-    may_be_empty = request.max_delete_fraction >= 1
-    if not listing.repositories and before.repositories and listing.is_complete and not may_be_empty:
-        listing.problems.append("the host lists no repository any more; --max-delete-fraction 1 confirms that")
-    after = reconcile(before.repositories, listing, fleet.selection.reasons(), now)
-    return FleetPart(fleet, before, listing, after)
+    request: FleetRequest, known: Mapping[str, FleetRecord], progress: Progress, now: datetime
+) -> list[FleetPart]:
+    """Return what the host of each fleet lists. Fleets of the same host and token share its rate limit."""
+    parts, limits = [], defaultdict[tuple[str, ...], RateLimit](RateLimit)
+    for fleet in request.fleets:
+        before, host = known.get(fleet.name, FleetRecord()), fleet.host
+        progress.phase(f"listing {fleet.name}")
+        lines = {identifier: each.listed for identifier, each in before.repositories.items()}
+        limit, notify = limits[host.provider, host.url, host.variable], progress.message
+        listing = discover(host, lines, before.pages, limit=limit, environ=_environ(), notify=notify)
+        may_be_empty = request.max_delete_fraction >= 1
+        if not listing.repositories and before.repositories and listing.is_complete and not may_be_empty:
+            listing.problems.append("the host lists no repository any more; --max-delete-fraction 1 confirms that")
+        after = reconcile(before.repositories, listing, fleet.selection.reasons(), now)
+        parts.append(FleetPart(fleet, before, listing, after))
+    return parts
 
 
 def _adopt(parts: Sequence[FleetPart], known: dict[str, FleetRecord]) -> None:
@@ -457,12 +454,12 @@ def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Prog
             return each.with_pulls(dict.fromkeys(each.pulls, ""), "")
         if each.is_waiting(now) and not request.retry:
             return each
-        host, notify = part.fleet.host, progress.message
+        how: dict[str, Any] = {"limit": part.listing.limit, "environ": _environ(), "notify": progress.message}
         try:
-            found = open_pulls(host, each.listed, each.pulls, each.pulls_etag, environ=_environ(), notify=notify)
+            found = open_pulls(part.fleet.host, each.listed, each.pulls, each.pulls_etag, **how)
         except DriftlineError as error:
             return each.model_copy(update={"pulls_problem": str(error)})
-        return each.with_pulls(*found) if found is not None else each.model_copy(update={"pulls_problem": ""})
+        return each.with_pulls(*found) if found is not None else each
 
     _replace_each(due, ask)
 
@@ -515,20 +512,14 @@ def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[s
     return {uri: each.entity for uri, each in found.items()}
 
 
-def _index(
-    changed: list[tuple[FleetPart, KnownRepository]],
-    owners: Mapping[str, str],
-    parts: list[FleetPart],
-    request: FleetRequest,
-    progress: Progress,
-    now: Callable[[], datetime],
-    save: Callable[[], None],
-) -> str | None:
+def _index(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) -> str | None:
     """Index the changed repositories in one run, and record the results. Raises the errors of ``index_sources``.
 
-    ``save`` stores the state before anything else is written, so that each source of a killed run belongs to a fleet.
+    The state is saved before anything else is written, so that each source of a killed run belongs to a fleet.
     """
+    request, now = sync.request, sync.now
     workspace = Workspace.open(request.workspace, request.options)
+    owners = _owners(sync.parts, () if request.has_all_fleets else sync.others.values())
     planned: dict[str, tuple[FleetPart, KnownRepository]] = {}
     for part, each in changed:
         uri = part.source_uri(each)
@@ -539,15 +530,15 @@ def _index(
             is_new = bool(each.branches) and not workspace.has_branches(Entity.parse(each.entity))
             part.repositories[each.listed.id] = each.indexed_next(uri, is_new=is_new)
             planned[uri] = part, each
-    displaced = _displace(parts, planned)
-    save()
+    displaced = _displace(sync.parts, planned)
+    sync.save()
     for uri, entity in displaced:
         if not _detach(workspace, entity, uri, request):
             planned.pop(uri, None)
     if not planned:
         return None
     sources = tuple(part.source(part.repositories[each.listed.id]) for part, each in planned.values())
-    run_id, failed = _run(request, sources, progress)
+    run_id, failed = _run(request, sources, sync.progress)
     for uri, (part, each) in planned.items():
         known = part.repositories[each.listed.id]
         part.repositories[each.listed.id] = _after_run(part, known, uri, failed.get(uri), now())
@@ -664,36 +655,30 @@ def _due_branches(
     ]
 
 
-def _update_branches(
-    parts: Sequence[FleetPart],
-    request: FleetRequest,
-    progress: Progress,
-    now: Callable[[], datetime],
-    save: Callable[[], None],
-) -> list[str]:
+def _update_branches(sync: _Sync) -> list[str]:
     """Delete vanished branches, and index changed ones in one run per name; return the ids of these runs.
 
-    ``save`` stores the state first, so that each branch of a killed run belongs to a fleet.
+    The state is saved first, so that each branch of a killed run belongs to a fleet.
     """
     by_name: dict[str, dict[str, tuple[FleetPart, str]]] = defaultdict(dict)
-    for part, each, name in _due_branches(parts):
+    for part, each, name in _due_branches(sync.parts):
         if each.branches[name].commit:
             source = _at_branch(part, each, name)
             remote = parse_remote(source.uri)
             by_name[name][remote.uri if remote is not None else source.uri] = part, each.listed.id
-    for part in parts:
+    for part in sync.parts:
         for each in [*part.repositories.values()]:
             try:
-                _delete_branches(part, each, request)
+                _delete_branches(part, each, sync.request)
             except DriftlineError as error:
-                part.repositories[each.listed.id] = each.failed(error, now())
+                part.repositories[each.listed.id] = each.failed(error, sync.now())
     run_ids = list[str]()
     if by_name:
-        save()
+        sync.save()
     for name, members in sorted(by_name.items()):
         sources = tuple(_at_branch(part, part.repositories[each], name) for part, each in members.values())
         try:
-            run_id, failed = _run(request, sources, progress, name)
+            run_id, failed = _run(sync.request, sources, sync.progress, name)
             run_ids.append(run_id)
         except DriftlineError as error:  # of each source
             failed = dict.fromkeys(members, error)
@@ -702,7 +687,7 @@ def _update_branches(
             if why is None:
                 part.repositories[identifier] = each.with_indexed(name, part.source_uri(each), part.settings)
             elif not isinstance(why, LeaseHeld):
-                part.repositories[identifier] = each.failed(why, now())
+                part.repositories[identifier] = each.failed(why, sync.now())
     return run_ids
 
 
@@ -732,9 +717,10 @@ def _delete_branches(part: FleetPart, repository: KnownRepository, request: Flee
 # -- retire -------------------------------------------------------------------------------------
 
 
-def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
+def _retire(sync: _Sync) -> None:
     """Remove repositories that are missing for the grace period, unless they still answer or are suspiciously many."""
-    for part in parts:
+    request, now = sync.request, sync.now()
+    for part in sync.parts:
         if not part.listing.is_complete:
             continue
         doomed = to_retire(part.repositories, now, timedelta(days=part.fleet.grace_days))
@@ -750,7 +736,7 @@ def _retire(parts: Iterable[FleetPart], request: FleetRequest, progress: Progres
             except DriftlineError as error:
                 part.repositories[identifier] = each.failed(error, now)
                 continue
-            progress.message(f"{each.entity} is removed: the fleet no longer has {each.listed.path}")
+            sync.progress.message(f"{each.entity} is removed: the fleet no longer has {each.listed.path}")
             part.retired[identifier] = part.repositories.pop(identifier)
 
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from driftline.flows.output.progress import NullProgress, Progress
+from driftline.storage.defaults import user_folder, with_home
 from driftline.storage.errors import DriftlineError, LeaseHeld, ObjectNotFound, StorageError
-from driftline.storage.globs import with_home
 from driftline.storage.layout import CONFIG, SOURCE, Kind, parse_name
 from driftline.storage.model import ObjectInfo
 from driftline.storage.objects.request_counts import for_threads, tally
@@ -206,7 +206,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of all copies: $DRIFTLINE_CACHE, else ``driftline`` in the user's cache folder."""
     if named := environ.get(FOLDER_VARIABLE):
         return with_home(named).absolute()
-    return with_home(environ.get("XDG_CACHE_HOME") or "~/.cache") / "driftline" / "workspaces"
+    return user_folder("XDG_CACHE_HOME", environ) / "driftline" / "workspaces"
 
 
 def follow(

@@ -27,7 +27,6 @@ from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.output.run_reports import SourceReport
 from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
-from driftline.storage.credentials import RULES_VERSION
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS, INSIDE, container_of
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
 from driftline.storage.entities import Entity
@@ -37,6 +36,7 @@ from driftline.storage.lines.indexes import IndexScope, Segment, SegmentSpec, pl
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
+from driftline.storage.redaction import RULES_VERSION
 from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import acquire_source
@@ -119,6 +119,8 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
         self._pool.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
 
 
+_STOPS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
+"""Signals that end a run after its current commit."""
 BATCH_BYTES = 4 * 1024 * 1024
 """Text per batch: about 100,000 lines, whose vectors take 100 MB."""
 BATCH_DOCUMENTS = 2_000
@@ -705,27 +707,29 @@ class SourceRun:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Raise the KeyboardInterrupt of a first Ctrl-C after the block, so that its commits are recorded; of a second at
-    once.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    """Handle a first Ctrl-C or SIGTERM after the block, so that its commits are recorded; a second at once."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    received: list[FrameType | None] = []
+    # Each has its own handler: a shell starts background jobs with Ctrl-C ignored, but not SIGTERM.
+    before = {number: handler for number in _STOPS if callable(handler := signal.getsignal(number))}
+    received: list[tuple[int, FrameType | None]] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        received.append(frame)
+        received.append((number, frame))
         if len(received) > 1:
-            before(number, frame)
+            before[number](number, frame)
 
-    signal.signal(signal.SIGINT, note)
+    for number in before:
+        signal.signal(number, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if received:
-        before(signal.SIGINT, received[0])
+        number, frame = received[0]
+        before[number](number, frame)
 
 
 def batch_bytes(total: int, executor: Executor) -> int:

@@ -206,6 +206,8 @@ class Watcher:
                 return None
         if gone:
             found.update(self._known_below(gone))
+            if len(found) > MAX_CHANGED_PATHS:
+                return None
         return tuple(sorted(name for name in found if is_unicode(name)))
 
     def _known_below(self, folders: Iterable[str]) -> Iterator[str]:

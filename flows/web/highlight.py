@@ -54,13 +54,8 @@ def coloured(path: str, lines: Sequence[str], query: str = "", matches: Sequence
         # The lexer needs the quotes that the lines lack.
         return coloured(path, ['"""', *lines], query, [(), *matches] if matches else ())[1:]
     if (at := lost_quotes(path, lines)) is not None:
-        made = coloured(
-            path,
-            [*lines[:at], '"""', *lines[at + 1 :]],
-            query,
-            [*matches, ()][: max(at + 1, len(lines))] if matches else (),
-        )
-        return [*made[:at], "", *made[at + 1 :]][: len(lines)]
+        made = coloured(path, [*lines[:at], '"""', *lines[at + 1 :]], query, matches)
+        return [*made[:at], "", *made[at + 1 :]]
     short = [_cut(line) for line in lines]
     text = "\n".join(short)
     if len(text) <= MAX_COLOURED_CHARACTERS:
@@ -108,12 +103,12 @@ def begins_in_string(path: str, lines: Sequence[str]) -> bool:
 
 _CODE = re.compile(
     r"\s*(?:@|(?:async )?def |class |from \S+ import |import |return\b|raise |(?:if|for|with|while) .*:$|try:$"
-    r"|[\w.]+(?:: [^=]+)? = |[\w.]+\(|[rRbBuUfF]{0,2}(?:\"\"\"|''')\S)"
+    r"|[\w.]+(?:: [^=]+)? = |[\w.]+\()"
 )
 
 
 def lost_quotes(path: str, lines: Sequence[str]) -> int | None:
-    """Return the line of Python where a string in triple quotes seems to end without them: a blank one, or the end.
+    """Return the blank line of Python that stands for the quotes that end a string, if that seems to be lost.
 
     A context from the index lacks lines without a letter or digit. The line is the last blank one before code.
 
@@ -122,17 +117,16 @@ def lost_quotes(path: str, lines: Sequence[str]) -> int | None:
         4
         >>> lost_quotes("a.py", ["def f():", '    \"\"\"Renew.', "", "    The lease.", '    \"\"\"', "    renew()"])
     """
-    if not path.endswith((".py", ".pyi")):
+    begins = [at for at, line in enumerate(lines) for _ in _QUOTES.findall(line)]
+    if not path.endswith((".py", ".pyi")) or len(begins) % 2 == 0:
         return None
-    is_open, blank = False, None
-    for at, line in enumerate(lines):
-        if blank is not None and _CODE.match(line):
-            return blank
-        if len(_QUOTES.findall(line)) % 2:
-            is_open, blank = not is_open, None
-        elif is_open and not line.strip():
+    blank = None
+    for at in range(begins[-1] + 1, len(lines)):
+        if not lines[at].strip():
             blank = at
-    return len(lines) if is_open else None
+        elif blank is not None and _CODE.match(lines[at]):
+            return blank
+    return None
 
 
 def _characters(tokens: Sequence[_Token]) -> int:

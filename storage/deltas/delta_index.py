@@ -1,8 +1,8 @@
 """Read, append to and compact a delta index: a base Parquet file and later deltas (DESIGN, "Delta index").
 
 The manifests of documents and the indexes of memory share this protocol. Each row has an ``op`` (``add`` or ``remove``)
-and a ``rev``; for each key, the highest ``rev`` wins. Reads and folds are therefore idempotent, and independent of the
-order of the files.
+and a ``rev``; for each key, the highest ``rev`` wins. Reads and folds are therefore idempotent, and do not depend on
+the order of the files.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ MAX_FOLD_BYTES = 96 * 1024 * 1024
 """Compressed size of the deltas folded at once, about 1.5 million documents, which bounds memory."""
 READ_ATTEMPTS = 5
 READ_THREADS = 4
-"""Deltas of a bucket to open in parallel, because each costs a round trip."""
+"""Deltas in a bucket to open in parallel, because each costs a round trip."""
 
 ADD, REMOVE = "add", "remove"
 
@@ -81,10 +81,6 @@ class Log:
     has_base: bool
     delta_bytes: tuple[int, ...] = ()
     base_bytes: int = 0
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.deltas and not self.has_base
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +195,6 @@ class DeltaIndex:
 
     def _max_rev(self, newest: int = 0) -> int:
         log = self.log()
-        if log.is_empty:
-            return 0
         with self._open_base() as base:
             folded = base.footer.folded if base is not None else ()
             highest = base.footer.max_rev if base is not None else 0
@@ -275,9 +269,9 @@ class DeltaIndex:
         )
 
     def _live(self, keys: Keys, columns: Sequence[str], as_of: int | None) -> Iterator[pa.Table]:
-        log = self.log()  # before the base is opened, so that a delta folded in the meantime is not missed
-        if log.is_empty:
-            return
+        # Listed before the base is opened, so that a delta that is folded in the meantime is not missed. An empty log
+        # proves nothing: the files may have been folded into a first base while they were listed.
+        log = self.log()
         names = list(dict.fromkeys([self.key, "op", "rev", *columns]))
         with self._open_base() as base:
             if as_of is not None and base is not None and base.footer.max_rev > as_of:

@@ -90,7 +90,7 @@ class Manifest(DeltaIndex):
 
 
 def parse_staged(name: str) -> BatchId:
-    """Return the batch of a staged delta, by its file name. Raises ValueError for any other name."""
+    """Return the batch in the file name of a staged delta. Raises ValueError for any other name."""
     parsed = parse_staged_name(name)
     if parsed is None:
         raise ValueError(f"not the name of a staged delta: {name!r}")

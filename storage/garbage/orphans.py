@@ -1,4 +1,4 @@
-"""Find the unreferenced objects of a workspace: a pure decision over a listing (DESIGN, "Cleanup").
+"""Find the unreferenced objects of a workspace: a pure function of a listing (DESIGN, "Cleanup").
 
 Only objects named by the layout can be orphans. All others are foreign: reported, never deleted.
 """
@@ -79,9 +79,9 @@ def find_orphans(
 ) -> Verdict:
     """Return the listed objects that nothing refers to and that are at least ``max_age`` old.
 
-    ``now`` is the time of the store that gave the listing. Run records expire after ``run_retention``, but the newest
-    record of a tenant never does. A superseded table is deleted as a whole, ``max_age`` after its last file was written
-    and its successor took over.
+    ``now`` is the time by the clock of the store that was listed. Run records expire after ``run_retention``, but the
+    newest record of a tenant never does. A superseded table is deleted as a whole, ``max_age`` after its last file was
+    written and its successor took over.
     """
     judge = _Judge.of(named, references, now, max_age, run_retention)
     orphans = []

@@ -61,7 +61,7 @@ class Survey:
     committed: frozenset[str]
 
     def sources_of(self, tenant: str) -> set[Entity]:
-        """Return all sources, past and present, of the tenant in this directory, as found from their lease files."""
+        """Return all past and present sources of the tenant in this directory, found by their lease files."""
         leased = (leased_entity(path) for path in self.leases if path.startswith(f"{tenant}/"))
         return {entity for purpose, entity in leased if purpose == "source"}
 
@@ -69,7 +69,7 @@ class Survey:
 def survey(workspace: Workspace, catalog: Catalog | None = None, tenants: Set[str] | None = None) -> Survey:
     """List ``workspace`` and read every reference in it; references to memory blobs need the ``catalog``.
 
-    If directories of ``tenants`` are given, list only these and the root and, of other tenants, the blobs that the
+    If ``tenants`` (their directories) are given, list only these and the root, and the other tenants' blobs that the
     catalog has retired. No reference leads from one tenant to another.
 
     Raises CatalogError, CatalogMismatch, CorruptFile, WorkspaceTooNew, AccessDenied, StorageError.
@@ -160,7 +160,7 @@ def _folded_deltas(workspace: Workspace, names_by_kind: NamesByKind) -> frozense
 
 
 def _staged_deltas(workspace: Workspace, names_by_kind: NamesByKind) -> tuple[frozenset[str], frozenset[str]]:
-    """Return ``(dead, committed)``: the paths of staged deltas that can never be committed, and of committed ones."""
+    """Return the paths of staged deltas, ``(dead, committed)``: the dead ones can never be committed."""
     dead: set[str] = set()
     committed: set[str] = set()
     for directory, staged in names_by_kind[Kind.STAGED].items():

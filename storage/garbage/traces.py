@@ -58,8 +58,8 @@ class Traces:
     """The garbage that leases reveal: the directories of ``suspects``, the tenants that must be listed.
 
     ``leases`` has the state of all leases of each tenant; None for a tenant that is in use, or was abandoned.
-    ``listed`` is the time of the last complete listing; None if everything must be listed. ``version`` is that of the
-    record; None if there is none.
+    ``listed`` is the time of the last complete listing; None if everything must be listed. ``version`` is the version
+    of the record, None if there is no record.
     """
 
     suspects: frozenset[str]
@@ -131,7 +131,7 @@ def _tells_of_garbage(leases: Mapping[str, LeaseState], known: Mapping[str, Leas
 
 
 def write_traces(workspace: Workspace, traces: Traces, *, now: datetime, garbage: Iterable[str]) -> None:
-    """Record that, apart from those with ``garbage`` left, each tenant is as clean as its leases were in ``traces``.
+    """Record each tenant without ``garbage`` as clean, together with its leases in ``traces``.
 
     A record that another cleanup has written in the meantime is kept. Raises StorageError.
     """
@@ -172,7 +172,7 @@ def tenants_with_other_models(workspace: Workspace, tables: Iterable[str]) -> se
 
 
 def _read(workspace: Workspace) -> tuple[CleanupRecord | None, str | None]:
-    """Return the record, if it is one of this workspace, and the version of its file. A damaged one costs a listing."""
+    """Return the record, if it belongs to this workspace, and its file's version. A damaged one costs a listing."""
     objects: ObjectStore = workspace.objects
     try:
         data, version = objects.get_versioned(CLEANUP)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 COMMIT_ATTEMPTS = 20
 VECTOR_TYPE = pa.float16()
-"""Half the size of float32 with the same top ten (decision 0002)."""
+"""Takes half the space of float32 and gives the same top ten (decision 0002)."""
 INDEX_CACHE_BYTES = 2 * 2**30
 """A vector index takes 46 bytes per line; searches are ten times faster with the index in memory."""
 METADATA_CACHE_BYTES = 256 * 2**20
@@ -53,11 +53,11 @@ READS_AT_ONCE = 256
 """Reads of a bucket that Lance runs in parallel. With its default of 64, a search reads its candidates in several
 rounds."""
 ADDRESS_BITS = 32
-"""The address of a row is the id of its fragment, and then its offset in these bits."""
+"""The address of a row is its fragment's id, followed by its offset in this many bits."""
 
 
 class TableFile(NamedTuple):
-    """A file of a table, relative to it; or with a ``base_id``, to the main table that a branch shares it with."""
+    """A file of a table, relative to it or, with a ``base_id``, to the main table that shares it with a branch."""
 
     path: str
     base_id: int | None = None
@@ -255,9 +255,7 @@ def _session() -> Any:
 
 
 def quote(text: str) -> str:
-    """Quote ``text`` as a string literal of a Lance filter, so that it is never syntax. Raises UsageError if no row can
-    have it.
-    """
+    """Quote ``text`` as a string literal of a Lance filter. Raises UsageError if no row can have this text."""
     if not is_unicode(text):
         raise UsageError(
             "A name is not UTF-8, but all indexed names are", repr(text), "Check its spelling and encoding."
@@ -305,7 +303,7 @@ def without_rows(
 FRAGMENT_ROWS = 1 << 15
 """Smaller fragments are merged. Larger ones, as runs write them, stay until many of their rows are deleted."""
 WORN_SHARE = 0.1
-"""A fragment is rewritten without its deleted rows once they are a larger share of it."""
+"""A fragment is rewritten without its deleted rows once their share exceeds this."""
 _OPTIONS: CompactionOptions = {
     "target_rows_per_fragment": FRAGMENT_ROWS,
     "materialize_deletions_threshold": WORN_SHARE,
@@ -340,7 +338,7 @@ def rewrite(table: LanceTable, task: CompactionTask) -> RewriteResult:
 
 
 def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
-    """Replace the compacted fragments by the results of all tasks, in one version.
+    """Replace the compacted fragments with the results of all tasks, in one version.
 
     Raises CommitConflict if a writer has changed one of the fragments since the plan, or if the store failed
     temporarily, and StorageError if it failed otherwise. After either, plan and rewrite again: a failed commit deletes

@@ -85,7 +85,7 @@ class OtherProcess:
         return answer.result(seconds)
 
     def end(self) -> None:
-        """End the process at once, whatever it runs."""
+        """End the process at once, even if it is running something."""
         self._process.kill()
         self._process.wait()
 

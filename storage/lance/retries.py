@@ -107,12 +107,18 @@ def is_network_failure(error: BaseException) -> bool:
 
 
 _REFUSED = re.compile(rf"status code: (?:400|401|403)\b|os error {errno.EACCES}\b")
-"""Amazon S3 answers requests with an expired token with the status 400."""
+"""Amazon S3 answers requests with an expired token with the status 400, and also requests that time out."""
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether the store refused Lance's request, as with credentials that have expired."""
-    return is_lance_failure(error) and bool(_REFUSED.search(str(error)))
+    """Return whether the store refused Lance's request, as with credentials that have expired.
+
+    >>> is_refusal(OSError("status code: 400 Bad Request: <Code>ExpiredToken</Code>"))
+    True
+    >>> is_refusal(OSError("status code: 400 Bad Request: <Code>RequestTimeout</Code>"))
+    False
+    """
+    return is_lance_failure(error) and bool(_REFUSED.search(str(error))) and not is_network_failure(error)
 
 
 def is_damage(error: BaseException) -> bool:
@@ -174,7 +180,7 @@ def reading(title: str, where: str) -> Iterator[None]:
 
 
 def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
-    """Return Lance's statistics of each index of ``dataset``, by name; None for an index whose files cannot be read."""
+    """Return Lance's statistics of the indexes of ``dataset``, keyed by name; None for an unreadable index."""
     names = [index.name for index in with_retries(dataset.describe_indices)]
     # Each index takes several reads of a bucket, one after another.
     with ThreadPoolExecutor(max(1, len(names))) as pool:
@@ -227,9 +233,7 @@ def _read_all(fragment: LanceFragment) -> None:
 
 
 def unreadable_fragments(dataset: LanceDataset, among: Collection[int] | None = None) -> list[int]:
-    """Return the ids of fragments, of all or ``among`` some, whose files are missing, truncated, changed or not
-    Lance's.
-    """
+    """Return the ids of fragments (all, or ``among`` some) whose files are missing, truncated, changed or foreign."""
     unreadable: list[int] = []
     for fragment in dataset.get_fragments():
         if among is not None and fragment.fragment_id not in among:

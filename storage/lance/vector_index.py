@@ -38,7 +38,7 @@ def is_indexable(dataset: LanceDataset) -> bool:
 
 
 def vector_options(dim: int) -> dict[str, Any]:
-    """Return Lance's options for an index, or a segment of one, of vectors of ``dim`` dimensions.
+    """Return Lance's options for an index of ``dim``-dimensional vectors, or for a segment of such an index.
 
     There is one partition: a search would probe all partitions anyway, and assigning vectors to them takes most of a
     build.

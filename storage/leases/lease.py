@@ -128,7 +128,7 @@ class Lease:
             raise _lost(current, self._where)
 
     def expect_garbage(self) -> None:
-        """Count this holder as failed at its release, because it leaves files that nothing refers to."""
+        """Count this holder as failed when it releases the lease, because it leaves files that nothing refers to."""
         self._leaves_garbage = True
 
     def release(self, *, failed: bool = False) -> None:
@@ -221,9 +221,9 @@ def acquire(
     """Acquire the lease at ``path`` for this process, and wait up to ``wait_seconds`` for its holder.
 
     A lease is free if it was never taken or has been released, if its holder is provably dead (on this machine), or if
-    its file has not changed for the holder's TTL by ``clock``. Hence only a caller that waits takes over from a dead
-    holder on another host. If the file is missing, ``known_token`` returns the highest token in use, so that numbering
-    continues from there; a token above 0 then counts as a takeover. The new token is higher than ``at_least``.
+    its file has not changed for the holder's TTL by ``clock``. Hence only a caller that waits can take over from a dead
+    holder on another host. If the file is missing, ``known_token`` returns the highest token in use, and numbering
+    continues there; a token above 0 then counts as a takeover. The new token is higher than ``at_least``.
 
     Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError.
     """
@@ -274,10 +274,11 @@ def fenced(lease: Lease) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """The state of a lease file: ``is_free`` if ``acquire`` would succeed without waiting, ``version`` of the file.
+    """The state of a lease file. ``is_free`` means that ``acquire`` would succeed without waiting; ``version`` is the
+    file's.
 
     ``holder`` describes the holder in words. ``is_abandoned`` is true if the lease is free because its holder has died.
-    ``token`` is that of the last holder; ``failures`` counts the holders that failed or did not release it.
+    ``token`` belongs to the last holder; ``failures`` counts the holders that failed or did not release the lease.
     """
 
     is_free: bool

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 
 FORGOTTEN_AFTER_SECONDS = 7 * 86_400
-"""Age at which the files of killed processes are removed; their leases then expire like those of other hosts."""
+"""Age at which the files of killed processes are removed. Their leases then expire like leases from other hosts."""
 _NAME = re.compile(r"(\d{1,10})-([0-9a-f]{16})")
 
 
@@ -67,7 +67,7 @@ def count_references(difference: int) -> None:
 
 
 def read(name: str) -> Liveness:
-    """Return the state of the process whose ``own_file_name`` returned ``name``."""
+    """Return the state of the process that owns the file ``name`` (see ``own_file_name``)."""
     path = _path(name)
     if path is None or not _is_private(path.parent):
         return Liveness.UNKNOWN
@@ -178,7 +178,7 @@ class ProcessIdentity:
 
     @classmethod
     def current(cls) -> ProcessIdentity:
-        """Return the identity of the calling process; in a forked child, that of the child."""
+        """Return the identity of the calling process; a forked child has an identity of its own."""
         pid = os.getpid()
         return cls(platform.node(), _boot_id(), pid, _start_time(pid) or "", own_file_name())
 

@@ -1,8 +1,8 @@
 """Find blocks of lines by meaning: two bits for each dimension of their vectors (DESIGN, "Search"; decision 20).
 
-The vector of a block is the sum of those of its lines. Its code has the sign of each dimension, and whether the value
-is large. The signs alone select blocks, both bits order them, as in RaBitQ (Gao and Long, 2024) without a rotation: the
-dimensions of static models are alike enough.
+The vector of a block is the sum of its lines' vectors. For each dimension, the code holds the sign and whether the
+value is large. The signs alone select blocks, both bits order them, as in RaBitQ (Gao and Long, 2024) without a
+rotation: the dimensions of static models are alike enough.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 WORD_BITS = 64
 SMALL_VALUE = 0.35
-"""The value of a dimension that is not large, whose value is 1."""
+"""The value of a dimension that is not large; a large one has the value 1."""
 QUERY_BITS = 4
 """Bits for each dimension of a query while signs select blocks."""
 SELECTED = 8
-"""Blocks to preselect by signs for each block to return."""
+"""Number of blocks that signs preselect for each block to return."""
 MIN_SELECTED = 512
 _BLOCKS_AT_ONCE = 1_024
 """Blocks whose vectors are summed at once, in the cache of a core."""
@@ -106,7 +106,7 @@ class BlockCodes:
         return len(self.rows)
 
     def among(self, held: NDArray[np.bool_]) -> BlockCodes:
-        """Return the codes of those blocks that are ``held``, ``(n,)``."""
+        """Return the codes of the blocks that are ``held``, ``(n,)``."""
         return BlockCodes(self.rows[held], self.signs[:, held], self.large[:, held], {})
 
     def nearest(self, vector: NDArray[np.float32], limit: int) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
@@ -133,7 +133,7 @@ class BlockCodes:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Sums of a vector over sets of dimensions: ``of_bytes`` has that of each byte at each position, 256 a position."""
+    """Sums of a vector over sets of dimensions. ``of_bytes`` has 256 per position, one for each byte."""
 
     of_bytes: NDArray[np.float32]
     offsets: NDArray[np.int64]
@@ -151,9 +151,10 @@ class _Sums:
 
 
 def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return ``(n,)``: the products of blocks of signs and ``vector``, up to a factor and a constant.
+    """Return ``(n,)``: the product of each block's signs with ``vector``, up to a factor and a constant.
 
-    The query is rounded to QUERY_BITS, so that a product is a sum of counts of common bits, one bit of it at a time.
+    The query is rounded to QUERY_BITS. A product is then a sum of counts of common bits, one bit of the query at a
+    time.
     """
     low = vector.min()
     steps = (2**QUERY_BITS - 1) / max(vector.max() - low, 1e-9)
@@ -171,14 +172,14 @@ def _counts(sets: NDArray[np.uint64]) -> NDArray[np.uint16]:
 
 
 _CODES: LRUCache[str, BlockCodes] = LRUCache(512 * 2**20, lambda codes: codes.nbytes)
-"""The codes of the last version of each table, or branch of one, that this process has searched."""
+"""The codes of the last version that this process has searched, for each table and branch of a table."""
 _ONE_AT_A_TIME = Lock()
 _READING: defaultdict[str, Lock] = defaultdict(Lock)
-"""Held by a table that reads codes, and by all branches of it, which then find most of theirs."""
+"""Held while a table or one of its branches reads codes; the others then find most of their codes read."""
 
 
 def codes_of(dataset: LanceDataset, read: _Read, announce: Callable[[Sequence[LanceFragment]], None]) -> BlockCodes:
-    """Return the codes of a version of a table, of which only those of new fragments are read.
+    """Return the codes of a version of a table; only the codes of new fragments are read.
 
     Args:
         dataset: the version.
@@ -199,11 +200,18 @@ def codes_of(dataset: LanceDataset, read: _Read, announce: Callable[[Sequence[La
 
 
 def _main_table(uri: str) -> str:
-    return uri.partition("/tree/")[0]
+    """Return the location of the table that a branch belongs to.
+
+    >>> _main_table("/a/tree/b/lines.lance/tree/01H") == _main_table("/a/tree/b/lines.lance")
+    True
+    >>> _main_table("/a/tree/c/lines.lance") == _main_table("/a/tree/b/lines.lance")
+    False
+    """
+    return uri.partition(".lance/tree/")[0].removesuffix(".lance")
 
 
 def _known(uri: str) -> BlockCodes | None:
-    """Return the known codes of a table, or else of another branch of it, which shares most of its fragments."""
+    """Return the known codes of a table, or else of another branch, which shares most of its fragments."""
     with _ONE_AT_A_TIME:
         related = (each for each in _CODES if _main_table(each) == _main_table(uri))
         best = uri if uri in _CODES else next(related, None)
@@ -211,7 +219,7 @@ def _known(uri: str) -> BlockCodes | None:
 
 
 def _extended(known: BlockCodes | None, fragments: Mapping[_FragmentKey, LanceFragment], read: _Read) -> BlockCodes:
-    """Return the codes of ``fragments``, of which those that are not ``known`` are read."""
+    """Return the codes of ``fragments``; codes that are not ``known`` are read."""
     kept = {key: at for key, at in known.ranges.items() if key in fragments} if known else {}
     if known is None or not kept:
         return _read_codes([*fragments], read(None))
@@ -237,7 +245,7 @@ def _read_codes(fragments: Sequence[_FragmentKey], rows: pa.Table) -> BlockCodes
 
 
 def _joined(known: BlockCodes, kept: dict[_FragmentKey, tuple[int, int]], new: BlockCodes | None) -> BlockCodes:
-    """Return the ``kept`` ranges of ``known``, and ``new`` codes behind them."""
+    """Return the ``kept`` ranges of ``known``, followed by the ``new`` codes."""
     held = [slice(*bounds) for bounds in kept.values()]
     ends = np.cumsum([each.stop - each.start for each in held]).tolist()
     ranges = dict(zip(kept, pairwise([0, *ends]), strict=True))

@@ -72,7 +72,7 @@ class DeepTable(LanceTable):
         return [json.dumps(fragment.to_json()) for fragment in self.write(rows)]
 
     def documents(self, entity: Entity) -> pa.Table:
-        """Return ``path`` and ``hash`` of the documents of a source that have rows, each pair once.
+        """Return the distinct pairs of ``path`` and ``hash`` of a source's documents that have rows.
 
         Raises StorageError.
         """

@@ -66,7 +66,7 @@ def drop(table: LineTable, names: Sequence[str]) -> None:
 
 
 def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
-    """Return the readable indexes of ``dataset`` by name."""
+    """Return the coverage of each readable index of ``dataset``, keyed by name."""
     return {
         name: Coverage(
             str(stats["index_type"]),
@@ -86,8 +86,8 @@ SMALL_SEGMENT_ROWS = SEGMENT_ROWS // 2
 MAX_SMALL_SEGMENTS = 8
 """Maximum number of small segments that a run leaves."""
 OUTWEIGHS = 2
-"""A small segment is merged with all smaller ones and new rows unless it is this many times their total size. So the
-index of a row is built again only a few times, and a small segment is a fraction of the next one."""
+"""A small segment is merged with all smaller ones and new rows unless it is this many times their total size. So each
+row is indexed again only a few times, and a small segment is a fraction of the next larger one."""
 MAX_UNINDEXED_ROWS = 20_000
 MAX_UNINDEXED_TEXT_ROWS = 1_000
 """Searches scan up to this many unindexed rows, which is cheaper than another segment.
@@ -106,7 +106,7 @@ def _most_unindexed(table: LineTable, name: str) -> int:
 def groups_to_build(
     rows: Mapping[int, int], segments: Sequence[Set[int]], *, few: int | None = None, thorough: bool = False
 ) -> list[tuple[int, ...]]:
-    """Return the groups of fragments that need a segment each; a group has every fragment of the segments it replaces.
+    """Return groups of fragments that each need a segment; a group has every fragment of the segments it replaces.
 
     ``rows`` are the rows of each live fragment, ``segments`` the fragments that each segment covers. ``few`` rows,
     MAX_UNINDEXED_ROWS by default, may stay without one. ``thorough`` covers every row, and merges the small segments
@@ -126,8 +126,8 @@ def groups_to_build(
 
 
 def _outweighed(rows: Mapping[int, int], small: Sequence[Set[int]], uncovered: Set[int], few: int) -> list[Set[int]]:
-    """Return the segments of ``small`` to merge, with each other and with the ``uncovered`` fragments; always those of
-    a ``few`` rows.
+    """Return the ``small`` segments to merge with each other and the ``uncovered`` fragments; segments of a ``few``
+    rows always are.
     """
     by_size = sorted(small, key=lambda segment: _total(rows, segment))
     lighter, count = _total(rows, uncovered), 0
@@ -140,7 +140,7 @@ def _outweighed(rows: Mapping[int, int], small: Sequence[Set[int]], uncovered: S
 
 
 def packed(rows: Mapping[int, int], fragments: Iterable[int]) -> list[tuple[int, ...]]:
-    """Group ``fragments`` into groups of at most SEGMENT_ROWS or of one fragment; at most one group is small."""
+    """Group ``fragments``: a group has at most SEGMENT_ROWS rows, or one fragment. At most one group is small."""
     groups: list[list[int]] = []
     open_group: list[int] = []
     size = 0
@@ -275,7 +275,7 @@ def _publish(table: LineTable, name: str, built: Sequence[Segment]) -> bool:
 
 
 def _fitting(built: Sequence[Segment], published: Sequence[Set[int]], live: Set[int]) -> Sequence[Segment]:
-    """Return the segments that together replace published segments whole; others would leave rows without an index."""
+    """Return the segments that together replace whole published segments; others would leave rows without an index."""
     covered = frozenset[int]().union(*(segment.fragments for segment in built))
     fitting = [
         segment for segment in built if all(other & live <= covered for other in published if other & segment.fragments)

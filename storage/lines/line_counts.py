@@ -42,7 +42,7 @@ class Inventory:
 
     ``counts`` has the schema COUNTS, sorted by entity and path; ``version`` is the counted version of the table.
     ``repeated`` has the ``(entity, path)`` of documents with duplicate lines. ``markers`` counts the commit markers of
-    each entity, by name.
+    each entity, keyed by its name.
     """
 
     version: int
@@ -168,7 +168,7 @@ def _sample(dataset: LanceDataset, rows: int, seed: int) -> list[dict[str, Any]]
 
 
 class _Counts:
-    """Counts the rows of a condition, once for lines of one document or folder: with indexes, and by a scan."""
+    """Counts the rows that meet a condition on one document or folder, with indexes and by a scan, each once."""
 
     def __init__(self, dataset: LanceDataset) -> None:
         self.indexed = cache(dataset.count_rows)

@@ -1,8 +1,8 @@
 """Search one version of a table of lines, with filter pushdown (DESIGN, "Search").
 
 ``LineQuery`` finds nearest lines, blocks by words and by meaning, definitions by name, and passages. On a bucket,
-``read_ahead`` prefetches index data in a few large parallel reads instead of many small sequential ones. If an index is
-unusable, the table is scanned.
+``read_ahead`` prefetches index data in a few large parallel reads instead of many small sequential ones. A table with
+an unusable index is scanned.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ PASSAGE_COLUMNS = ("entity", "path", "line_number", "column_number", "text")
 BLOCK_COLUMNS = ("entity", "path", "line_number", "column_number", "hash", TEXT_COLUMN, OUTLINE_COLUMN)
 
 MAX_FOLDERS = 32
-"""The last components of a path in a query that an indexed path may have."""
+"""Maximum number of trailing components of a path in a query that are compared with indexed paths."""
 MAX_FILES = 20
-"""Files of one name to look up."""
+"""Maximum number of files to look up by one name."""
 
 _SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
 """The sources of each table version that this process has searched; versions are immutable."""
@@ -118,8 +118,8 @@ _MAX_VERSIONS = 1_000
 class _Outlines:
     """The outlines of all blocks of a version, in ``rows``: ``outline``, ``line_number`` and ``_rowid``.
 
-    ``lower`` has them in lower case, each with a line feed after it; row ``i`` ends before ``ends[i]``. Entry ``e``,
-    which is one definition, ends before the line feed at ``entries[e]``, with the bytes ``tails[e]``.
+    ``lower`` has them in lower case, each with a line feed after it; row ``i`` ends before ``ends[i]``. Entry ``e`` is
+    one definition. It ends before the line feed at ``entries[e]``, with the bytes ``tails[e]``.
     """
 
     rows: pa.Table
@@ -130,7 +130,7 @@ class _Outlines:
 
     @classmethod
     def of(cls, rows: pa.Table) -> Self:
-        """Return what ``rows`` need to be searched."""
+        """Prepare the outlines in ``rows`` for searches."""
         outlines = pc.binary_join_element_wise(pc.utf8_lower(rows[OUTLINE_COLUMN]), "", "\n").combine_chunks()
         ends = pc.binary_length(outlines).to_numpy().cumsum(dtype=np.int64)
         lower = outlines.buffers()[2].to_pybytes()[: ends[-1]] if len(ends) else b""
@@ -163,24 +163,24 @@ _OUTLINES: LRUCache[tuple[str | int, ...], _Outlines] = LRUCache(64 * 2**20, lam
 """The outlines of each version in which this process has looked up a name, about 6 bytes per line."""
 _OUTLINES_AT_ONCE = Lock()
 MAX_KEPT_LINES = 1_500_000
-"""The lines of a table whose blocks stay in memory, at some 70 bytes a line."""
+"""The blocks of tables of up to this many lines may stay in memory, at some 70 bytes per line."""
 FASTER_TOGETHER = 6
-"""A block that is read with all others takes a sixth of the time of one that is read alone."""
+"""Reading all blocks together takes a sixth of the time per block of reading one alone."""
 FEW_LINES = 50_000
-"""The blocks of a table with so few lines stay in memory from the second search on."""
+"""The blocks of a table with at most this many lines stay in memory from the second search on."""
 _Filtered = tuple[str | int | None, ...]
 """A version and the condition of a filter."""
 _BLOCKS: LRUCache[_Filtered, pa.Table] = LRUCache(128 * 2**20, lambda kept: kept.nbytes)
 """All blocks that a filter allows, of small versions that this process searches again and again."""
 _BLOCKS_READ: LRUCache[_Filtered, int] = LRUCache(1_024)
-"""How many blocks this process has read one by one."""
+"""The number of blocks that this process has read one by one."""
 _ALLOWED: LRUCache[_Filtered, NDArray[np.uint64]] = LRUCache(64 * 2**20, lambda rows: rows.nbytes)
 """The rows that each filter allows, sorted."""
 _ALLOWED_CODES: LRUCache[_Filtered, BlockCodes] = LRUCache(64 * 2**20, lambda codes: codes.nbytes)
 _FILTERED_AT_ONCE = Lock()
 MIN_SHARE_AFTERWARDS = 1 / 100
-"""From this share of all lines on, words are searched without the filter, whose known rows are faster than Lance's
-evaluation of it for each search."""
+"""If a filter allows at least this share of all lines, words are searched without it, and the known rows are
+intersected: this is faster than Lance's evaluation of the filter in each search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ _Value = TypeVar("_Value")
 
 
 class once(Generic[_Value]):
-    """Like ``functools.cached_property``, whose lock all instances share in Python 3.11: tables open in parallel."""
+    """Like ``functools.cached_property``, but with a lock for each instance, so that tables open in parallel."""
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:
         self._compute = compute
@@ -256,8 +256,8 @@ class LineQuery:
     def open(self, *, words: bool = False, lines: bool = False, blocks: bool = False) -> None:
         """Open the table now rather than on first use.
 
-        For a table in a bucket, read ahead what searches for ``words``, nearest ``lines`` and near ``blocks`` need, in
-        parallel.
+        For a table in a bucket, read ahead, in parallel, the data for searches by ``words``, nearest ``lines`` or near
+        ``blocks``.
         """
         dataset = self.dataset
         if self.table.is_local:
@@ -306,7 +306,7 @@ class LineQuery:
         version = self.exact_version
         sources = _SOURCES.get(version)
         if sources is None:
-            # In a bucket, paths are with what every search reads of a file; their index would be read only for this.
+            # In a bucket, every search reads the paths anyway; their index would be read only for this.
             rows = self._scanned(["entity"], filter=no_lines(None), use_scalar_index=self.table.is_local)
             sources = tuple(rows["entity"].to_pylist())
             if len(_SOURCES) >= _MAX_VERSIONS:
@@ -316,7 +316,7 @@ class LineQuery:
 
     @once
     def exact_version(self) -> tuple[str | int, ...]:
-        """Identify this version by its files: a deleted and recreated table may have the same URI and version."""
+        """An id of this version, derived from its files: a deleted and recreated table may repeat URI and version."""
         files = map(data_file, self.dataset.get_fragments()[:1])
         return (self.dataset.uri, self.dataset.version, *files)
 
@@ -467,7 +467,8 @@ class LineQuery:
         return Scored(found["_rowid"].to_numpy(), found["_score"].to_numpy())
 
     def defining(self, names: Sequence[str], limit: int) -> NDArray[np.uint64]:
-        """Return the rows of the blocks of at most ``limit`` definitions of each of ``names``, ignoring case.
+        """Find at most ``limit`` definitions of each name, ignoring case, and return the rows of the blocks that hold
+        them.
 
         Outer definitions precede inner ones.
         """
@@ -478,8 +479,8 @@ class LineQuery:
     def holding(self, places: Sequence[tuple[str, int | None]]) -> NDArray[np.uint64]:
         """Return the rows of the blocks that hold ``places``, paths and 1-based lines; without a line, the first block.
 
-        A path may have more leading folders than an indexed one, as in a stack trace. One that is alone may have fewer:
-        it then stands for the MAX_FILES of that name nearest to the root, ignoring case.
+        A path may have more leading folders than the indexed path, as in a stack trace. If it is the only place, it may
+        have fewer: it then stands for the MAX_FILES files of that name nearest to the root, ignoring case.
         """
         if not places:
             return np.empty(0, np.uint64)
@@ -496,14 +497,14 @@ class LineQuery:
         return rows[self._held(rows)] if self.sql else rows
 
     def _files_named(self, name: str, within: str) -> list[str]:
-        """Return the paths that end in ``name``, of documents with lines ``within`` a condition."""
+        """Return the paths that end in ``name`` among documents with lines ``within`` a condition."""
         where = f"ends_with(lower(path), {quote('/' + name.lower().lstrip('/'))}) AND {within}"
         where += f" AND ({self.sql})" if self.sql else ""
         found = pc.unique(self._scanned(["path"], filter=where)["path"]).to_pylist()
         return sorted(found, key=lambda path: (path.count("/"), path))[:MAX_FILES]
 
     def _held(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return ``(n,)``: whether each of ``rows`` exists and the filter allows it."""
+        """Return ``(n,)``: which ``rows`` exist and are allowed by the filter."""
         if self.sql is not None:
             return _is_in(rows, self._allowed)
         if not len(rows):
@@ -558,14 +559,14 @@ class LineQuery:
         return known
 
     def near_blocks(self, vector: NDArray[np.float32], limit: int) -> pa.Table:
-        """Return the blocks that ``near`` finds, like ``blocks``, but with ``cosine`` (float32) for ``bm25``."""
+        """Return the blocks that ``near`` finds, like ``blocks``, but with ``cosine`` (float32) instead of ``bm25``."""
         found = self.near(vector, limit)
         return (
             self.blocks_at(found.rows.tolist()).append_column("cosine", pa.array(found.scores)).drop_columns(["_rowid"])
         )
 
     def near(self, vector: NDArray[np.float32], limit: int) -> Scored:
-        """Return the ``limit`` blocks whose meaning is nearest to ``vector``, ``(dim,)``, that the filter allows.
+        """Return the ``limit`` allowed blocks whose meaning is nearest to ``vector``, ``(dim,)``.
 
         They come nearest first, with their estimated cosine.
         """
@@ -605,7 +606,7 @@ class LineQuery:
         return [row for *_, row in sorted(found)[:limit]]
 
     def _named(self, name: str) -> Iterator[tuple[int, Definition]]:
-        """Yield each definition of ``name``, whatever its case, with the row id of the block that holds its name."""
+        """Yield each definition of ``name``, ignoring case, with the row id of the block that holds its name."""
         parts = parts_of_name(name)
         if not parts:
             return
@@ -675,7 +676,7 @@ class LineQuery:
     def lines_at(self, requested: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], tuple[str, str]]:
         """Return ``(text, hash)`` of the lines ``(entity, path, number)`` that exist and that the filter allows.
 
-        If a line has several rows, its text is that of the first one.
+        If a line has several rows, its text is the text of the first one.
         """
         if not requested:
             return {}
@@ -697,7 +698,7 @@ class LineQuery:
         """Return the known outlines of the blocks that contain the lines ``(entity, path, number)``."""
         if not requested:
             return {}
-        # The index covers paths; comparing entities and lines in Lance, too, takes three times as long.
+        # The index covers paths; comparing entities and lines in Lance as well takes three times as long.
         paths = sorted({path for _, path, _ in requested})
         columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
         rows = self._read(columns, where=f"{is_one_of('path', paths)} AND {OUTLINE_COLUMN} IS NOT NULL")
@@ -709,7 +710,7 @@ class LineQuery:
         return {line: known[block] for line, block in blocks if block in known}
 
     def _matching_afterwards(self, search: Any, limit: int, fetch: int) -> Scored:
-        """Like ``_matching``, but filter the results of a search of all blocks, ``fetch`` or more, until enough are
+        """Like ``_matching``, but search all blocks, and filter the best ``fetch`` or more results until enough are
         left.
         """
         while True:
@@ -723,7 +724,7 @@ class LineQuery:
 
 
 def _known(cache: LRUCache[_Filtered, _Value], key: _Filtered, read: Callable[[], _Value]) -> _Value:
-    """Return the value of ``cache`` at ``key``, which is read the first time."""
+    """Return the value of ``cache`` at ``key``; the first call reads it."""
     with _FILTERED_AT_ONCE:
         known = cache.get(key)
     if known is None:
@@ -735,7 +736,7 @@ def _known(cache: LRUCache[_Filtered, _Value], key: _Filtered, read: Callable[[]
 
 
 def _is_in(rows: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return ``(n,)``: whether each of ``rows`` is among the ``known`` ones, which are sorted."""
+    """Return ``(n,)``: which ``rows`` are among the ``known`` ones, which are sorted."""
     if not len(known):
         return np.zeros(len(rows), np.bool_)
     return np.asarray(known[np.searchsorted(known, rows).clip(max=len(known) - 1)] == rows, np.bool_)
@@ -768,6 +769,6 @@ def nearest_lines(
 def matching_blocks(table: LineTable, words: str, limit: int, where: LineFilter | None = None) -> pa.Table:
     """Return the ``limit`` blocks that best match ``words`` by BM25, best first, with a column ``bm25`` (float32).
 
-    ``line_number`` is the first line of the block that has a row.
+    ``line_number`` is the first line with a row in the block.
     """
     return LineQuery(table, where).blocks(words, limit)

@@ -55,10 +55,10 @@ UNKNOWN_OUTCOMES = 3
 TEXT_COLUMN = "block"
 LINES_PER_BLOCK = 16
 """Lines per block of the full-text index. Blocks need fewer postings than lines, and words of neighbouring lines add
-up. Maximum number of rows of a block."""
+up. A block has at most this many rows."""
 CODE_COLUMN = "block_code"
 END_BYTES_PER_ROW, METADATA_BYTES = 11, 2**16
-"""What the columns from ``entity`` on take in a data file, which every search reads, and what follows them."""
+"""Size in a data file of the columns from ``entity`` on, which every search reads, and of the metadata behind them."""
 PACK_COLUMN, PACK_LINE_COLUMN, GRAMS_COLUMN = "pack", "pack_line", "grams"
 SPELLED, CONTINUED = "\x1f", "\r"
 _COMPRESSED = {"lance-encoding:compression": "zstd", "lance-encoding:structural-encoding": "miniblock"}
@@ -136,7 +136,7 @@ class CommitMarker:
 
 @dataclass(frozen=True, slots=True)
 class SourceCommit:
-    """The part of one source in a transaction: record ``batch`` under ``token``, and remove the rows of ``gone``.
+    """One source's part in a transaction: record ``batch`` under ``token``, and remove the rows of ``gone``.
 
     Without a batch, it only fences off older holders.
     """
@@ -228,7 +228,7 @@ class LineTable(LanceTable):
         self._commit(parts, fragments)
 
     def _commit(self, parts: Sequence[SourceCommit], fragments: Sequence[str]) -> list[CommitMarker]:
-        """Replace every existing commit marker of ``parts`` by new ones in the transaction, and return the old markers.
+        """Replace every existing commit marker of ``parts`` with a new one in the transaction, and return the old ones.
 
         Two transactions conflict only if they remove the same row. Sources without a marker therefore first get one
         with only the token. If two holders write one concurrently, the later commit sees both markers.
@@ -281,11 +281,11 @@ class LineTable(LanceTable):
         return (LeaseLost if is_known else StorageError)(why, self.uri, "Start this run again.")
 
     def _markers(self, entity: Entity, dataset: LanceDataset) -> dict[int, CommitMarker]:
-        """Return the commit markers of ``entity`` by the addresses of their rows."""
+        """Return the commit markers of ``entity``, keyed by the addresses of their rows."""
         return self._markers_of([entity], dataset)[str(entity)]
 
     def _markers_of(self, entities: Sequence[Entity], dataset: LanceDataset) -> dict[str, dict[int, CommitMarker]]:
-        """Return the commit markers of each of ``entities`` by the addresses of their rows."""
+        """Return the commit markers of each of ``entities``, keyed by the addresses of their rows."""
         names = [str(entity) for entity in entities]
         markers: dict[str, dict[int, CommitMarker]] = {name: {} for name in names}
         among = _PLACES.among(self.uri, dataset, names)
@@ -333,7 +333,7 @@ class LineTable(LanceTable):
 
 
 class _MarkerPlaces:
-    """The commit markers in small fragments of the tables of this process, by source.
+    """Which small fragments of this process's tables have the commit marker of which source.
 
     A first run over many sources adds two fragments for each. Without an index, looking for a marker in all of them
     would take longer with every source. A fragment is remembered by the names of its data and deletion files, which are
@@ -357,7 +357,7 @@ class _MarkerPlaces:
         try:
             held |= _held_by(dataset, unseen, states)
         except (OSError, ValueError) as error:  # a file that is damaged or was removed, or the store failed
-            log.debug("%s: all fragments are looked at: %s", uri, error)
+            log.debug("%s: all fragments are searched: %s", uri, error)
             return None
         with self._lock:
             self._known[uri] = held
@@ -378,7 +378,7 @@ def _state(fragment: LanceFragment) -> _State:
 def _held_by(
     dataset: LanceDataset, fragments: Sequence[LanceFragment], states: Mapping[int, _State]
 ) -> dict[_State, frozenset[str] | None]:
-    """Return the sources with markers in each of ``fragments``, by its state; None for a large, indexed one."""
+    """Return the sources with markers in each of ``fragments``, keyed by its state; None for a large, indexed one."""
     small = [each for each in fragments if each.physical_rows <= SMALL_FRAGMENT_ROWS]
     found: dict[int, set[str]] = {each.fragment_id: set() for each in small}
     if small:
@@ -441,7 +441,7 @@ def lines_only(where: str | None) -> str:
 
 
 def no_lines(where: str | None) -> str:
-    """Return a filter for the commit markers that match ``where``, which the index of paths can answer."""
+    """Return a filter for the commit markers that match ``where``; the index of paths can answer it."""
     return f"path = '' AND ({where})" if where else "path = ''"
 
 

@@ -21,7 +21,7 @@ Kind = Literal[
 ]  # fmt: skip
 KINDS: tuple[str, ...] = get_args(Kind)
 OF_TEXT = frozenset(("key", "section"))
-"""Kinds of prose and configuration: they locate a line, but define nothing."""
+"""Kinds in prose and configuration: they locate a line, but define nothing."""
 OUTLINE_COLUMN = "outline"
 _ANCHOR = "@"
 """Marks an anchor, in the position of a kind."""
@@ -107,7 +107,7 @@ _CELL = re.compile(r"[^!#]+![A-Z]{1,3}\d+")
 
 
 def location_of(anchor: str | None, line: int | str) -> str:
-    """Return the part of a location behind the path: the anchor of a document, else the line.
+    """Return the part of a location after the path: the anchor, if the document has one, else the line.
 
     Examples:
         >>> location_of("p. 12", 412), location_of("cell 7", 30), location_of("Sheet1!B7", 9), location_of(None, 4)
@@ -122,7 +122,7 @@ def location_of(anchor: str | None, line: int | str) -> str:
 def fragment_of(path: str, anchor: str | None) -> str | None:
     """Return the URL fragment that opens ``anchor`` in a document; None if no viewer understands one.
 
-    Browsers and readers of PDF understand pages, browsers the ids of HTML, and office programs cells and slides.
+    Browsers and PDF readers understand pages, browsers also HTML ids, and office programs cells and slides.
 
     Examples:
         >>> fragment_of("handbook.pdf", "p. 12"), fragment_of("guide/index.html", "#install")

@@ -30,7 +30,7 @@ _HASH = np.uint32(0x9E3779B1)
 _MAX_GRAM_BITS = 1 << 17
 _MIN_GRAM_BITS = 1 << 9
 _BITS_PER_GRAM = 2
-"""The minimum; the maximum is twice that. Tests of single grams often err, but a literal has several grams."""
+"""The minimum; the maximum is twice that. A test of a single gram often errs, but a literal has several grams."""
 _SHIFT = np.uint32(32 - 17)
 
 
@@ -41,11 +41,10 @@ def packs(
     column: NDArray[np.int32],
     first_line: int = 0,
 ) -> dict[str, pa.Array]:
-    """Return the columns of packs, ``(n,)`` each, null except in rows with a pack: PACK, PACK_LINE and GRAMS.
+    """Return the columns PACK, PACK_LINE and GRAMS, ``(n,)`` each, null except in rows with a pack.
 
-    ``texts`` are those of the documents into which ``document`` points, from ``first_line`` on; the rows are in order,
-    and each document that has a line has a row. The packs of a document follow one another from its first line to
-    its last.
+    ``document`` points into ``texts``, the documents' texts from ``first_line`` on. The rows are in order, and each
+    document that has a line has a row. The packs of a document follow one another from its first line to its last.
     """
     rows: list[int] = []
     first_lines: list[int] = []
@@ -204,7 +203,7 @@ def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDAr
 
 
 def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
-    """Return ``(n,)``: whether each pack is of a document that the filter of ``query`` allows."""
+    """Return ``(n,)``: the packs of documents that the filter of ``query`` allows."""
     if query.sql is None:
         return np.ones(len(found.rows), np.bool_)
     rows = _scan(query, [], f"{PACK_LINE_COLUMN} IS NOT NULL AND ({query.sql})")

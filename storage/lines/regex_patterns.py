@@ -1,7 +1,7 @@
-"""Patterns of an exact search: regular expressions in RE2's syntax, evaluated in linear time by Arrow (decision 19).
+"""Match the patterns of an exact search: RE2 expressions, which Arrow evaluates in linear time (decision 19).
 
 A pattern matches within one line, unless it is ``multiline``. Whole packs of lines are tested first, which is ten times
-as fast as line by line; a pack is not even read if its grams lack those of the literals that every match holds
+as fast as line by line. A pack is not even read if its grams show that it lacks a literal that every match holds
 (packs.py).
 """
 
@@ -57,7 +57,8 @@ class Pattern:
     words: bool = False
     required: tuple[Clause, ...] = field(default=(), compare=False)
     in_lines_only: bool = field(default=False, compare=False)
-    """Whether it distinguishes the start of a line from the start of a text, so that packs cannot be tested whole."""
+    """Whether the pattern distinguishes the start of a line from the start of a text, so that packs cannot be tested
+    whole."""
     multiline: bool = False
     """Whether a match may hold line breaks; as in a line, ``.`` matches none."""
 
@@ -93,7 +94,7 @@ class Pattern:
         if "\r" in text or ("\n" in text and not multiline):
             raise UsageError("The pattern has a line break", repr(text)[:100], ONE_LINE)
         if multiline and words:
-            fix = "Write \\b in the expression, around what is a word."
+            fix = "Write \\b around each whole word in the expression."
             raise UsageError("A multiline pattern cannot match whole words only", text[:100], fix)
         if not literal:
             _check(text)
@@ -273,7 +274,7 @@ def _end_of_class(text: str, at: int) -> int | None:
 
 @dataclass(slots=True)
 class _Group:
-    """An open group: the clauses of its finished branches, those of the open one, and the literal that it ends with."""
+    """An open group: the clauses of its finished branches and of the open branch, and the literal that it ends with."""
 
     branches: list[list[Clause]] = field(default_factory=list)
     clauses: list[Clause] = field(default_factory=list)

@@ -57,7 +57,7 @@ voor waar wat wordt ze zijn
 }
 _STOP_WORDS = {language: frozenset(words.split()) for language, words in _FILLERS.items()}
 STOP_WORDS = _STOP_WORDS["en"]
-"""Words of a question that do not help to find its answer."""
+"""Words in a question that do not help to find its answer."""
 _MIN_FILLERS = 2
 """Number of stop words of a language other than English that identify the language of a question."""
 
@@ -124,7 +124,7 @@ def keywords(query: str) -> list[str]:
 
 
 def is_paired(word: str) -> bool:
-    """Return whether a word is of a script without spaces: a pair of characters, which may be parts of two words."""
+    """Return whether a word is a pair of characters of a script without spaces; they may be parts of two words."""
     return _IS_PAIRED.match(word) is not None
 
 

@@ -37,7 +37,7 @@ _OF_MEMORY = (Kind.BASE, Kind.DELTA, Kind.BLOB)
 
 
 def holds_memory(workspace: Workspace) -> bool:
-    """Return whether a memory store has flushed to this workspace, or has its catalog in it.
+    """Return whether a memory store has flushed to this workspace, or keeps its catalog here.
 
     Every entry is in the index of its tenant, where documents have none. Raises StorageError.
     """
@@ -56,7 +56,7 @@ def has_embedded_catalog(workspace: Workspace) -> bool:
 
 
 def find_catalog(workspace: Workspace, configured: str | None) -> str | None:
-    """Return the URL of the workspace's own catalog: the ``configured`` one, else the file in it, or None.
+    """Return the URL of the workspace's own catalog: the ``configured`` one, else the file in the workspace, else None.
 
     Raises UsageError for a URL of another kind of database, CatalogError, CatalogConnectionError.
     """
@@ -110,7 +110,7 @@ def recorded(workspace: Workspace) -> CatalogRecord | None:
 
 
 def catalog_url(workspace: Workspace, configured: str | None) -> str:
-    """Return the ``configured`` URL, else that of the file in a local workspace. Raises UsageError for a bucket."""
+    """Return the ``configured`` URL, else the URL of the file in a local workspace. Raises UsageError for a bucket."""
     if configured is not None:
         return configured
     if not workspace.objects.is_local:
@@ -166,7 +166,7 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
 def trouble(workspace: Workspace, catalog: Catalog | None) -> str | None:
     """Return why memory cannot be judged by ``catalog``, which is None if none was found.
 
-    Returns None if it can be judged, as always if there is no memory. Raises CatalogError, StorageError.
+    Returns None if it can, and if there is no memory. Raises CatalogError, StorageError.
     """
     if record_is_damaged(workspace):
         return f"the record of its catalog is damaged ({workspace.objects.uri}/{CATALOG_RECORD})"
@@ -196,7 +196,7 @@ def record_is_damaged(workspace: Workspace) -> bool:
 
 
 def record_may_be_damaged(workspace: Workspace, catalog: Catalog) -> bool:
-    """Return whether the record cannot be read, or has another id than a catalog that otherwise fits.
+    """Return whether the record cannot be read, or differs only in its id from a catalog that fits.
 
     Such a ``catalog`` is at the recorded location and knows everything in the indexes. Raises CatalogError,
     StorageError, WorkspaceTooNew.
@@ -255,7 +255,7 @@ class Generations:
 
 
 def adopt(workspace: Workspace, catalog: Catalog, *, discard: bool = False) -> CatalogRecord:
-    """Make ``catalog`` the workspace's own, whatever was recorded.
+    """Make ``catalog`` the workspace's own, even if another one is recorded.
 
     It continues with revisions above those in the indexes. Entries that it does not know are lost. Raises
     CatalogMismatch if it belongs to another workspace, or, without ``discard``, if it has no entries but the workspace
@@ -297,7 +297,7 @@ def write_record(workspace: Workspace, catalog: Catalog, catalog_id: str, *, res
 
 
 def _record(workspace: Workspace, catalog: Catalog, found: CatalogIdentity) -> CatalogRecord:
-    """Record a catalog of a workspace without a record; return the record of another process if that came first."""
+    """Record the catalog of a workspace that has no record yet; if another process was first, return its record."""
     where, workspace_id = location_of(workspace, catalog), workspace.config.workspace_id
     record = CatalogRecord(catalog_id=found.catalog_id, where=where, workspace_id=workspace_id)
     try:

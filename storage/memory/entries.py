@@ -15,7 +15,6 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from driftline.storage.credentials import redact_value
 from driftline.storage.defaults import Redaction
 from driftline.storage.entities import Entity, EntityName
 from driftline.storage.errors import BadEntry, CatalogError, ObjectNotFound, StorageError
@@ -27,6 +26,7 @@ from driftline.storage.memory.catalog.entry_writes import MARK, MAX_BOUND_CHARAC
 from driftline.storage.memory.catalog.values import Blobs, decode
 from driftline.storage.memory.memory_indexes import in_threads
 from driftline.storage.memory.registry import EntityNames
+from driftline.storage.redaction import redact_value
 
 READ_ATTEMPTS = 5
 

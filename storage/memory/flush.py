@@ -85,7 +85,7 @@ class Flusher:
         within: Entity | None = None,
         encoding: Encoding = DEFAULT_ENCODING,
     ) -> None:
-        """Limit flushes to the tenant of ``within``, and counts to what is at or below ``within``."""
+        """Limit flushes to the tenant of ``within``, and counts to entities at or below ``within``."""
         self._catalog = catalog
         self._objects = objects
         self._search = search
@@ -121,8 +121,8 @@ class Flusher:
     def settle(self) -> None:
         """Flush the writes of this process and those that others left behind, so that a search finds all of them.
 
-        Raises StorageError or CatalogError if this process's changes cannot be flushed; a failure to flush those of
-        others is only logged.
+        Raises StorageError or CatalogError if this process's changes cannot be flushed; a failure to flush other
+        processes' changes is only logged.
         """
         if self.has_waiting:
             self.flush()

@@ -58,7 +58,7 @@ class MemoryListing:
         now: datetime | None = None,
         as_of: int | None = None,
     ) -> pa.Table:
-        """Return the entries at or below the entity of a directory, ordered by key, with ``COLUMNS``.
+        """Return the entries at or below the entity of a directory, sorted by key, with ``COLUMNS``.
 
         Keys start with ``prefix``, satisfy ``low <= key < high``, and are greater than ``after``.
         """
@@ -93,7 +93,7 @@ class MemoryListing:
         now: datetime | None = None,
         as_of: int | None = None,
     ) -> dict[str, Totals]:
-        """Return the totals of each owner of entries at or below an entity, by the owner's directory.
+        """Return the totals of each owner of entries at or below an entity, keyed by the owner's directory.
 
         The parameters select keys as in ``list``.
         """
@@ -195,7 +195,7 @@ def entries_between(
     limit: int = DEFAULT_LIMIT,
     as_of: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the entries at or below ``entity``, by key, without their values; times are ISO 8601."""
+    """Return the entries at or below ``entity``, sorted by key, without their values; times are ISO 8601."""
     low, high = keys
     rows = listing.list(entity.directory, low=low or "", high=high, limit=limit, now=now, as_of=as_of).to_pylist()
     return [
@@ -208,7 +208,7 @@ def entries_between(
 def totals_by_level(
     listing: MemoryListing, entity: Entity, level: str, keys: KeyRange, now: datetime, *, as_of: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return ``{level: id, entity, entries, size_bytes}`` of each entity of a level, by path.
+    """Return ``{level: id, entity, entries, size_bytes}`` for each entity of a level, sorted by path.
 
     Entries that an entity above that level owns are counted under the id None.
     """

@@ -60,7 +60,7 @@ def _remove_expired(catalog: Catalog, tenant: Entity, keys: list[str], now: date
 def compact_indexes(
     workspace: Workspace, top: Entity, max_deltas: int, encoding: Encoding = DEFAULT_ENCODING
 ) -> dict[str, Folded]:
-    """Fold the memory indexes at and below ``top`` that have more than ``max_deltas``, and return them by directory.
+    """Fold the memory indexes at and below ``top`` that have more than ``max_deltas``; return them, keyed by directory.
 
     Raises LeaseHeld during another compaction or a rebuild of this tenant.
     """
@@ -73,7 +73,7 @@ def compact_indexes(
 
 
 def compact_index(workspace: Workspace, entity: Entity, encoding: Encoding = DEFAULT_ENCODING) -> dict[str, Folded]:
-    """Fold only the memory index of ``entity``, however few deltas it has, and return it by directory."""
+    """Fold only the memory index of ``entity``, however few deltas it has; return it, keyed by directory."""
     has_deltas = memory_indexes.MemoryIndex(workspace.objects, entity.directory).log().deltas
     return _fold(workspace, entity.tenant, [entity.directory] if has_deltas else [], encoding)
 
@@ -121,7 +121,7 @@ def rebuild(
 ) -> dict[str, int]:
     """Rebuild the indexes of ``top`` and of every entity below it and, if it is a tenant, its vectors.
 
-    Returns the number of entries in each index, by directory. Raises BadEntity, LeaseHeld.
+    Returns the number of entries in each index, keyed by directory. Raises BadEntity, LeaseHeld.
     """
     record = catalog.read(lambda connection: entity_tree.find(connection, top))
     if record is None:
@@ -144,7 +144,7 @@ def rebuild_indexes(
 ) -> dict[str, int]:
     """Rebuild the indexes of some entities of a tenant; the indexes of deleted entities become empty.
 
-    Returns the number of entries in each index, by directory. Raises LeaseHeld, LeaseLost.
+    Returns the number of entries in each index, keyed by directory. Raises LeaseHeld, LeaseLost.
     """
     counts: dict[str, int] = {}
     with acquire(workspace.objects, lease_path(tenant, LEASE), new_ulid()) as lease:

@@ -114,7 +114,7 @@ def effects(changes: Iterable[Change]) -> dict[str, dict[str, tuple[int, str]]]:
 
 
 def to_table(rows: Sequence[EntryRow]) -> pa.Table:
-    """Return ``rows`` with the columns of FIELDS and VALUE_FIELDS."""
+    """Return ``rows`` as a table with the columns FIELDS and VALUE_FIELDS."""
     columns = [
         [row.key for row in rows],
         [row.path for row in rows],

@@ -83,7 +83,7 @@ class EntityNames:
         return self.boundary is None or is_within(entity, self.boundary)
 
     def resolve(self, names: Iterable[EntityName]) -> list[Entity]:
-        """Resolve ``names`` as limits of a read; entities outside of the boundary do no harm there."""
+        """Resolve ``names`` as limits of a read, where entities outside of the boundary are harmless."""
         parsed = [self.hierarchy.parts(name) for name in names]
         short = {parts for parts in parsed if not self.hierarchy.is_complete(parts)}
         found: dict[Parts, Entity] = {}
@@ -115,8 +115,8 @@ class EntityNames:
     def check_allowed(self, connection: Connection, type: str, id: str, scope: Scope, own: Entity | None) -> None:
         """Raise AccessDenied unless an entity ``type:id`` in ``scope`` overlaps with ``scope.allowed``.
 
-        An unregistered entity counts as ``own``, or else as anywhere in the scope, so that the answer does not reveal
-        its existence or location.
+        An unregistered entity counts as ``own``, or else as anywhere in the scope, so that the answer reveals neither
+        its existence nor its location.
         """
         if scope.allowed is None:
             return
@@ -127,7 +127,7 @@ class EntityNames:
             raise denied(f"{type}:{id}"[:200])
 
     def _look_up(self, connection: Connection, parts: Parts) -> Entity:
-        """Return the completed entity of the longest registered part of ``parts``, or else one with defaults."""
+        """Return the entity of ``parts``, completed from its longest registered part, or else with defaults."""
         for length in range(len(parts), 0, -1):
             known, rest = parts[:length], parts[length:]
             if self.hierarchy.is_complete(known):
@@ -146,7 +146,7 @@ class EntityNames:
         return self.hierarchy.complete(parts)
 
     def _registered(self, connection: Connection, parts: Parts) -> list[Entity]:
-        """Return the entities that may have that name: those below the configured root, if there are any, else all."""
+        """Return the entities with that name below the configured root or, if there are none, all with that name."""
         tenant = self.root.tenant if self.hierarchy.root else None
         if self.hierarchy.is_complete(parts[:1]):
             tenant = Entity(parts[:1])
@@ -169,7 +169,7 @@ def denied(what: str) -> AccessDenied:
 
 
 def bound_names(catalog: Catalog, hierarchy: Hierarchy, within: EntityName | None) -> EntityNames:
-    """Return the names of a store that is bound to ``within``, if that is an entity."""
+    """Return the names of a store, which is bound to ``within`` unless that is None."""
     names = EntityNames(catalog, hierarchy)
     return names if within is None else EntityNames(catalog, hierarchy, names.find(within))
 
@@ -260,8 +260,8 @@ class EntityRegistry:
         """Register the entity ``type:id``; missing levels get their defaults.
 
         Args:
-            type: its level.
-            id: its id.
+            type: the level of the entity.
+            id: the id of the entity.
             parents: ids of levels above it.
 
         Returns:
@@ -300,7 +300,7 @@ class EntityRegistry:
         limit: int = DEFAULT_LIMIT,
         after: EntityName | None = None,
     ) -> list[EntityRecord]:
-        """Return entities by path.
+        """Return entities, sorted by path.
 
         Args:
             within: only entities below this one; by default the configured root, else all, tenants included.
@@ -309,7 +309,7 @@ class EntityRegistry:
             after: start after this entity.
 
         Returns:
-            Their records, ordered by path.
+            Their records, sorted by path.
 
         Examples:
             >>> _ = store.register_entity("org:listed/project:one")
@@ -355,7 +355,7 @@ class EntityRegistry:
             max_depth: the number of levels to descend; None is all.
 
         Returns:
-            Their records, ordered by path.
+            Their records, sorted by path.
 
         Examples:
             >>> _ = store.register_entity("org:deep/project:p/user:u")

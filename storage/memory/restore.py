@@ -106,8 +106,8 @@ def restore_catalog(workspace: Workspace, configured: str | None) -> Restored:
     """Create a new catalog at the ``configured`` URL, by default in the workspace, from indexes and blobs.
 
     Safe to repeat after an interruption. Changes that had not reached the indexes, and entities without entries, are
-    not restored. Raises UsageError if the catalog exists, CatalogMismatch if it is another workspace's, CatalogError,
-    StorageError.
+    not restored. Raises UsageError if the catalog exists, CatalogMismatch if it belongs to another workspace,
+    CatalogError, StorageError.
     """
     record = recorded(workspace)
     catalog = Catalog(catalog_url(workspace, configured))
@@ -182,7 +182,7 @@ def _restore_tenant(workspace: Workspace, catalog: Catalog, tenant: Entity, rest
 
 
 def _restore_pieces(catalog: Catalog, tenant: Entity, directory: str, pieces: Iterator[pa.Table]) -> int:
-    """Add the entries that ``directory`` owns, and return their number; its index also has those of lower levels."""
+    """Add the entries that ``directory`` owns, and return their number; its index also has entries of lower levels."""
     entries = 0
     for piece in pieces:
         rows = piece.filter(pc.equal(piece["entity"], directory)).to_pylist()

@@ -29,7 +29,7 @@ MODES: tuple[Mode, ...] = ("hybrid", "vector", "text")
 
 
 def relevance(entry: Found, mode: Mode) -> float:
-    """Return the score that orders hits, at most 1: from the cosine, the match of the words, or both.
+    """Return the score by which hits are sorted, at most 1: from the cosine, the match of the words, or both.
 
     A match closes its share of the gap between the cosine and 1, so that without any match the score is the cosine.
     """
@@ -48,7 +48,7 @@ def ranked(
 ) -> list[Found]:
     """Return the distinct entries of both searches within ``max_distance``, best first.
 
-    Ties are ordered by distance, then by key.
+    Ties are sorted by distance, then by key.
     """
     by_entry = {(entry.key, entry.rev): entry for entry in worded}
     for entry in near:  # keep the distance by which Lance ordered it
@@ -62,7 +62,7 @@ TEXT_FIELD = "text_field"
 """The metadata field that names the text field of the value; without it, the whole value is embedded."""
 EMBED_AT_ONCE = 1_000
 WORD_CANDIDATES = 100
-"""The best matches by words whose meaning is also scored."""
+"""Number of the best matches by words whose meaning is also scored."""
 MAX_ROUNDS = 6
 """Maximum number of searches per query; each fetches four times as many hits, until the catalog confirms enough."""
 
@@ -149,7 +149,7 @@ class MemorySearch:
         self.table(tenant).replace_all(lambda: map(self._vectors, pages()), last, self.embedder.dim)
 
     def find(self, question: Question, check: Callable[[Sequence[str]], Mapping[str, EntryRow]]) -> Answer:
-        """Return the ``top_k`` entries that answer a question best and that ``check`` confirms, best first."""
+        """Return the ``top_k`` best entries for a question that ``check`` confirms, best first."""
         explanation = MemoryExplanation(question.mode)
         if question.top_k == 0 or not question.query.strip():
             return Answer([], explanation)

@@ -1,4 +1,4 @@
-"""Store JSON values under keys, each owned by an entity of a hierarchy (DESIGN, "Memory").
+"""Store JSON values under keys; an entity of a hierarchy owns each (DESIGN, "Memory").
 
 A store closes explicitly, when it is garbage-collected, or at process exit; each way flushes the last writes.
 """
@@ -96,12 +96,12 @@ DEFAULT_THREADS = 8
 class MemoryStore(EntityRegistry):
     """The memory of all tenants of a workspace: their entities and entries.
 
-    Every call is confined to one tenant: that of its entity or ``scope``, by default that of the configured root. A
-    store writes nothing outside of its root. Without a root, a call without a scope sees the entries of all tenants; if
-    two of them have the key that it names, it raises BadEntry, which lists both. A scope below the tenant shows only
-    entries at or below it. Threads may share a store. Each process opens a store of its own, and processes share one
-    PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context manager, so that the
-    last writes reach the indexes at once; a closed store raises StoreClosed.
+    Every call is confined to one tenant: the tenant of its entity or ``scope``, by default the configured root's
+    tenant. A store writes nothing outside of its root. Without a root, a call without a scope sees the entries of all
+    tenants; if two tenants have the key that it names, it raises BadEntry, which lists both. A scope below the tenant
+    shows only entries at or below it. Threads may share a store. Each process opens a store of its own, and processes
+    share one PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context manager,
+    so that the last writes reach the indexes at once; a closed store raises StoreClosed.
 
     Raises BadEntity, BadEntry and UsageError for bad input, before anything is written. Raises StorageError if the
     workspace fails; the catalog is unchanged then. Raises CatalogError if the catalog fails, with the path of a blob
@@ -134,10 +134,10 @@ class MemoryStore(EntityRegistry):
         store with an embedder is open or, in a tenant without vectors, after ``rebuild``. ``on_threshold`` is called
         with a tenant and the number of deltas in its index when there are more than ``compaction_threshold``.
         ``within`` binds the store to an entity, which is its root: no call reads, writes, lists, counts or reveals
-        anything outside of it. ``encoding`` is that of the Parquet files of the indexes. ``redact`` says which
-        credentials in values and metadata are replaced before they are stored; keys that hold one are refused.
-        Raises BadEntity, CatalogMissing, CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew,
-        CorruptFile, AccessDenied, StorageError.
+        anything outside of it. ``encoding`` applies to the Parquet files of the indexes. ``redact`` says which
+        credentials in values and metadata are replaced before they are stored; keys that hold one are refused. Raises
+        BadEntity, CatalogMissing, CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew, CorruptFile,
+        AccessDenied, StorageError.
         """
         if redact not in get_args(Redaction):
             raise UsageError(f"Unknown redaction mode {redact!r}", "", f"Use one of {', '.join(get_args(Redaction))}.")
@@ -228,10 +228,10 @@ class MemoryStore(EntityRegistry):
 
         Args:
             key: its key.
-            scope: the entity at or below which to look; by default the configured root, else everything.
+            scope: only this entity and everything below it; by default the configured root, else everything.
 
         Returns:
-            Whether there was one.
+            Whether there was an entry.
 
         Raises:
             DriftlineError: BadEntry if several tenants have the key, CatalogError if the catalog fails.
@@ -293,7 +293,7 @@ class MemoryStore(EntityRegistry):
             within: the entity; by default the configured root, else all tenants.
 
         Returns:
-            The number of entries in each index, by the entity's directory.
+            The number of entries in each index, keyed by the entity's directory.
 
         Raises:
             LeaseHeld: while another process compacts or rebuilds the indexes.
@@ -323,12 +323,12 @@ class MemoryStore(EntityRegistry):
         Args:
             range: the first key and an exclusive upper bound; None is all keys.
             group_by: return totals by this level instead of entries.
-            scope: the entity at or below which to look; by default the configured root, else everything.
+            scope: only this entity and everything below it; by default the configured root, else everything.
             rev: the index as of this revision of the tenant, which must not precede the last compaction.
             limit: maximum number of entries.
 
         Returns:
-            Entries without their values, or ``{level: id, entity, entries, size_bytes}`` by ``group_by``, one tenant
+            Entries without their values, or with ``group_by`` ``{level: id, entity, entries, size_bytes}``; one tenant
             after the other.
 
         Raises:
@@ -363,7 +363,7 @@ class MemoryStore(EntityRegistry):
 
         Args:
             key: its key.
-            scope: the entity at or below which to look; by default the configured root, else everything.
+            scope: only this entity and everything below it; by default the configured root, else everything.
 
         Returns:
             The entry; None if there is none, or if it has expired.
@@ -383,10 +383,10 @@ class MemoryStore(EntityRegistry):
 
         Args:
             keys: their keys.
-            scope: the entity at or below which to look; by default the configured root, else everything.
+            scope: only this entity and everything below it; by default the configured root, else everything.
 
         Returns:
-            The entries that exist, by key.
+            The entries that exist, keyed by key.
 
         Examples:
             >>> store.store("one", 1, "org:acme")
@@ -415,7 +415,7 @@ class MemoryStore(EntityRegistry):
         return rows
 
     def _tenant_scope(self, key: str, scope: EntityName | None) -> Scope:
-        """Return ``scope``; without a scope and a root, that of the tenant that has the entry of ``key``."""
+        """Return ``scope``; without a scope and a root, the scope of the tenant that has the entry of ``key``."""
         visible = self.names.visible(scope)
         if isinstance(visible, Scope):
             return visible
@@ -441,17 +441,17 @@ class MemoryStore(EntityRegistry):
         allowed_ancestors: Sequence[EntityName] | None = None,
         cursor: str | None = None,
     ) -> Page[MemoryEntry]:
-        """Return a page of the entries of the entity ``type:id``, by owner and key.
+        """Return a page of the entries of the entity ``type:id``, sorted by owner and key.
 
         Args:
-            type: its level.
-            id: its id.
+            type: the level of the entity.
+            id: the id of the entity.
             include_descendants: also return entries of entities below it.
             limit: maximum number of entries.
             offset: skip this many entries; its cost grows with the position.
             within: cover all entities of that name at or below this one, for example in two projects.
             allowed_ancestors: only entries at or below one of these entities; an empty list allows nothing.
-            cursor: that of the previous page.
+            cursor: the cursor that the previous page returned.
 
         Returns:
             The entries, their total number, and the cursor of the next page.
@@ -496,13 +496,13 @@ class MemoryStore(EntityRegistry):
         allowed_ancestors: Sequence[EntityName] | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> list[MemoryEntry]:
-        """Return entries by the words of their keys and by metadata, latest first. ``search_memory`` searches by
-        meaning.
+        """Find entries by the words of their keys and by metadata; return them, latest first. ``search_memory``
+        searches by meaning.
 
         Args:
             query: words, all of which the key must contain.
             metadata_filter: fields that must all match; a list matches any of its values, None matches everything.
-            scope: the entity at or below which to look; by default the configured root, else everything.
+            scope: only this entity and everything below it; by default the configured root, else everything.
             allowed_ancestors: only entries at or below one of these entities.
             limit: maximum number of entries.
 
@@ -546,7 +546,7 @@ class MemoryStore(EntityRegistry):
             top_k: maximum number of hits.
             filter: fields of the metadata, as in ``search``. ``entity`` may name an entity at or below which hits must
                 be, or else is a field like any other.
-            scope: the entity at or below which to look; by default the configured root, else everything.
+            scope: only this entity and everything below it; by default the configured root, else everything.
             allowed_ancestors: only entries at or below one of these entities.
             max_distance: drop farther hits (1 - cosine, 0 to 2).
             mode: rank by the words of key and text and by meaning (``hybrid``), only by meaning (``vector``: the score
@@ -554,7 +554,7 @@ class MemoryStore(EntityRegistry):
             explain: add an ``explanation`` to the hits.
 
         Returns:
-            The hits, by descending score.
+            The hits, sorted by descending score.
 
         Raises:
             UsageError: for bad arguments, and without an embedder.
@@ -584,7 +584,7 @@ class MemoryStore(EntityRegistry):
         return merged_hits(found, top_k) if len(found) != 1 else found[0]
 
     def _scopes(self, limits: Sequence[Sequence[Entity]], visible: Everywhere) -> list[Scope]:
-        """Return the scopes of all tenants in which an entry may meet the ``limits``."""
+        """Return the scope of each tenant that may have an entry within the ``limits``."""
         tenants = set(self.names.tops(None)).intersection(*({each.tenant for each in some} for some in limits))
         return [Scope(tenant, visible.allowed) for tenant in sorted(tenants) or [self.names.root]]
 
@@ -609,7 +609,7 @@ class MemoryStore(EntityRegistry):
 
 
 def merged_hits(found: Sequence[MemoryHits[MemoryEntry]], limit: int) -> MemoryHits[MemoryEntry]:
-    """Merge the best hits of several tenants, by score, and add up their explanations."""
+    """Merge the best hits of several tenants, sorted by score, and add up their explanations."""
     every = sorted((hit for hits in found for hit in hits), key=lambda hit: (-hit.score, str(hit.record.entity)))
     merged = MemoryHits(replace(hit, rank=rank) for rank, hit in enumerate(every[:limit], start=1))
     merged.explanation = added_up([hits.explanation for hits in found if hits.explanation is not None])

@@ -48,7 +48,7 @@ class MemoryExplanation:
     entries that the filter allows. ``index`` is the kind of the vector index, None if entries were compared one by one.
     ``unindexed_words`` is the number of entries that the index of words does not cover. ``by_words`` and ``by_meaning``
     are the numbers of entries that each search found, ``candidates`` the number that both found together, ``dropped``
-    the number that the catalog did not confirm. ``seconds`` are by phase.
+    the number that the catalog did not confirm. ``seconds`` are keyed by phase.
     """
 
     mode: str
@@ -183,7 +183,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VectorFilter:
-    """The conditions of a hit: it is at or below an entity of each tuple of ``scopes``, and has all ``fields``.
+    """The conditions that a hit meets: it is at or below an entity of each tuple in ``scopes``, and has all ``fields``.
 
     A field equals the given value, or one of a list of values. An empty list allows nothing.
     """
@@ -269,7 +269,7 @@ class VectorTable(LanceTable):
             raise StorageError(f"Could not build an index ({first_line(error)})", self.uri, "Try again.") from error
 
     def replace_all(self, pages: Callable[[], Iterable[Sequence[VectorRow]]], last: int, dim: int) -> None:
-        """Replace all rows by those of ``pages``, in one version. Raises CommitConflict, StorageError, CorruptFile."""
+        """Replace all rows with ``pages``, in one version. Raises CommitConflict, StorageError, CorruptFile."""
         self._prepare(dim)
         for _ in range(COMMIT_ATTEMPTS):
             dataset = self.open()

@@ -1,4 +1,4 @@
-"""Keep blocks of immutable files of a bucket on a disk, under all reads of Lance tables (decision 21).
+"""Cache blocks of a bucket's immutable files on disk, for all reads of Lance tables (decision 21).
 
 Lance's object stores cannot be replaced from Python. Its searches therefore read a bucket through a server in their own
 process, on loopback, which implements the part of S3 that a reader needs. It merges adjacent ranges that are requested
@@ -30,8 +30,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from cachetools import LRUCache
 
+from driftline.storage.defaults import user_folder, with_home
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, UsageError
-from driftline.storage.globs import with_home
 from driftline.storage.model import Range
 
 log = logging.getLogger(__name__)
@@ -43,35 +43,35 @@ DEFAULT_CACHE_BYTES = 2_000_000_000
 FREED_SHARE = 0.1
 """The share that an eviction frees beyond the limit, so that not every write evicts."""
 MEMORY_BYTES = 48 * 2**20
-"""Blocks that a process keeps in memory; Lance keeps what it has decoded."""
+"""Size of the blocks that a process keeps in memory; Lance itself keeps decoded data."""
 COUNTED_SHARE = 0.05
-"""A process counts what others have written after it has itself written this share of the limit."""
+"""A process counts all blocks again once it has itself written this share of the limit."""
 STALE_SECONDS = 3600
-"""A temporary file of this age is of a process that has ended."""
+"""A temporary file of this age belongs to a process that has ended."""
 
 LINGER_SECONDS = 0.002
 """How long a read waits for others of the same file, which are merged with it."""
 MERGED_GAP_BYTES = 2**20
 """Ranges of a file that are nearer than this are read with one request."""
 TAIL_BYTES = 2**16
-"""What Lance reads of a file first: its end."""
+"""Bytes at the end of a file, which Lance reads first."""
 WHOLE_FILE_BYTES = 8 * 2**20
 """An index file up to this size is read whole."""
 DATA_END_BYTES, DATA_END_SHARE = 2**20, 0.018
-"""Of a data file, this is read at once: metadata and the columns that every search needs (``line_table.schema``)."""
+"""The end of a data file, read at once: metadata and the columns that every search needs (``line_table.schema``)."""
 TEXT_SHARE, AHEAD_BYTES = 0.05, 32 * 2**20
-"""The share of a data file that the texts of blocks take at most, before the end that every search needs. They are read
-whole, up to AHEAD_BYTES of a bucket in a process, which saves this and later searches many requests."""
+"""The texts of blocks take at most TEXT_SHARE of a data file, before the end that every search needs. They are read
+whole, up to AHEAD_BYTES per bucket and process, which saves this and later searches many requests."""
 REQUESTS_AT_ONCE = 128
 FILES_REMEMBERED = 10_000
 CLIENTS_REMEMBERED = 16
 LISTED_SECONDS = 60
-"""How long a listing tells the etag of a version, which Lance reads at once."""
+"""How long the etag of a version in a listing is valid; Lance reads the version at once."""
 ATTEMPTS = 3
-"""How often a read looks for its blocks, which others may evict in the meantime."""
+"""How often a read looks for its blocks, which other processes may evict in the meantime."""
 
 _IMMUTABLE = re.compile(r"\.lance/(?:tree/.+/)?(data|_indices|_deletions)/")
-"""The files of a table whose names are never used again, unlike those of versions."""
+"""The files of a table whose names are never used again, unlike the names of versions."""
 _VERSION = re.compile(r"\.lance/(?:tree/.+/)?_versions/[^/]+\.manifest$")
 _BLOCK_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-([0-9a-f]{8})-[0-9a-f]{8}")
 _TEMPORARY = ".tmp-"
@@ -88,7 +88,7 @@ def cache_folder() -> Path | None:
         return None
     if named:
         return with_home(named).absolute()
-    return with_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "driftline" / "blocks"
+    return user_folder("XDG_CACHE_HOME") / "driftline" / "blocks"
 
 
 def cache_bytes() -> int:
@@ -115,7 +115,7 @@ class Block:
 
     @classmethod
     def named(cls, file: str, name: str) -> Block | None:
-        """Return the block of ``file`` with this name, or None for any other name, such as a block of another file."""
+        """Return the block of ``file`` with this name; None for any other name, such as one of another file's block."""
         match = _BLOCK_NAME.fullmatch(name)
         if match is None:
             return None
@@ -123,7 +123,7 @@ class Block:
         return block if block.name_in(file) == name else None
 
     def name_in(self, file: str) -> str:
-        """Return the name of the block among those of ``file``, which ends with a checksum of both."""
+        """Return the block's name among the blocks of ``file``; it ends with a checksum of both."""
         content = f"{self.start}-{self.end - self.start}-{self.size}-{self.checksum:08x}"
         return f"{content}-{zlib.crc32(f'{file}/{content}'.encode()):08x}"
 
@@ -137,8 +137,8 @@ class BlockCache:
     evicted.
 
     A block is written under another name and renamed. Its name has its length and checksum, and a checksum of file and
-    name: a block that a crash or a full disk truncated, or that took the place of another, is a miss. A disk that
-    cannot be written to makes the cache useless, not wrong. Thread-safe.
+    name. A block that a crash or a full disk truncated, or that replaced another, is a miss. A disk that cannot be
+    written to makes the cache useless, not wrong. Thread-safe.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -235,7 +235,7 @@ class RemoteFiles(Protocol):
         ...
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
-        """Return the bytes from ``start`` to ``end`` (exclusive), or to the end, and size and etag of the object."""
+        """Return the object's bytes ``[start, end)``, or from ``start`` if ``end`` is None, its size and its etag."""
         ...
 
     def page(self, prefix: str, after: str) -> tuple[Sequence[tuple[str, int, str, str]], bool]:
@@ -336,11 +336,11 @@ class _Files:
         return data, size, found
 
     async def read_ahead(self, key: str, start: int, end: int | None) -> None:
-        """Read a range of a file, or a small file without an ``end``, unless some of it is known or on its way."""
+        """Read a range of a file, or without ``end`` a whole small file, unless some of it is known or on its way."""
         file = self._file(key)
         if file.blocks or file.coming:
             return
-        with contextlib.suppress(DriftlineError):  # what needs it will see the error
+        with contextlib.suppress(DriftlineError):  # the read that needs it will see the error
             if end is None:
                 await self._whole(file, start, WHOLE_FILE_BYTES)
             else:
@@ -366,7 +366,7 @@ class _Files:
         return file
 
     def _widened(self, file: _CachedFile, start: int, end: int) -> _Part:
-        """Return a larger range to read instead of the first range of a file, which is its end, or of the next one."""
+        """Return a larger range to read in place of a file's first range, which is its end, or of its second one."""
         if any(first <= start and end <= last for (first, last), _ in (*file.coming, *file.waiting)):
             return start, end
         if len(file.blocks) == 1 and end - start < TAIL_BYTES and (size := file.size):
@@ -409,7 +409,7 @@ class _Files:
             self._memory[file.name, block] = data
 
     async def _arrival(self, file: _CachedFile, ranges: Sequence[_Part]) -> None:
-        """Wait until ``ranges`` are read, together with those that others wait for."""
+        """Wait until ``ranges`` are read, together with the ranges that others wait for."""
         futures: list[asyncio.Future[None]] = []
         for start, end in ranges:
             on_the_way = [each for (first, last), each in file.coming if first <= start and end <= last]
@@ -459,7 +459,7 @@ class _Files:
 _STATUS = {200: "OK", 206: "Partial Content", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed"}
 _UNAVAILABLE = 503
 CODE = "DriftlineRead"
-"""The code of errors of this server, whose message is that of the bucket's client."""
+"""The code of this server's errors, whose message comes from the bucket's client."""
 _MAX_HEAD_BYTES = 2**16
 _CREDENTIAL = re.compile(rb"\r\nauthorization: *AWS4-HMAC-SHA256 Credential=([0-9a-f]+)/", re.IGNORECASE)
 _XML = '<?xml version="1.0" encoding="UTF-8"?>'
@@ -467,7 +467,7 @@ _XML = '<?xml version="1.0" encoding="UTF-8"?>'
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """``length`` is that of the body or, for a HEAD request, of the object."""
+    """``length`` is the length of the body or, for a HEAD request, of the object."""
 
     status: int
     body: bytes
@@ -476,7 +476,7 @@ class _Answer:
 
     @classmethod
     def failed(cls, status: int, reason: str) -> _Answer:
-        """Return an error as S3 spells it."""
+        """Return an error in the format of S3."""
         return cls(status, f"<Error><Code>{CODE}</Code><Message>{escape(reason)}</Message></Error>".encode())
 
     def encoded(self) -> bytes:
@@ -521,7 +521,7 @@ class _Connection(asyncio.Protocol):
 
 
 class ReadServer:
-    """A server on loopback that reads buckets for this process only: requests name a secret that no other one knows."""
+    """A server on loopback that reads buckets for this process only: requests contain a secret that only it knows."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
@@ -570,7 +570,7 @@ class ReadServer:
         match = _CREDENTIAL.search(head)
         files = self._files.get(match[1].decode()) if match else None
         if files is None:
-            return _Answer.failed(403, "The request has not the secret of this process.")
+            return _Answer.failed(403, "The request lacks the secret of this process.")
         if method not in ("GET", "HEAD"):
             return _Answer.failed(405, "This server only reads.")
         url = urlsplit(target)
@@ -660,7 +660,7 @@ def read_ahead(bucket: RemoteFiles, ranges: Mapping[str, Range]) -> None:
 
 
 def _is_proxied(environ: Mapping[str, str]) -> bool:
-    """Return whether Lance's client would send what is for this host to a proxy."""
+    """Return whether Lance's client would send requests for this host to a proxy."""
     proxies = (environ.get(name) for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"))
     direct = f"{environ.get('no_proxy', '')},{environ.get('NO_PROXY', '')}".replace(" ", "").split(",")
     return any(proxies) and not {"127.0.0.1", "*"} & {*direct}

@@ -100,10 +100,10 @@ def describe(answer: str, endpoint: str, *, now: datetime | None = None) -> str:
     now = now or datetime.now(UTC)
     theirs = _time_in(answer) or _server_time(endpoint)
     if theirs is None:
-        return "The clock of this machine differs too much from that of the store"
+        return "The clock of this machine differs too much from the clock of the store"
     seconds = round((now - theirs).total_seconds())
     direction = "fast" if seconds > 0 else "slow"
-    return f"The clock of this machine is {timedelta(seconds=abs(seconds))} h {direction}, by that of the store"
+    return f"The clock of this machine is {timedelta(seconds=abs(seconds))} h {direction}, by the store's clock"
 
 
 def _time_in(answer: str) -> datetime | None:
@@ -272,14 +272,14 @@ class Bucket:
 
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:
         options = cached_reads(self)
-        # The server of the cache speaks S3, whatever the bucket does.
+        # The cache's server speaks S3 for every kind of bucket.
         return (f"s3://{self._uri.partition('://')[2]}/{quote(self._key(path))}", options) if options else None
 
     def read_ahead(self, ranges: Mapping[str, Range]) -> None:
         read_ahead(self, {self._key(path): wanted for path, wanted in ranges.items()})
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
-        """Return the bytes from ``start`` to ``end`` (None: its end) of the object ``key``, and its size and etag."""
+        """Return the bytes ``[start, end)`` of the object ``key`` (None: to its end), with its size and etag."""
         options: GetOptions = {"range": (start, end) if end is not None else {"offset": start}} if start or end else {}
 
         def get() -> tuple[bytes, int, str]:

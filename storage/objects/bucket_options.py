@@ -1,4 +1,5 @@
-"""Translate storage options of buckets; they are spelled as in the object_store crate, which obstore and Lance use."""
+"""Translate storage options of buckets. Options have the names of the object_store crate, which obstore and Lance
+use."""
 
 from __future__ import annotations
 
@@ -121,10 +122,7 @@ class BucketOptions:
 
 
 def for_fsspec(scheme: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return storage options in the spelling of fsspec's file systems.
-
-    Options in that spelling pass through unchanged.
-    """
+    """Return storage options under the names of fsspec's file systems. Options that already have them are unchanged."""
     options = dict(storage_options)
     if scheme not in _FSSPEC_NAMES:
         return options

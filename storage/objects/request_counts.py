@@ -21,7 +21,7 @@ OTHER = "other"
 """The phase of requests outside of all phases."""
 
 Counts = dict[str, dict[str, int]]
-"""Requests by phase and kind; a missing entry is 0. Small and picklable."""
+"""Numbers of requests, keyed by phase and kind; a missing entry is 0. Small and picklable."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -100,7 +100,7 @@ def count_all(counts: Counts) -> None:
 
 
 def by_kind(counts: Counts) -> dict[str, int]:
-    """Return the sums over all phases, in the order of ``KINDS``, without zeros."""
+    """Sum up all phases for each kind, in the order of ``KINDS``, without zeros."""
     sums = sum((Counter(kinds) for kinds in counts.values()), Counter[str]())
     return {kind: sums[kind] for kind in KINDS if sums[kind]}
 
@@ -115,7 +115,7 @@ def merged(*parts: Counts) -> Counts:
 
 
 def price(requests: Mapping[str, int], prices: Mapping[str, float]) -> float | None:
-    """Return the cost of ``requests``; ``prices`` are per 1,000 of a kind. Returns None if no kind has a price."""
+    """Return the cost of ``requests``; ``prices`` are per 1,000 requests. Returns None if no kind has a price."""
     priced = [kind for kind in requests if kind in prices]
     return sum(prices[kind] * requests[kind] for kind in priced) / 1000 if priced else None
 

@@ -14,14 +14,14 @@ MAX_DELAY_SECONDS = 2.0
 NO_ATTEMPT_AFTER_SECONDS = 20.0
 """No attempt begins later than this after the first.
 
-The clients below retry on their own, so a store that is down is given up soon."""
+The client libraries retry on their own, so this module soon gives up on a store that is down."""
 
 _CLIENT = re.compile(r"after (\d+) retries, max_retries: (\d+)")
 _Result = TypeVar("_Result")
 
 
 def is_exhausted(text: str) -> bool:
-    """Return whether ``text`` of the client library says that it has used up its own attempts."""
+    """Return whether the client library says in ``text`` that it has used up its own attempts."""
     client = _CLIENT.search(text)
     return client is not None and int(client[1]) >= int(client[2])
 

@@ -66,7 +66,7 @@ class Backend(Protocol):
 
 
 class BufferCache:
-    """Buffers by name, up to ``max_bytes`` in total, with LRU eviction. Thread-safe."""
+    """Buffers, keyed by name, up to ``max_bytes`` in total, with LRU eviction. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._lock = threading.Lock()
@@ -170,7 +170,7 @@ class ObjectStore:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """The options with which the store was opened; sources in the same store use them, too."""
+        """The options with which the store was opened; sources in the same store use them as well."""
         return dict(self._storage_options)
 
     @property
@@ -208,8 +208,8 @@ class ObjectStore:
     def open_input(self, path: str, *, immutable: bool = False) -> pa.NativeFile:
         """Open an object as a seekable file. Raises ObjectNotFound.
 
-        Of a large object in a bucket, only the requested ranges are fetched. Smaller objects of a bucket that are
-        ``immutable`` are cached for later calls.
+        Only the requested ranges of a large object in a bucket are fetched. Smaller ``immutable`` objects in a bucket
+        are cached for later calls.
         """
         cached = self._cache.get(path) if immutable else None
         if cached is not None:

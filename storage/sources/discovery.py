@@ -1,7 +1,7 @@
-"""Discover the git repositories of an owner: by the API of a host, in a folder, or from a list.
+"""Discover the git repositories of an owner: through a host's API, in a folder, or from a list.
 
-Answers of hosts are untrusted. The URL of a repository consists of the configured URL and a checked path, so that no
-answer leads git or a token to another host. Redirects and links to the next page are followed on the same host only.
+Responses from hosts are untrusted. The URL of a repository consists of the configured URL and a checked path, so that
+no answer leads git or a token to another host. Redirects and links to the next page are followed on the same host only.
 A listing is complete only if every page arrived, every entry could be read, and the host's own total agrees.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,7 +49,7 @@ PAGE_SECONDS = 300.0
 ATTEMPTS = 3
 """Attempts of a request that fails with a 5xx status or without an answer."""
 MAX_WAIT_SECONDS = 900.0
-"""Maximum time that a listing waits, in total, because the host asks for it."""
+"""Maximum time that all requests of a sync wait, in total, because the host asks for it."""
 _CHUNK = 1 << 16
 _OK, _NOT_MODIFIED, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _TOO_MANY = 200, 304, 401, 403, 404, 429
 _PART = r"~?[A-Za-z0-9_.][A-Za-z0-9_.+~-]*"
@@ -99,7 +100,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where repositories are discovered: ``owner`` of a host, or all that the token may read.
+    """Where repositories are discovered: those of ``owner`` on a host, or all that the token may read.
 
     ``url`` is the URL of a self-hosted instance, the folder of the provider ``folder``, or the file of the provider
     ``list``, which also has ``uris``. ``variable`` is the environment variable that holds the token.
@@ -167,7 +168,7 @@ class Host:
 
     @property
     def settle_seconds(self) -> float | None:
-        """Seconds after a push from which on another push shows in ``Repository.changed``; None if it never may."""
+        """Seconds after a push until a further push is sure to change ``Repository.changed``; None if none is."""
         return None if self.provider in ("folder", "list") else _api_of(self).settle_seconds
 
 
@@ -184,7 +185,7 @@ class Selection:
     max_size_bytes: int | None = None
 
     def reasons(self) -> Callable[[Repository], str]:
-        """Return the function that says why a repository is left out, and "" for a selected one. Raises UsageError."""
+        """Return a function that returns why a repository is left out, or "" if it is selected. Raises UsageError."""
         include, exclude = _matcher(self.include), _matcher(self.exclude)
         topics, limit = {topic.lower() for topic in self.topics}, self.max_size_bytes
 
@@ -210,8 +211,18 @@ def _matcher(globs: Sequence[str]) -> Callable[[str], bool]:
 
 
 @dataclass(slots=True)
+class RateLimit:
+    """The waits that a host asks for; concurrent requests share them. After a ``refused`` one, no request is sent."""
+
+    waits: int = 0
+    seconds: float = 0.0
+    refused: StorageError | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(slots=True)
 class Listing:
-    """The answer of a host. ``failure`` ended it early; ``problems`` say what could not be read or does not agree.
+    """The response of a host. ``failure`` ended it early; ``problems`` say what could not be read or does not agree.
 
     ``at`` is the time when the listing began, in seconds by the clock of the host, None if the host reports no time.
     """
@@ -223,7 +234,7 @@ class Listing:
     at: float | None = None
     requests: int = 0
     unchanged_pages: int = 0
-    waited_seconds: float = 0.0
+    limit: RateLimit = field(default_factory=RateLimit)
 
     @property
     def is_complete(self) -> bool:
@@ -242,17 +253,18 @@ def discover(
     known: Mapping[str, Repository] | None = None,
     pages: Sequence[Page] = (),
     *,
+    limit: RateLimit | None = None,
     environ: Mapping[str, str] = os.environ,
-    clock: Callable[[], float] = time.time,
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
 ) -> Listing:
     """List the repositories of ``host``; a failure is part of the listing.
 
     ``pages`` are the pages of the last listing, and ``known`` has their repositories by id: unchanged pages need not be
-    sent again. ``notify`` receives messages for waiting users. Raises UsageError if the token's variable is not set.
+    sent again. ``limit`` has the waits of earlier requests; ``notify`` receives messages for waiting users. Raises
+    UsageError if the token's variable is not set.
     """
-    listing = Listing()
+    listing = Listing(limit=limit or RateLimit())
     token = host.token(environ)
     try:
         if host.provider == "folder":
@@ -260,7 +272,7 @@ def discover(
         elif host.provider == "list":
             _list_uris(host, listing)
         else:
-            _Reader(host, token, listing, known or {}, pages, clock, sleep, notify).read()
+            _Reader(host, token, listing, known or {}, pages, sleep, notify).read()
     except DriftlineError as error:
         listing.failure = error
     return listing
@@ -272,17 +284,19 @@ def open_pulls(
     known: Collection[int] = (),
     etag: str = "",
     *,
+    limit: RateLimit | None = None,
     environ: Mapping[str, str] = os.environ,
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
 ) -> tuple[dict[int, str], str] | None:
-    """Return the commit of each open pull request by its number, and the etag of the listing, "" for several pages.
+    """Return the commit of each open pull request, keyed by number, and the etag of the listing, "" for several pages.
 
-    Of those ``known`` that are not listed, it has "" if the host says that they are closed or merged. Returns None if
-    the listing still has ``etag``. Raises AccessDenied, SourceNotFound, StorageError, UsageError.
+    A ``known`` one that is not listed has "" if the host says that it is closed or merged. Returns None if the listing
+    still has ``etag``. ``limit`` has the waits of earlier requests. Raises AccessDenied, SourceNotFound, StorageError,
+    UsageError.
     """
-    reader = _Reader(host, host.token(environ), Listing(), {}, (), time.time, sleep, notify)
-    return reader.pulls(repository, known, etag)
+    listing = Listing(limit=limit or RateLimit())
+    return _Reader(host, host.token(environ), listing, {}, (), sleep, notify).pulls(repository, known, etag)
 
 
 # -- folders and lists --------------------------------------------------------------------------
@@ -312,7 +326,7 @@ def _list_folder(host: Host, listing: Listing) -> None:
 
 
 def _list_uris(host: Host, listing: Listing) -> None:
-    """Add the repositories of the list, and of its file: a URI a line, comments begin with #."""
+    """Add the repositories of the list and of its file, which has one URI per line; comments begin with #."""
     for uri in (*host.uris, *_lines_of(host.url)):
         remote = parse_remote(uri) or (Remote(os.path.realpath(uri), "file") if bare_repository(uri) else None)
         if remote is None:
@@ -529,13 +543,12 @@ class _Reader:
         listing: Listing,
         known: Mapping[str, Repository],
         pages: Sequence[Page],
-        clock: Callable[[], float],
         sleep: Callable[[float], object],
         notify: Callable[[str], object],
     ) -> None:
         self._host, self._api, self._listing = host, _api_of(host), listing
         self._known, self._pages = known, {page.url: page for page in pages}
-        self._clock, self._sleep, self._notify = clock, sleep, notify
+        self._limit, self._sleep, self._notify = listing.limit, sleep, notify
         self._root = self._api.root(host.site)
         self._missing = "The host has no such owner", "Check its name, and the token."
         self._headers = {"User-Agent": "driftline", "Accept": "application/json", **dict(self._api.headers)}
@@ -566,13 +579,12 @@ class _Reader:
             totals.append(page.total)
             url = page.next or self._counted(page, received)
         total = next((each for each in reversed(totals) if each is not None), None)
-        if total is not None and total != len(self._listing.repositories):
-            self._listing.problems.append(
-                f"the host counts {total:,} repositories and lists {len(self._listing.repositories):,}"
-            )
+        listed = len(self._listing.repositories)
+        if total is not None and total != listed:
+            self._listing.problems.append(f"the host counts {total:,} repositories and lists {listed:,}")
 
     def _counted(self, page: Page, received: int) -> str:
-        """Return the next page of a listing that has more than it has shown and names none; "" otherwise."""
+        """Return the next page of a listing that has more repositories but names no next page; "" otherwise."""
         number = re.search(r"(?<=[?&]page=)\d+", page.url)
         if number is None or page.total is None or not page.ids or received >= page.total:
             return ""
@@ -626,13 +638,11 @@ class _Reader:
         self._listing.add(repository)
 
     def _on_this_host(self, url: str, target: str) -> str:
-        """Return ``target``, relative to ``url``, if it is on the same host. Raises StorageError, also for others."""
+        """Return ``target``, resolved against ``url``. Raises StorageError if it is not on the same host."""
         whole = urljoin(url, target)
         if urlsplit(whole)[:2] != urlsplit(url)[:2]:
-            where = f"{urlsplit(whole).scheme}://{urlsplit(whole).netloc}"
-            raise StorageError(
-                "The host redirects to another host", redacted(where), "Name that one as the fleet's url."
-            )
+            where = redacted(f"{urlsplit(whole).scheme}://{urlsplit(whole).netloc}")
+            raise StorageError("The host redirects to another host", where, "Name that one as the fleet's url.")
         return whole
 
     def pulls(self, repository: Repository, known: Collection[int], etag: str) -> tuple[dict[int, str], str] | None:
@@ -660,11 +670,10 @@ class _Reader:
         return found, tag
 
     def _is_closed(self, url: str) -> bool:
-        """Return whether the host says that a pull request is closed or merged."""
-        _, _, body = self._ask(url, "")
+        """Return whether the host says that a pull request is closed or merged; of a deleted one, it says nothing."""
         try:
-            return json.loads(body)["state"] in ("closed", "merged")
-        except (ValueError, KeyError, TypeError, RecursionError):
+            return json.loads(self._ask(url, "")[2])["state"] in ("closed", "merged")
+        except (SourceNotFound, ValueError, KeyError, TypeError, RecursionError):
             return False
 
     def _pull(self, item: Any) -> tuple[int, str]:
@@ -684,10 +693,13 @@ class _Reader:
     def _ask(self, url: str, etag: str) -> tuple[int, Mapping[str, str], bytes]:
         attempts, redirects = 0, 0
         while True:
+            with self._limit.lock:  # while a request waits, it has the lock
+                waits = self._limit.waits
+                if self._limit.refused is not None:
+                    raise self._limit.refused
             status, headers, body = self._answer(url, etag)
-            pause = self._pause(status, headers)
-            if pause is not None:
-                self._wait(pause)
+            if (pause := self._pause(status, headers)) is not None:
+                self._wait(pause, waits)
             elif status in (301, 302, 303, 307, 308) and headers.get("Location") and redirects < MAX_REDIRECTS:
                 url, redirects = self._on_this_host(url, headers["Location"] or ""), redirects + 1
             elif status >= 500 or status == 0:
@@ -746,23 +758,27 @@ class _Reader:
         reset = headers.get("X-RateLimit-Reset") or headers.get("RateLimit-Reset") or ""
         is_empty = (headers.get("X-RateLimit-Remaining") or headers.get("RateLimit-Remaining")) == "0"
         if reset.isdecimal() and (is_empty or status == _TOO_MANY):
-            return max(0.0, float(reset) - (_time_of(headers) or self._clock())) + 1.0
+            return max(0.0, float(reset) - (_time_of(headers) or time.time())) + 1.0
         return 60.0 if status == _TOO_MANY else None
 
-    def _wait(self, seconds: float) -> None:
-        if self._listing.waited_seconds + seconds > MAX_WAIT_SECONDS:
-            raise StorageError(
-                f"The rate limit of the host requires a wait of {seconds:,.0f} s",
-                self._host.name,
-                "Run it again later, or set a token.",
-            )
-        self._notify(f"{self._host.name} limits requests: waiting {seconds:,.0f} s")
-        self._listing.waited_seconds += max(seconds, 1.0)
-        self._sleep(max(seconds, 1.0))
+    def _wait(self, seconds: float, waits: int) -> None:
+        """Wait, unless another request has done so since there were ``waits``. Raises StorageError."""
+        limit = self._limit
+        with limit.lock:
+            if limit.waits != waits:
+                return
+            if limit.seconds + seconds > MAX_WAIT_SECONDS:
+                what = f"The rate limit of the host requires a wait of {seconds:,.0f} s"
+                limit.refused = StorageError(what, self._host.name, "Run it again later, or set a token.")
+                raise limit.refused
+            self._notify(f"{self._host.name} limits requests: waiting {seconds:,.0f} s")
+            limit.seconds += max(seconds, 1.0)
+            self._sleep(max(seconds, 1.0))
+            limit.waits += 1
 
 
 def _time_of(headers: Mapping[str, str]) -> float | None:
-    """Return the time of an answer by the clock of the host; None if the answer has none."""
+    """Return the host's time in the headers of its answer; None if they have none."""
     from email.utils import parsedate_to_datetime
 
     try:

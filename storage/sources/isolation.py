@@ -3,7 +3,7 @@
 A repository's configuration can name commands: filters, hooks, monitors, and helpers for diffs, credentials and
 transports. Commands that read objects or files therefore use a temporary git directory, which borrows objects, index
 and ignore rules but not the settings. Only commands that execute nothing read the repository itself, for paths, commit
-names and settings. ``ask_remote`` uses the network, to ask a remote for its branches; else only mirrors do.
+names and settings. Only ``ask_remote``, which asks a remote for its branches, and mirrors use the network.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _REV_PARSE_OPTIONS = (
 )
 _READ_BY_GIT = ("HEAD", "commondir", "config", "config.worktree", "gitdir", "index", "packed-refs")
 REACHING = ("GIT_ASKPASS", "GIT_CONFIG_GLOBAL", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO")
-"""Variables of the user with which git connects to a remote."""
+"""The user's variables with which git connects to a remote."""
 _UNBORN = "ref: refs/heads/unborn"
 _SCP_LIKE = re.compile(r"[^/]+:")
 """``host:path``, as git distinguishes it from the path of a folder."""
@@ -60,8 +60,8 @@ _SCP_LIKE = re.compile(r"[^/]+:")
 class Repository:
     """A git work tree as git locates it. Paths are absolute; ``prefix`` leads from ``top`` to the folder.
 
-    ``settings`` are pairs of a key below ``core`` and a value. ``common_dir`` is that of all work trees of the
-    repository; ``excludes`` is the user's own ignore file, which may not exist.
+    ``settings`` are pairs of a key below ``core`` and a value. All work trees of the repository share ``common_dir``;
+    ``excludes`` is the user's own ignore file, which may not exist.
     """
 
     top: str
@@ -116,7 +116,7 @@ def find_repository(folder: str) -> Repository | None:
 
 
 def nested_repository(folder: str, git_dir: str) -> Repository | None:
-    """Return the repository at the top of ``folder``, for ``ls-files`` and ignore rules only; executes nothing.
+    """Return the repository whose top is ``folder``, for ``ls-files`` and ignore rules only; executes nothing.
 
     Returns None if git might block on its files.
     """
@@ -139,7 +139,7 @@ def nested_repository(folder: str, git_dir: str) -> Repository | None:
 
 
 def common_dir_of(git_dir: str) -> str:
-    """Return the git directory that a linked work tree shares with others; for any other, ``git_dir`` itself."""
+    """Return the git directory that a linked work tree shares with others; for others, ``git_dir`` itself."""
     above, _, _ = git_dir.rstrip("/").rpartition("/")
     return os.path.realpath(os.path.dirname(above) if os.path.basename(above) == "worktrees" else git_dir)
 
@@ -370,7 +370,7 @@ def _effort_of_sleeper(pid: int) -> int | None:
 
 
 def _with_descendants(pid: int) -> list[int]:
-    """Return ``pid`` and the processes below it: git waits for those that it starts, such as one for each submodule."""
+    """Return ``pid`` and its descendants: git waits for processes that it starts, such as one per submodule."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():

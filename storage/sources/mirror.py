@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from driftline.storage.defaults import user_folder, with_home
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError, redacted
-from driftline.storage.globs import with_home
 from driftline.storage.sources.isolation import REACHING, ask, spawn
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ LIMIT_VARIABLE = "DRIFTLINE_GIT_CACHE_BYTES"
 DEFAULT_CACHE_BYTES = 20 * 10**9
 """Maximum size of all mirrors; the least recently used ones are evicted."""
 KEPT_COMMITS = 16
-"""Commits whose objects a mirror keeps, of its branches as well: the previous one shows what has changed since."""
+"""Number of commits whose objects a mirror keeps, branches included: the previous one shows what has changed since."""
 TIDIED_AFTER = 24
 """A mirror with more packs is repacked."""
 HOLD_ATTEMPTS = 3
@@ -215,7 +215,7 @@ def current_commit(remote: Remote) -> str:
 
 
 def current_branches(remote: Remote) -> tuple[str, dict[str, str]]:
-    """Return the result of ``current_commit``, and the commits of all other branches by name, with one request."""
+    """Return the result of ``current_commit``, and the other branches' commits, keyed by name, with one request."""
     names, all_branches = _names(remote.ref), "refs/heads/*"
     if remote.is_local:
         git_dir = _git_dir(remote)
@@ -443,7 +443,7 @@ def _tail(errors: IO[bytes]) -> str:
 
 
 def _failure(remote: Remote, why: str, said: str) -> AccessDenied | SourceNotFound | StorageError:
-    """Return git's message as an error; git never prints values from its environment."""
+    """Return an error with git's message; git never prints values from its environment."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if line.startswith(("fatal:", "error:", "remote:"))), "")
     reason = redacted(last or (lines[-1] if lines else "git failed"))[:300]
@@ -466,7 +466,7 @@ def cache_folder() -> Path:
     """Return the folder of all mirrors: $DRIFTLINE_GIT_CACHE, else ``driftline/git`` in the user's cache folder."""
     if named := os.environ.get(CACHE_VARIABLE):
         return with_home(named).absolute()
-    return with_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "driftline" / "git"
+    return user_folder("XDG_CACHE_HOME") / "driftline" / "git"
 
 
 def cache_bytes() -> int:
@@ -699,7 +699,7 @@ def _empty_repository(object_format: str) -> str:
 
 
 def _format_of(commit: str) -> str:
-    """Return the format of objects whose ids are as long as that of ``commit``."""
+    """Return the object format whose ids are as long as ``commit``."""
     return "sha1" if len(commit) == 40 else "sha256"
 
 

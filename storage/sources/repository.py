@@ -31,18 +31,20 @@ MAX_TREE_BYTES = 512 * 1024 * 1024
 disk."""
 MAX_DIFF_BYTES = 16 * 1024 * 1024
 _ENTRY_BYTES = 100
-"""About the memory that an entry of a folder takes besides its path."""
+"""Approximate memory of an entry of a folder, without its path."""
 MAX_BLOB_BYTES = 1 << 30
 OPEN_READERS = 4
-"""Git processes that wait for further reads, besides those of ``more_readers``; others are ended."""
+"""Number of git processes that wait for further reads, apart from those of ``more_readers``; others are ended."""
 MAX_MORE_READERS = 128
 """Git processes that ``more_readers`` adds at most: four groups of sources, each process with .3 MB."""
 _FILES_A_READER = 8
-"""Files that this process may open, for each of these: two pipes and a lock, and the rest for others."""
+"""Divides the number of files that this process may open: a reader has two pipes and a lock, and the rest is for
+others."""
 _IDS_AT_ONCE = 500
 """Requests of 90 bytes each: fewer than fill a pipe, so that neither side blocks."""
 _FOLDERS_AT_ONCE_BYTES = 1 << 20
-"""Size of the folders that are read with one request, unless one alone is larger; Python's take ten times as much."""
+"""Size of the folders to read with one request, unless one alone is larger; as Python objects, they take ten times as
+much."""
 MAX_PATH_BYTES = 4096
 _FILE, _LINK, _FOLDER = stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR
 _MODE = re.compile(rb"[0-7]{5,6}")
@@ -69,7 +71,7 @@ class _Object(NamedTuple):
 
 
 _Tree = dict[bytes, _Entry]
-"""The entries of a folder by name."""
+"""The entries of a folder, keyed by name."""
 _ENDLESS = "The tree of the commit has a cycle, or millions of files"
 
 
@@ -101,7 +103,7 @@ class TreeEntry:
 
 @dataclass(frozen=True)
 class CommitTree:
-    """The tree of ``commit`` of the repository ``uri``; if that is "", of the commit that was fetched last. Picklable.
+    """The tree of ``commit``, or if that is "", of the last fetched commit, of the repository ``uri``. Picklable.
 
     ``credential`` refers to the token of the host, as ``user:NAME`` of an environment variable.
     """
@@ -141,7 +143,7 @@ class CommitTree:
         return commit
 
     def entries(self, paths: Sequence[str] | None = None) -> list[TreeEntry]:
-        """Return the entries of the commit, or those at ``paths``, including submodules and links, sorted by path.
+        """Return all entries of the commit, or only those at ``paths``, sorted by path, including submodules and links.
 
         Fetches the commit first. Raises AccessDenied, SourceNotFound, StorageError, also for an endless tree.
         """
@@ -217,7 +219,7 @@ class CommitTree:
         return found.data[len(b"tree ") :].partition(b"\n")[0].decode("ascii", "replace")
 
     def _trees(self, ids: Sequence[str], budget: _Budget) -> Iterator[_Tree]:
-        """Yield the content of each folder, few in memory at once; that of "" is empty.
+        """Yield the content of each folder, few in memory at once; the id "" stands for an empty folder.
 
         Raises StorageError, also before it reads a folder that exceeds ``budget``.
         """
@@ -243,7 +245,8 @@ class CommitTree:
         return found
 
     def _unreadable(self) -> StorageError:
-        return StorageError(f"Git cannot read a folder of commit {self.known_commit[:12]}", self.uri, "Run it again.")
+        commit = self.known_commit[:12]
+        return StorageError(f"Git cannot read a folder of commit {commit}", self.uri, "Run it again.")
 
     def close(self) -> None:
         """End the process that waits for further reads."""
@@ -297,7 +300,7 @@ def _batches(ids: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]
 def _parsed_tree(data: bytes, length: int) -> _Tree:
     r"""Return the entries of a folder, ``<mode> <name>\0<id>`` each, with ids of ``length`` bytes.
 
-    Of two with one name, it has the first. Raises ValueError.
+    If two have the same name, the first one counts. Raises ValueError.
     """
     found: _Tree = {}
     at = 0
@@ -445,7 +448,7 @@ _more_readers: list[int] = []
 def _read_objects(tree: CommitTree, ids: Sequence[str], kind: _Request, peeled: str = "") -> Iterator[_Object | None]:
     """Yield the objects of ``ids``, in order; None for one that the mirror does not have.
 
-    ``peeled`` is git's suffix for what a tag points to.
+    ``peeled`` is git's suffix for the object that a tag points to.
     """
     selected = [(each if COMMIT_ID.fullmatch(each) else "0" * 40) + peeled for each in ids]
     for start in range(0, len(selected), _IDS_AT_ONCE):
@@ -502,7 +505,7 @@ def more_readers(count: int) -> Iterator[None]:
 
 
 def close_readers(folder: str | None = None) -> None:
-    """End the processes that wait for further reads, of all mirrors or of the one in ``folder``."""
+    """End the processes that wait for further reads of all mirrors, or of the mirror in ``folder``."""
     with _readers_lock:
         found = {key: _readers.pop(key) for key in [*_readers] if folder in (None, key[1])}
     for (pid, _, _), reader in found.items():

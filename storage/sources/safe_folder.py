@@ -137,7 +137,7 @@ def _opened(path: str, dir_fd: int | None) -> Iterator[BinaryIO | None]:
 
 
 def only_owner_reads(folder: str) -> bool:
-    """Return whether group and others cannot read ``folder``, by its own mode or that of a folder above it."""
+    """Return whether group and others cannot read ``folder``, because of its mode or the mode of a folder above it."""
     root = Path(os.path.realpath(folder))
     try:
         own = root.stat().st_mode

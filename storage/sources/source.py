@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn
 
+from driftline.storage.defaults import with_home
 from driftline.storage.errors import (
     AccessDenied,
     DriftlineError,
@@ -32,7 +33,6 @@ from driftline.storage.errors import (
     may_hold_secret,
     redacted,
 )
-from driftline.storage.globs import with_home
 from driftline.storage.objects.bucket_options import for_fsspec
 from driftline.storage.objects.request_counts import watch
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
@@ -181,8 +181,8 @@ class SourceAccess:
 
     Other people may have written the records of a workspace, so a record by itself allows nothing.
 
-    Remote sources may be read only at or below one of ``roots``, the URIs and folders that the caller named; local
-    ones also at or below ``folder``, and anywhere if that is None.
+    Remote sources may be read only at or below one of ``roots``, the URIs and folders that the caller named. Local
+    sources may also be read at or below ``folder``, or anywhere if that is None.
     """
 
     roots: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ class SourceAccess:
 
 
 LOCAL = SourceAccess()
-"""All local sources, and no remote ones."""
+"""Allows all local sources, and no remote ones."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class Source:
 
     @property
     def folder(self) -> str | None:
-        """Where the source is on this disk, if it is there."""
+        """The source's folder on this disk, if it is a local source."""
         return self.uri if self.is_local else None
 
     def check_reachable(self) -> None:
@@ -237,7 +237,7 @@ class Source:
         open_source(self.uri, self.storage_options, allow_empty=True)
 
     def close(self) -> None:
-        """Free what reads have opened; they may open it again."""
+        """Close what reads have opened; later reads may open it again."""
 
     @cached_property
     def _connection(self) -> tuple[Any, str]:
@@ -448,7 +448,7 @@ class Source:
 class RepositorySource(Source):
     """The tree of a commit of a git repository: its documents are blobs, with the same etags as in a work tree.
 
-    ``commit`` is "" for the one that was fetched last. ``credential`` refers to the token of the host.
+    ``commit`` is "" for the last fetched commit. ``credential`` refers to the token of the host.
     """
 
     is_local: bool = False
@@ -595,7 +595,7 @@ def known_source(uri: str, storage_options: Mapping[str, Any] | None = None) -> 
 
 
 def _open_local(text: str) -> Source:
-    """Return the folder at a path, or the repository whose git directory it is: its files are git's own."""
+    """Return the folder at a path; if it is a git directory, whose files are git's own, return its repository."""
     check_names_are_utf8()
     path = text
     try:

@@ -56,7 +56,7 @@ def read_branch(workspace: Workspace, entity: Entity, name: str) -> BranchRecord
 
 
 def branch_records(workspace: Workspace, entity: Entity) -> list[BranchRecord]:
-    """Return the branches of a source, by name. Raises CorruptFile, WorkspaceTooNew, StorageError."""
+    """Return the branches of a source, keyed by name. Raises CorruptFile, WorkspaceTooNew, StorageError."""
     objects, directory = workspace.objects, branches_directory(entity)
     paths = [f"{directory}/{name}/{BRANCH}" for name in objects.list_dirs(directory)]
     records = workspace.side_by_side(lambda path: read_record(objects, path, BranchRecord), paths)
@@ -147,7 +147,8 @@ def _new_cut(table: LineTable, dataset: LanceDataset) -> str:
 
 
 def _state(workspace: Workspace, entity: Entity, table: LineTable) -> tuple[LanceDataset, CommitMarker, bytes, int]:
-    """Return a version of the table, and the manifest of the same state, as the bytes of a base, with its revision.
+    """Return a version of the table, the manifest of the same state as the bytes of a base, and the manifest's
+    revision.
 
     A commit stages its delta, changes the table, and publishes the delta. Deltas that the version's commit marker holds
     but that are not published yet therefore belong to the state. If the marker is unchanged afterwards, no commit came

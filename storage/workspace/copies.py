@@ -91,9 +91,9 @@ class WorkspaceCopy:
         return read_copy_record(ObjectStore.open(current.as_uri())) if current is not None else None
 
     def reuse(self, known: Mapping[str, tuple[int, str]], expected: Mapping[str, tuple[int, str]]) -> set[str]:
-        """Link the files of the current version that are also ``expected`` into the partial one, and return them.
+        """Link the current version's files that are also ``expected`` into the partial version, and return them.
 
-        Files are equal if their size and version are. Unwanted files in the partial version are removed.
+        Files with the same size and version are equal. Unwanted files in the partial version are removed.
         """
         current = self.current
         for folder, _, names in os.walk(self.partial):

@@ -1,8 +1,8 @@
 """Keep the state of fleets: the repositories that their hosts listed, their indexed commits, and failures.
 
-``_fleet.json`` holds it all; one sync at a time writes it, under a lease of its own. Pure functions decide what follows
-from a listing: an incomplete one removes nothing, a renamed repository keeps its entity, and a missing one stays for a
-grace period.
+``_fleet.json`` holds the state of all fleets; one sync at a time writes it, under a lease of its own. Pure functions
+decide what follows from a listing: an incomplete one removes nothing, a renamed repository keeps its entity, and a
+missing one stays for a grace period.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ State = Literal["new", "indexed", "behind", "empty", "failing", "missing", "excl
 FIRST_BACKOFF = timedelta(minutes=5)
 MAX_BACKOFF = timedelta(days=1)
 LOOKED_AT_AGAIN_AFTER = timedelta(days=1)
-"""A repository is asked for its commit at least this often, whatever its host lists."""
+"""A repository is asked for its commit at least this often, even if the host lists no change."""
 RETIRED_AFTER_MISSES = 2
 """Complete listings without a repository before it may be retired, however short the grace period is."""
 GUARDED_REPOSITORIES = 3
@@ -51,14 +51,15 @@ class KnownBranch(BaseModel):
 class KnownRepository(BaseModel):
     """A repository of a fleet.
 
-    ``commit`` is the one that the repository had when it was last asked, ``looked_at``; ``stamp`` is the host's stamp
-    of that moment, "" if a later push might not have changed it. ``indexed`` is the commit in the index, indexed with
+    ``commit`` is the repository's commit when it was last asked, at ``looked_at``; ``stamp`` is the host's stamp at
+    that time, "" if a later push might not have changed it. ``indexed`` is the commit in the index, indexed with
     ``settings``, and ``behind_since`` the first time that it was behind. ``missed_since`` and ``misses`` count complete
     listings that lack it, and ``empty_since`` is when the indexed branch was first seen without a commit. ``excluded``
-    says why it does not belong to the fleet. ``uri`` is that of the source; after a run that did not end, the source
-    may have one of ``other_uris`` instead. ``branches`` has the other branches, by their names in the index, that match
-    the globs ``followed``; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are among
-    the branches: ``pulls_etag`` is that of their last listing, and ``pulls_problem`` says why there is no newer one.
+    says why it does not belong to the fleet. ``uri`` is the source's URI; after a run that did not end, the source may
+    have one of ``other_uris`` instead. ``branches`` has the other branches that match the globs ``followed``, keyed by
+    their names in the index; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are
+    among the
+    branches: ``pulls_etag`` is the etag of their last listing, and ``pulls_problem`` says why there is no newer one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -144,7 +145,7 @@ class KnownRepository(BaseModel):
     def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool, followed: tuple[str, ...]) -> bool:
         """Return whether its host must be asked for its commit: not if the listing shows that nothing was pushed.
 
-        ``is_current`` is whether the current listing has it: if not, another repository may have its path now.
+        ``is_current`` means that the current listing has the repository; if not, another one may have its path now.
         ``retry`` ignores its backoff. ``followed`` are the globs of its branches.
         """
         if not is_current or self.excluded or (self.is_waiting(now) and not retry):
@@ -199,8 +200,7 @@ class KnownRepository(BaseModel):
             name: self.branches.get(name, KnownBranch(pull=number)).model_copy(update={"commit": commits[number]})
             for number, name in named.items()
         }
-        changes = {"branches": self.branches | known, "pulls_etag": etag, "pulls_problem": ""}
-        return self.model_copy(update=changes)
+        return self.model_copy(update={"branches": self.branches | known, "pulls_etag": etag})
 
     def with_indexed(self, name: str, uri: str, settings: str) -> KnownRepository:
         """Return the repository after a run has indexed the commit of its branch ``name``."""
@@ -209,7 +209,9 @@ class KnownRepository(BaseModel):
         return self.model_copy(update={"branches": self.branches | {name: done}})
 
     def indexed_next(self, *uris: str, is_new: bool = False) -> KnownRepository:
-        """Return the repository before a run that may give its source one of ``uris``; a new index has no branches."""
+        """Return the repository as saved before a run that may set its source to any of ``uris``; a new index has no
+        branches.
+        """
         branches = {
             name: KnownBranch(pull=each.pull, commit=each.commit) if is_new else each
             for name, each in self.branches.items()
@@ -218,7 +220,7 @@ class KnownRepository(BaseModel):
         return self.model_copy(update={"other_uris": others, "branches": branches})
 
     def adopted_as(self, new: KnownRepository) -> KnownRepository:
-        """Return the repository as ``new`` of another fleet, so that a renamed fleet keeps its index."""
+        """Return the repository as another fleet's ``new`` one, so that a renamed fleet keeps its index."""
         present = {"listed": new.listed, "excluded": new.excluded, "missed_since": None, "misses": 0}
         return self.model_copy(update=present)
 
@@ -241,7 +243,7 @@ class FleetRecord(BaseModel):
 
 
 class FleetFile(BaseModel):
-    """The content of ``_fleet.json``: the state of each fleet, by its name."""
+    """The content of ``_fleet.json``: the state of each fleet, keyed by its name."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -250,13 +252,13 @@ class FleetFile(BaseModel):
 
 
 def read_fleets(objects: ObjectStore) -> dict[str, FleetRecord]:
-    """Return the state of each fleet, by its name. Raises CorruptFile, WorkspaceTooNew, StorageError."""
+    """Return the state of each fleet, keyed by name. Raises CorruptFile, WorkspaceTooNew, StorageError."""
     found = read_record(objects, FLEET, FleetFile)
     return dict(found.fleets) if found is not None else {}
 
 
 def write_fleets(objects: ObjectStore, fleets: Mapping[str, FleetRecord], lease: Lease) -> None:
-    """Replace the state of ``fleets``, and keep that of others; ``lease`` is that of ``fleet_lease``.
+    """Replace the state of ``fleets``, and keep the state of others; ``lease`` comes from ``fleet_lease``.
 
     Raises LeaseLost, PreconditionFailed if another process has written it, StorageError.
     """
@@ -289,8 +291,9 @@ def reconcile(
     """Return the repositories after a listing: the listed ones, and known ones that the listing lacks.
 
     A repository counts as missing only if a complete listing lacks it. If nothing of it was indexed before, it is
-    forgotten. One that the fleet no longer selects counts as missing, too.
+    forgotten. One that the fleet no longer selects counts as missing, too. Problems with pull requests are forgotten.
     """
+    known = {identifier: old.model_copy(update={"pulls_problem": ""}) for identifier, old in known.items()}
     after: dict[str, KnownRepository] = {}
     for identifier, listed in listing.repositories.items():
         old = known.get(identifier) or KnownRepository(listed=listed)
@@ -319,7 +322,7 @@ def _missed(repository: KnownRepository, now: datetime) -> KnownRepository:
 
 
 def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace: timedelta) -> list[str]:
-    """Return the ids of repositories that were missing for the grace period, in several complete listings, or empty."""
+    """Return the ids of repositories that were empty, or missing in several complete listings, for the grace period."""
 
     def since(each: KnownRepository) -> datetime | None:
         return each.missed_since if each.misses >= RETIRED_AFTER_MISSES else each.empty_since
@@ -332,7 +335,7 @@ def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace:
 
 
 def is_suspicious(retired: int, known: int, max_fraction: float) -> bool:
-    """Return whether so many of the known repositories are missing that a person should confirm it."""
+    """Return whether the share of known repositories to retire is so large that a person should confirm it."""
     return retired > GUARDED_REPOSITORIES and retired > max_fraction * known
 
 

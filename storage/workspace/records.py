@@ -78,8 +78,8 @@ class SourceRecord(BaseModel):
 
     ``workspace`` is the former path of a workspace on a local disk, as seen from the same machine as ``uri``. Runs over
     changed paths set ``commit``; it becomes void as soon as the lease has another holder. ``reached`` is the last
-    commit that was set: documents that no later run has written are as in that commit. ``link`` is a kind of host or a
-    template of links to it, if the remote does not determine it.
+    commit that was set: documents that no later run has written still have the content of that commit. ``link`` is a
+    kind of host or a template of links to it, if the remote does not determine it.
     """
 
     model_config = ConfigDict(frozen=True)

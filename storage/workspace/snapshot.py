@@ -21,7 +21,7 @@ _COPIED = (Kind.BASE, Kind.DELTA, Kind.RUN)
 
 
 Listing = Mapping[str, ObjectInfo]
-"""All objects of a workspace by path, in the order of one listing."""
+"""All objects of a workspace, keyed by path, in the order of one listing."""
 
 
 def heads_of_newest_version(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:

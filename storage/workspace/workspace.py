@@ -64,7 +64,7 @@ _Item = TypeVar("_Item")
 _Read = TypeVar("_Read")
 READ_THREADS = 16
 LISTING_SECONDS = 5.0
-"""How long the listing that began with the opening of a workspace tells its tenants."""
+"""How long the listing that begins when a workspace is opened is valid."""
 
 
 def collect(
@@ -145,7 +145,7 @@ class _EarlyListing:
         return listing
 
     def take(self) -> list[str] | None:
-        """Return the names of the tenants' directories, once, and only while they are new; then None."""
+        """Return the tenants' directory names on the first call, if it comes within LISTING_SECONDS; otherwise None."""
         names, self.names = self.names, None
         return names.result() if names and time.monotonic() - self.began < LISTING_SECONDS else None
 
@@ -180,7 +180,7 @@ class Workspace:
         return branch_lease_path(entity, branch.name) if branch else lease_path(entity)
 
     def table_owner(self, entity: Entity) -> Entity:
-        """Return the argument of ``lines`` for the table of a source: its tenant, or the source itself on a branch."""
+        """Return the owner to pass to ``lines`` for a source's table: its tenant or, on a branch, the source itself."""
         return entity if self.branch_of(entity) else entity.tenant
 
     def maintenance_lease_of(self, owner: Entity) -> str:
@@ -198,7 +198,7 @@ class Workspace:
     ) -> Workspace:
         """Open an existing workspace; readers may look at the sources within ``access``, by default at local ones.
 
-        If the caller ``lists_tenants`` next, a bucket's are requested together with the configuration. Raises
+        If the caller ``lists_tenants`` next, a bucket's tenants are requested together with the configuration. Raises
         WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
         """
         objects = ObjectStore.open(uri, storage_options)
@@ -255,7 +255,7 @@ class Workspace:
     # -- the current embedding ---------------------------------------------------------------
 
     def bind_model(self, model: str, fingerprint: str, dim: int, *, instead_of: str | None = None) -> Workspace:
-        """Replace the current fingerprint ``instead_of`` by ``fingerprint``; idempotent.
+        """Replace the current fingerprint ``instead_of`` with ``fingerprint``; idempotent.
 
         Raises FingerprintMismatch if the workspace has a third fingerprint.
         """
@@ -274,7 +274,7 @@ class Workspace:
             return replace(self, config=bound)
 
     def bind_deep(self, model: DeepModel | None) -> Workspace:
-        """Make the definitions that ``model`` embedded current, or none; idempotent."""
+        """Make the definitions that ``model`` embedded the current ones; None means that there are none. Idempotent."""
         record = DeepRecord(model=model.name, fingerprint=model.fingerprint, dim=model.dim) if model else None
         while True:
             data, version = self.objects.get_versioned(CONFIG)
@@ -295,7 +295,7 @@ class Workspace:
         return DeepModel(known.model, known.fingerprint, known.dim) if known else None
 
     def deep(self, owner: Entity, model: DeepModel) -> DeepTable:
-        """Return the tenant's table of the definitions that ``model`` has embedded; it may not exist yet."""
+        """Return the tenant's table of definitions embedded by ``model``; it may not exist yet."""
         return DeepTable(self.objects, owner.tenant, model.fingerprint)
 
     def has_branches(self, entity: Entity) -> bool:
@@ -437,7 +437,7 @@ class Workspace:
                 yield entity, record
 
     def side_by_side(self, read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iterable[_Read]:
-        """Return what ``read`` returns for each of ``items``; at once in a bucket, where each read takes long."""
+        """Return the result of ``read`` for each item; in parallel for a bucket, where each read takes long."""
         if self.objects.is_local or len(items) < 2:
             return map(read, items)
         with ThreadPoolExecutor(READ_THREADS) as pool:
@@ -480,8 +480,8 @@ def acquire_source(
 ) -> Lease:
     """Acquire the lease of ``entity``, or of its branch, as ``acquire`` does.
 
-    ``marker_token`` is that of ``marker_tokens``, if several leases are acquired. Raises LeaseHeld, LeaseLost if the
-    branch has another cut by now, CorruptFile, WorkspaceTooNew, StorageError.
+    ``marker_token`` is the result of ``marker_tokens``, if several leases are acquired. Raises LeaseHeld, LeaseLost if
+    the branch has another cut by now, CorruptFile, WorkspaceTooNew, StorageError.
     """
     branch = workspace.branch_of(entity)
     lease = acquire(
@@ -511,7 +511,7 @@ def _record(workspace: Workspace, branch: Branch) -> BranchRecord:
 
 
 def marker_tokens(workspace: Workspace, entities: Sequence[Entity]) -> Callable[[Entity], int]:
-    """Return the function that returns the highest token in the commit markers of a source, 0 for a new one.
+    """Return a function from a source to the highest token in its commit markers, 0 for a new source.
 
     When it is first needed for a table, it reads the markers of all ``entities`` there, because finding one takes
     milliseconds. They stay valid while the lease files of the sources are missing: without one, nobody commits.
@@ -522,11 +522,12 @@ def marker_tokens(workspace: Workspace, entities: Sequence[Entity]) -> Callable[
         if entity not in known:
             owner = workspace.table_owner(entity)
             sharing = [each for each in {*entities, entity} if workspace.table_owner(each) == owner]
-            known.update(dict.fromkeys(sharing, 0))
+            found = dict.fromkeys(sharing, 0)
             # The first run of another source may have written fragments before the table has a version.
             for table in (each for each in workspace.line_tables(entity) if each.exists()):
                 for each, marker in table.commit_markers(sharing).items():
-                    known[each] = max(known[each], marker.token)
+                    found[each] = max(found[each], marker.token)
+            known.update(found)  # only now: after a failed read, the next source has to read them again
         return known[entity]
 
     return token

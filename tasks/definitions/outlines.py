@@ -82,7 +82,7 @@ BY_EXTENSION: dict[str, Grammar] = {
     **dict.fromkeys(("yaml", "yml"), _YAML),
     "toml": _TOML,
 }
-"""Headers of C are parsed as C++, which covers nearly all of them."""
+"""C headers are parsed as C++, which covers nearly all of them."""
 
 
 @cache
@@ -129,7 +129,7 @@ def markdown_sections(text: str) -> list[Definition]:
 
 
 def rst_sections(text: str) -> list[Definition]:
-    """Return sections by titles with an underline; the first use of each underline defines its level (docutils)."""
+    """Return sections by underlined titles. Underlines get their levels in the order of first use, as in docutils."""
     lines = text.split("\n")
     levels: dict[str, int] = {}
     headings: list[tuple[int, int, str]] = []
@@ -157,7 +157,7 @@ def html_sections(text: str) -> list[Definition]:
 
 
 def _nested(headings: Sequence[tuple[int, int, str]], text: str) -> list[Definition]:
-    """Return sections from ``(level, line, title)``; each lasts until the next heading of its level or a higher one."""
+    """Return sections from ``(level, line, title)``; each ends before the next heading of its level or a higher one."""
     end = text.count("\n") + (not text.endswith("\n"))
     found: list[Definition] = []
     around: list[tuple[int, int]] = []  # (level, position in found)
@@ -199,11 +199,11 @@ _BLOCKS = {
     "resource": ("type", ""), "data": ("type", "data."), "variable": ("property", "var."),
     "output": ("property", "output."), "module": ("module", "module."),
 }  # fmt: skip
-"""The kinds of the blocks of Terraform, and what expressions put before their names."""
+"""The kind of each Terraform block, and the prefix of its name in expressions."""
 _BLOCK = re.compile(r'(resource|data|variable|output|module)[ \t]+"([\w.-]+)"(?:[ \t]+"([\w.-]+)")?[ \t]*\{')
 _LEADING = ("#", "@")
 _DOC, _END_OF_DOC = ("@doc", "@typedoc"), ('"""', "'''")
-"""The attributes of Elixir whose text may span lines, and its last line."""
+"""The Elixir attributes whose text may span lines, and the last line of that text."""
 
 
 def begins_definition(line: str) -> bool:
@@ -212,7 +212,7 @@ def begins_definition(line: str) -> bool:
 
 
 def _begun(line: str) -> tuple[str, str] | None:
-    """Return the kind and the name of the definition that a line begins, if it does."""
+    """Return the kind and the name of the definition that a line begins; None if it begins none."""
     if match := _DEFINITION.match(line):
         kind = _KINDS.get(match[1], match[1])
         return kind if kind in KINDS else "type", match[2]
@@ -223,7 +223,7 @@ def _begun(line: str) -> tuple[str, str] | None:
 
 
 def by_patterns(text: str) -> list[Definition]:
-    """Return definitions whose first line looks like one; each lasts until a line that is indented no deeper."""
+    """Return the definitions whose first line matches a pattern; each ends before the next line not indented deeper."""
     lines = text.split("\n")
     found: list[Definition] = []
     open_: list[tuple[int, int]] = []  # (indent, position in found) of the definitions that contain the current line
@@ -263,7 +263,7 @@ _BLANK = re.compile(r"\s+")
 
 
 def definitions(path: str, text: str) -> list[Definition]:
-    """Return the definitions of the document ``text``, in the order of their beginnings, outer ones first.
+    """Return the definitions in the document ``text``, in the order in which they begin, outer ones first.
 
     A grammar finds them if there is one for the extension of ``path``, else patterns. Code that a grammar cannot parse
     costs only the definitions around it.
@@ -315,7 +315,7 @@ def _parsed(grammar: Grammar, text: str) -> Iterator[Definition]:
 
 
 def _declared(node: Node) -> Node | None:
-    """Return the name in a declarator of C or C++: inside pointers, references and argument lists."""
+    """Return the name in a C or C++ declarator: inside pointers, references and argument lists."""
     for _ in range(20):
         inner = next((child for name in _DECLARATORS if (child := node.child_by_field_name(name))), None)
         if node.type in ("qualified_identifier", "destructor_name", "operator_name") or inner is None:

@@ -35,7 +35,7 @@ Document = tuple[str, str]
 def definitions_in_worker(documents: Sequence[Document], *, allowed: bool) -> Callable[[], list[list[Definition]]]:
     """Begin to find the definitions of ``documents``; calling the result waits for them, in the same order.
 
-    Few documents are parsed when the result is called. So are all documents on one core, or if another process is not
+    The call itself parses the documents if they are few, if there is one core, or if another process is not
     ``allowed``.
     """
     few = sum(len(text) for _, text in documents) < MIN_CHARACTERS

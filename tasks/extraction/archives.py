@@ -29,22 +29,22 @@ from driftline.tasks.extraction.extractor import MAX_UNPACKED_BYTES, choose, is_
 from driftline.tasks.extraction.process import Refused, extract_apart
 
 VERSION = 1
-"""Of the list of members."""
+"""The version of the list of members."""
 OF_CONTENT, OF_REASON = OF_MEMBERS = "member:", "member!"
-"""The etag of a member begins with one of them."""
+"""Prefixes of a member's etag."""
 MAX_CONTAINER_BYTES = 2**30
-"""No container unpacks to more, with the containers inside."""
+"""Maximum unpacked size of a container, nested ones included."""
 MAX_CONTAINED = 100_000
-"""No container has more members, with those of the containers inside."""
+"""Maximum number of members of a container, members of nested containers included."""
 MAX_NESTING = 3
-"""A container in a container in a container is opened, and none inside of that."""
+"""A container in a container in a container is opened, but none inside it."""
 _HASH = re.compile(r"[0-9a-f]{32}")
 _LENGTH = struct.Struct("<Q")
 _BROKEN = (
     EOFError, LookupError, NotImplementedError, OSError, RuntimeError, ValueError, lzma.LZMAError, struct.error,
     tarfile.TarError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""What the libraries raise for damaged members."""
+"""The errors that the libraries raise for damaged members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Opened:
 
 
 def is_of_member(etag: str) -> bool:
-    """Return whether an etag is of a member of a container."""
+    """Return whether an etag belongs to a member of a container."""
     return etag.startswith(OF_MEMBERS)
 
 
@@ -81,7 +81,7 @@ def reason_in(etag: str) -> SkipReason | None:
 
 
 def members_of(path: str, data: bytes) -> list[Member]:
-    """List the members of the container ``data``, named ``path``; none if it is no container.
+    """List the members of the container ``data``, named ``path``; none if it is not a container.
 
     A path occurs again with the reason REPLACED if the container has several members of that name. Raises Refused.
     """
@@ -103,9 +103,9 @@ def members_of(path: str, data: bytes) -> list[Member]:
 
 
 def read_members(path: str, data: bytes, requested: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the content of members of a container by their paths, without those that are missing or have changed.
+    """Return the content of a container's members, keyed by path, without members that are missing or have changed.
 
-    ``requested`` are their content hashes by path. Raises Refused.
+    ``requested`` has their content hashes, keyed by path. Raises Refused.
     """
     answer = extract_apart(f"{__name__}:unpack_members", _request(path, data, requested))
     try:
@@ -153,7 +153,7 @@ class _Answer:
 
 @dataclass(slots=True)
 class _Limits:
-    """What is left for a container and those inside."""
+    """The remaining limits of a container and the containers inside."""
 
     bytes_left: int = field(default_factory=lambda: MAX_CONTAINER_BYTES)
     members_left: int = field(default_factory=lambda: MAX_CONTAINED)
@@ -206,9 +206,9 @@ def _parsed(request: bytes) -> tuple[str, dict[str, str], bytes]:
 def _walk(
     path: str, data: bytes, limits: _Limits, depth: int, requested: Set[str] | None = None
 ) -> Iterator[tuple[str, _Content]]:
-    """Yield the path and content of each member, and of those in containers inside, or the reason for its absence.
+    """Yield the path and content of each member, nested ones included, or the reason why it has none.
 
-    Of zip files, only the ``requested`` members and containers are unpacked. Raises Refused.
+    Only the ``requested`` members and containers of zip files are unpacked. Raises Refused.
     """
     members = _members(path, data, limits)
     if members is None:
@@ -304,7 +304,7 @@ def _from_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: _Limits) 
 
 
 class _Counted(io.RawIOBase):
-    """A stream of a tar file, whose bytes count: what is skipped is unpacked too."""
+    """A stream of a tar file that counts its bytes, because skipped members are unpacked too."""
 
     def __init__(self, stream: IO[bytes], limits: _Limits) -> None:
         self._stream, self._limits = stream, limits
@@ -338,7 +338,7 @@ def _from_tar(archive: tarfile.TarFile, info: tarfile.TarInfo, limits: _Limits) 
 
 
 def _attachments(data: bytes, limits: _Limits, *, is_mailbox: bool) -> Iterator[tuple[str, _Unpack]]:
-    """Yield the attachments of a message, or those of the messages of a mailbox below their numbers."""
+    """Yield the attachments of a message; for a mailbox, those of each message, in a folder named by its number."""
     from driftline.tasks.extraction.text_formats import attachments, messages
 
     taken: set[str] = set()

@@ -26,10 +26,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.credentials import split_mark
 from driftline.storage.defaults import INSIDE, NAMED_LIKE_ARCHIVE, Redaction
 from driftline.storage.lines.outline import Anchor, Definition
 from driftline.storage.model import SkipReason
+from driftline.storage.redaction import split_mark
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.text import decode, has_replaced_bytes
 
@@ -38,12 +38,12 @@ EXTRA = "documents"
 MISSING_MARK = r"(?:^|\+)\w+/0"
 """The mark of files whose extractor is not installed."""
 MAX_EXTRACTED_CHARACTERS = 64 * 2**20
-"""No document has more text; a file that expands to more is skipped."""
+"""Maximum length of a document's text; a file that expands to more is skipped."""
 MAX_UNPACKED_BYTES = 64 * 2**20
 MAX_MEMBERS = 100_000
 """A compressed file with more members is refused, however small they are."""
 _SLICE_BYTES = 16 * 1024
-"""Bytes to unpack at once; after the end of each member, the rest of it is copied."""
+"""Bytes to unpack at once; what follows the end of a member in such a slice is copied."""
 _STREAMED_BYTES = 2**20
 _SNIFFED_STREAM_BYTES = 2**20
 """A block of bzip2 has up to 900 kB."""
@@ -101,7 +101,7 @@ def _anchored_lines(name: object, first: object, last: object, *, lines: int) ->
 
 
 def _encodable(text: str) -> str:
-    """Return ``text`` without halves of surrogate pairs, which JSON may hold."""
+    """Return ``text`` without unpaired surrogates, which JSON may hold."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -153,7 +153,7 @@ class Draft:
 
 
 def _until_next(begun: Sequence[tuple[str, int]], end: int) -> Iterator[tuple[str, int, int]]:
-    """Yield ``(name, first line, last line)`` of ranges that last until the next one begins, without empty ones."""
+    """Yield ``(name, first line, last line)`` of each range that is not empty; each lasts until the next begins."""
     for at, (name, first) in enumerate(begun):
         last = begun[at + 1][1] - 1 if at + 1 < len(begun) else end
         if name and first <= last:
@@ -264,11 +264,11 @@ def _says(kind: bytes, part: bytes, *suffixes: str) -> Callable[[bytes, str], bo
 
 _ZIP, _EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
 OLE = b"\xd0\xcf\x11\xe0"
-"""The beginning of old Office files, and of encrypted current ones."""
+"""The first bytes of old Office files, and of encrypted current ones."""
 _DIRECTORY_BYTES = 128 * 1024
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
 _MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\n(?:[ \t][^\n]*\n)*){2,}")
-"""It matches each line in one way only, so it never backtracks on text that resembles mail."""
+"""Matches each line in only one way, so that it never backtracks on text that resembles mail."""
 _OF_MAIL = re.compile(rb"^(?:message-id|received|mime-version|from):", re.IGNORECASE | re.MULTILINE)
 _MAILBOX = re.compile(rb"\AFrom [^\s]+ [^\r\n]*\d\d:\d\d[^\r\n]*\r?\n[A-Za-z][A-Za-z0-9-]{0,60}:")
 _SRT = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*\d+[ \t]*\r?\n\d{1,3}:\d\d:\d\d[.,]\d{3}[ \t]*-->")
@@ -327,12 +327,12 @@ _ZIPPED_SUFFIXES = frozenset(suffix for each in EXTRACTORS if each.module == "of
 WITH_OUTPUTS = Extractor(
     "notebook-outputs", 1, ("ipynb",), _is_notebook, "text_formats", "notebook_with_outputs", isolated=False
 )
-"""Takes the place of the extractor of notebooks if a run asks for outputs."""
+"""Replaces the extractor of notebooks if a run asks for outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A format of compressed files; each of them begins with ``magic``. ``stream`` unpacks one bit by bit."""
+    """A format of compressed files. Each file begins with ``magic``; ``stream`` unpacks one piece by piece."""
 
     name: str
     version: int
@@ -420,7 +420,7 @@ def _streams(codec: str) -> Callable[[bytes], IO[bytes]]:
 
 
 def _file_of(kind: Callable[..., Any]) -> Callable[[bytes], IO[bytes]]:
-    """Return a function that opens a compressed file by a class of the standard library, which differ in arguments."""
+    """Return a function that opens a compressed file with a standard library class; these differ in arguments."""
     name = "fileobj" if kind is gzip.GzipFile else "filename"
     return lambda data: cast(IO[bytes], kind(**{name: io.BytesIO(data)}))
 
@@ -469,7 +469,7 @@ def _head_of(compression: Compression, start: bytes) -> bytes:
 
 
 def is_archive(path: str, data: bytes) -> bool:
-    """Return whether a file holds files. Documents of Office are zip files too, but have an extractor."""
+    """Return whether a file is an archive of other files. Office documents are zip files too, but have an extractor."""
     if not data.startswith((_ZIP, _EMPTY_ZIP)):
         return is_tar(data)
     suffix = _suffix(path)
@@ -493,7 +493,7 @@ class Choice:
 
 
 def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
-    """Choose how to read the file ``data``, named ``path``; ``outputs`` includes those of notebooks."""
+    """Choose how to read the file ``data``, named ``path``; ``outputs`` includes notebook outputs."""
     marks: list[str] = []
     compression = _compression_of(data)
     if is_archive(path, data):
@@ -540,7 +540,7 @@ class Reading:
 
 
 def read_document(path: str, data: bytes, *, outputs: bool = False) -> Reading:
-    """Read the file ``data``, named ``path``, as text or with its extractor; ``outputs`` are those of notebooks."""
+    """Read the file ``data``, named ``path``, as text or with its extractor; ``outputs`` includes notebook outputs."""
     choice = choose(path, data, outputs=outputs)
     if choice.reason is not None:
         return Reading(choice.path, choice.mark, reason=choice.reason)
@@ -577,11 +577,11 @@ def is_named_like_document(path: str) -> bool:
 
 
 ENDS_MARK = r"(?:^|\+)ends/"
-"""The mark of files of which only the first and last lines are indexed."""
+"""The mark of files whose first and last lines alone are indexed."""
 
 
 def ends_mark(most: int) -> str:
-    """Return the mark of a file of which only the first and last lines, ``most`` bytes, were read."""
+    """Return the mark of a file whose first and last lines alone, ``most`` bytes, were read."""
     return f"ends/{most}"
 
 
@@ -589,8 +589,8 @@ def ends_mark(most: int) -> str:
 class How:
     """How a run reads files: with which ``redaction``, and at most ``most`` bytes of a large file.
 
-    If ``opened``, the mark of its settings, is not empty, it opens archives and mail; if ``outputs``, it reads those of
-    notebooks.
+    ``opened`` is the mark of its settings for archives and mail, "" if it does not open them. If ``outputs``, it reads
+    the outputs of notebooks.
     """
 
     redaction: Redaction = "off"
@@ -599,19 +599,19 @@ class How:
     outputs: bool = False
 
     def marks(self) -> frozenset[str]:
-        """Return the parts of the marks of its files, without the redaction's."""
+        """Return the parts of its files' marks, without the part for redaction."""
         own = {ends_mark(self.most), self.opened or UNOPENED, UNOPENED}
         return current_marks(outputs=self.outputs) | own
 
 
 UNOPENED = "archive/0"
-"""The mark of a member that cannot be indexed, which depends on no extractor."""
+"""The mark of a member that no extractor can index."""
 
 
 def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: How) -> NDArray[np.bool_]:
     """Return ``(n,) bool``: files that a run would read differently from the last run.
 
-    ``marks`` are those of the manifest; without the mark of an extractor, a file was read as text.
+    ``marks`` come from the manifest; a file without an extractor's mark was read as text.
     """
     known, current = pc.fill_null(marks, ""), how.marks()
     old, plain, unopened = list[str](), list[str](), list[str]()
@@ -637,7 +637,7 @@ def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: How) -> NDArra
 
 
 def is_current(path: str, mark: str, how: How) -> bool:
-    """Return whether a run as of ``outdated`` would read a document with this ``mark`` in the same way."""
+    """Return whether a run that reads files as in ``how`` would read a document with this ``mark`` in the same way."""
     of_extractor, is_redacted = split_mark(mark, how.redaction)
     return is_redacted and (_parts(of_extractor) <= how.marks() if of_extractor else not is_named_like_document(path))
 
@@ -647,7 +647,7 @@ def _parts(mark: str) -> set[str]:
 
 
 def current_marks(*, outputs: bool = False) -> frozenset[str]:
-    """Return the marks of the current extractors; ``outputs`` includes those for the outputs of notebooks."""
+    """Return the marks of the current extractors; ``outputs`` includes the extractor for outputs of notebooks."""
     readers = (_as_asked(each, outputs=outputs) if isinstance(each, Extractor) else each for each in READERS)
     return frozenset(each.mark for each in readers if each is not None)
 

@@ -33,7 +33,7 @@ Attributes = dict[str, str]
 
 @dataclass(slots=True)
 class _Archive:
-    """The parts of a document, by name. ``budget`` counts the bytes that may still be unpacked."""
+    """The parts of a document, keyed by name. ``budget`` counts the bytes that may still be unpacked."""
 
     zipped: zipfile.ZipFile
     budget: int = MAX_PARTS_BYTES
@@ -130,7 +130,7 @@ class _Relations(_Handler):
 
 
 _REPEATED = frozenset(("Fallback", "moveFrom", "rt"))
-"""Elements with text that stands elsewhere too: for older readers, before it was moved, or as a pronunciation."""
+"""Elements that repeat text: for older readers, at the place it was moved from, or as a pronunciation."""
 _MATHEMATICAL = {"den": "/", "sub": "_", "sup": "^"}
 
 
@@ -219,7 +219,7 @@ class _Paragraphs(_Handler):
 
 
 class _Comments(_Paragraphs):
-    """Adds comments as well: on slides, and on the cells of ``sheet``, which become their anchors."""
+    """Also adds comments on slides, and comments on cells of ``sheet``; the latter are anchored to their cell."""
 
     def __init__(self, draft: Draft, sheet: str = "") -> None:
         super().__init__(draft)
@@ -244,7 +244,7 @@ _SAID = re.compile(r"/(?:comments|notesSlides)[^/]*(?:/[^/]*)?\.xml$")
 
 
 def _related(archive: _Archive, part: str, kind: re.Pattern[str]) -> list[str]:
-    """Return the parts of a ``kind`` to which a part refers, each once."""
+    """Return the distinct parts of a ``kind`` that a part refers to."""
     targets = dict.fromkeys(archive.relations(part).values())
     return [name for name in targets if name in archive.names and kind.search(name)]
 
@@ -351,7 +351,7 @@ class _SharedStrings(_Handler):
 
 
 _DATE_FORMATS = frozenset((*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)))
-"""The numbers of the formats of dates and times that every program knows."""
+"""The numbers of the built-in formats of dates and times."""
 _LITERAL_IN_FORMAT = re.compile(r'"[^"]*"|\\.|[_*].|\[[^\]]*\]')
 _FIRST_DAY = datetime(1899, 12, 30)  # as if 1900 had been a leap year, from its March on
 _DAYS_TO_1904 = 1_462
@@ -360,7 +360,7 @@ _MAX_DAYS = 2_950_000
 
 
 class _Styles(_Handler):
-    """The cell styles, by number, that show a number as a date or a time, and the day from which they count."""
+    """The cell styles, keyed by number, that show a number as a date or a time, and the day from which they count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -489,7 +489,7 @@ class _Row:
 class _OpenDocument(_Handler):
     """Adds a line for each paragraph, and for each row of a table.
 
-    Paragraphs and tables inside of a paragraph, such as those of notes, comments and text boxes, come after it.
+    Paragraphs and tables inside of a paragraph, such as notes, comments and text boxes, come after it.
     """
 
     def __init__(self, draft: Draft, is_sheet: bool) -> None:
@@ -612,7 +612,7 @@ def opendocument(data: bytes) -> Extracted:
 
 
 class _Package(_Handler):
-    """The chapters of a book in the order of reading; before, where the container says that its package is."""
+    """Finds the location of a book's package, in the container, and then its chapters, in reading order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -638,7 +638,7 @@ class _Package(_Handler):
 
 
 def epub(data: bytes) -> Extracted:
-    """Return the text of a book in the order of reading.
+    """Return the text of a book in reading order.
 
     The anchor is the file of a chapter and the nearest id in it.
     """

@@ -1,4 +1,4 @@
-"""HTML, XHTML and PDF: pages that people read, without what repeats on each of them."""
+"""Extract the text of HTML, XHTML and PDF pages, without the parts that repeat on each page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SKIPPED = frozenset((
     "button", "canvas", "datalist", "footer", "form", "iframe", "map", "nav", "noscript", "object", "script",
     "select", "style", "svg", "template", "textarea", "video", "audio",
 ))  # fmt: skip
-"""Elements that are no text, or the same on each page of a site."""
+"""Elements without text, or with the same text on each page of a site."""
 _SKIPPED_ROLES = frozenset(("navigation", "search", "menu", "menubar", "toolbar", "tablist"))
 _SKIPPED_CLASSES = re.compile(
     r"(?:^|\s)(?:headerlink|anchorjs-link|sphinxsidebar|sidebar|breadcrumbs?|navbar|navheader|navfooter|related"
@@ -34,7 +34,7 @@ _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 _PREFIXES = _HEADINGS | {"li": "- "}
 _CELLS = frozenset(("td", "th"))
 _ALONE_IN_CELLS = frozenset(("p", "div"))
-"""The first of them in a cell leaves the cell in the line of its row."""
+"""The first such element in a cell does not break the line of the row."""
 _BLANKS = re.compile(r"[ \t\r\n\f\xa0]+")
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{2,40})", re.IGNORECASE)
 _XML_ENCODING = re.compile(rb"^<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z0-9_.:-]{2,40})")
@@ -179,15 +179,15 @@ def _decoded(data: bytes) -> str:
 
 MAX_PAGES = 20_000
 _EDGE_LINES = 2
-"""So many lines at the top and at the bottom of a page may be running heads."""
+"""Number of lines at the top and at the bottom of a page that may be running heads."""
 _MIN_REPEATS = 3
 _MIN_REPEATED_FRACTION = 0.2
 _NUMBER = re.compile(r"\d+|\b[ivxlc]+\b")
 _UNWANTED = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 0xAD, 0xFFFE))
 _BROKEN = re.compile(r"[\x02\ufffe\xad]\n?")
-"""A hyphen at the end of a line, as the library reports it, with the end of that line."""
+"""A hyphen at the end of a line, as the library reports it, with the line end."""
 _HYPHENATED = re.compile(r"(?<=\w)-\n[ \t]*([^\W\dA-Z]\S*)[ \t]*")
-"""A word that is broken at the end of a line: its rest moves up."""
+"""A word that is broken at the end of a line: its second part moves up."""
 _BAD_PASSWORD = 4
 _UNSUPPORTED_SECURITY = 5
 
@@ -229,7 +229,7 @@ def _pdf_pages(data: bytes) -> list[str]:
     for number in range(len(document)):
         page = raw.FPDF_LoadPage(document.raw, number)
         if page and has_forms and raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY) == raw.FLATTEN_SUCCESS:
-            raw.FPDF_ClosePage(page)  # what is filled in belongs to the text of the page from now on
+            raw.FPDF_ClosePage(page)  # from now on, form entries belong to the text of the page
             page = raw.FPDF_LoadPage(document.raw, number)
         if not page:
             pages.append("")  # the others may be whole

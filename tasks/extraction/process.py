@@ -25,11 +25,11 @@ from typing import IO, Any, NoReturn
 from driftline.storage.model import SkipReason
 
 CPU_SECONDS = 60
-"""Of one document: a PDF of thousands of pages takes less."""
+"""The limit for one document: a PDF of thousands of pages takes less."""
 WALL_SECONDS = 600.0
-"""Long enough for a machine that is ten times overloaded."""
+"""The limit for one document: long enough on a machine that is ten times overloaded."""
 MEMORY_BYTES = 2**30
-"""Address space beyond that of the process before its first document."""
+"""Address space in addition to what the process has before its first document."""
 MAX_ANSWER_BYTES = 512 * 2**20
 _LENGTH = struct.Struct("<Q")
 _SERVE = "from driftline.tasks.extraction.process import serve; serve({cpu_seconds}, {memory_bytes})"
@@ -47,7 +47,7 @@ _FORBIDDEN = (
     "ctypes.dlopen",
 )
 _LIBRARIES = ("lxml.etree", "pypdfium2")
-"""Loaded before the limits, which forbid to load a native library."""
+"""Loaded before the limits are set, which forbid loading native libraries."""
 _NEW_USER_AND_NETWORK = 0x10000000 | 0x40000000
 
 
@@ -192,7 +192,7 @@ class _Reader:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what was not yet sent
+                with suppress(OSError):  # data not sent yet
                     pipe.close()
 
 
@@ -225,7 +225,7 @@ def _received(pipe: IO[bytes], most: int) -> bytes:
 def serve(cpu_seconds: int, memory_bytes: int) -> NoReturn:
     """Answer documents on standard input with their text on standard output, until there are no more."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not be among the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     _leave_network()
     for library in _LIBRARIES:
         with suppress(ImportError):
@@ -265,7 +265,7 @@ def _leave_network() -> None:
 
 
 def _limit_memory_and_files(memory_bytes: int) -> None:
-    """Limit the memory of the process, and forbid it to write files, connect to hosts and start processes."""
+    """Limit the memory of the process, and forbid it to write files, connect to hosts or start processes."""
     with suppress(OSError, ValueError):  # not on every system
         with open("/proc/self/statm", "rb") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
@@ -286,7 +286,7 @@ def _writes(arguments: tuple[Any, ...]) -> bool:
 
 
 def _limit_time(cpu_seconds: int) -> None:
-    """Limit the CPU seconds of this process, which the kernel then ends."""
+    """Limit the CPU time of this process; the kernel ends it at the limit."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + cpu_seconds, hard))

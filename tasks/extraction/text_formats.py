@@ -30,7 +30,7 @@ def notebook(data: bytes) -> Extracted:
 
 
 def notebook_with_outputs(data: bytes) -> Extracted:
-    """Return the same as ``notebook``, with the text of its outputs after each cell of code."""
+    """Like ``notebook``, with the text of the outputs after each code cell."""
     return _notebook(data, outputs=True)
 
 
@@ -58,7 +58,7 @@ def _notebook(data: bytes, *, outputs: bool) -> Extracted:
 
 
 def _cells(read: Any) -> list[tuple[str, str, str]]:
-    """Return the kind, the source and the outputs of each cell; formats 4 and 3."""
+    """Return the kind, the source and the outputs of each cell, in format 4 or 3."""
     sheets = [read] if "cells" in read else read["worksheets"]
     found = [cell for sheet in sheets for cell in sheet["cells"]]
     return [
@@ -148,7 +148,7 @@ def _add_message(draft: Draft, data: bytes) -> None:
 
 
 def _texts(part: MIMEPart, body: object) -> Iterator[MIMEPart]:
-    """Yield the text of a message outside of its attachments, and that of forwarded messages."""
+    """Yield the text of a message, without attachments, and the text of forwarded messages."""
     if part is body:
         yield part
     elif part.get_content_type() == "multipart/alternative":
@@ -183,7 +183,7 @@ def _attached(message: MIMEPart, body: object) -> Iterator[tuple[str, bytes]]:
 
 
 def _file_name(name: str) -> str:
-    """Return a name from a header without folders, blanks and control characters in it."""
+    """Return the file name in a header, without folders, blanks and control characters."""
     plain = _NO_NAME.sub(" ", name.replace("\\", "/").rstrip("/").rpartition("/")[2]).strip()
     return plain if plain.strip(".") else "attachment"
 
@@ -248,7 +248,7 @@ _NO_TEXT = frozenset(
      b"listtable", b"listoverridetable", b"rsidtbl", b"generator", b"header", b"footer", b"headerl", b"headerr",
      b"footerl", b"footerr", b"fldinst", b"xmlnstbl", b"latentstyles")
 )  # fmt: skip
-"""Groups for the appearance of a document, or for text that repeats on each page."""
+"""Groups that hold the appearance of a document, or text that repeats on each page."""
 _RTF_SIGNS = {
     b"par": "\n", b"line": "\n", b"sect": "\n", b"page": "\n", b"row": "\n", b"tab": "\t", b"cell": "\t",
     b"emdash": "—", b"endash": "–", b"lquote": "‘", b"rquote": "’", b"ldblquote": "“",

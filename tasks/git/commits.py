@@ -100,7 +100,8 @@ class PushedCommit:
 
 
 def pushed_commit(root: str) -> PushedCommit | None:
-    """Return the newest common commit of the work tree around ``root`` and its branch at ``origin``, as last fetched.
+    """Return the newest commit that the work tree around ``root`` shares with its branch at ``origin``, as last
+    fetched.
 
     Without such a branch, the default branch counts. Contacts nothing.
     """
@@ -128,7 +129,7 @@ _PATHS_AT_ONCE = 100
 
 
 def blobs_at(pushed: PushedCommit, paths: Sequence[str]) -> dict[str, str]:
-    """Return the blobs of regular files at ``paths``, relative to the folder, in the commit; missing ones are left out.
+    """Return the commit's blobs of regular files at ``paths``, relative to the folder; missing ones are left out.
 
     Returns nothing if git fails.
     """
@@ -167,7 +168,7 @@ def changes_between(tree: WorkTree, base: str, commit: str, *, ignore_files: Col
 def changes_on_disk(tree: WorkTree, *, ignore_files: Collection[str]) -> ChangedPaths:
     """Return the paths that differ between the checked-out commit and the disk: changed, deleted and untracked files.
 
-    ``ignore_files`` as for ``changes_between``.
+    ``ignore_files`` are treated as in ``changes_between``.
     """
     command = ("status", "--porcelain=v1", "-z", "--no-renames")
     options = ("--untracked-files=all", "--ignore-submodules=all")  # git would run a status in each submodule
@@ -185,7 +186,7 @@ def changes_on_disk(tree: WorkTree, *, ignore_files: Collection[str]) -> Changed
 
 
 def union(first: ChangedPaths, second: ChangedPaths) -> ChangedPaths:
-    """Return the paths that either has, or a full scan if either requires one."""
+    """Return the paths in either, or a full scan if either requires one."""
     if first.paths is None or second.paths is None:
         return first if first.paths is None else second
     paths = tuple(sorted({*first.paths, *second.paths}))
@@ -214,7 +215,7 @@ _REQUEST_NAME = re.compile(r"((?:heads/)*)pr/\d+")
 
 
 def index_name(branch: str) -> str:
-    """Return the name of a git branch in the index: as in git, but never ``pr/NUMBER``, which is for pull requests."""
+    """Return the index's name of a git branch: its name in git, but never ``pr/NUMBER``, which pull requests use."""
     return f"heads/{branch}" if _REQUEST_NAME.fullmatch(branch) else branch
 
 

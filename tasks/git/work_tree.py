@@ -105,7 +105,7 @@ def find_work_tree(root: str) -> WorkTree | None:
 class TrackedFiles:
     """The files that git tracks below a folder of a work tree; a context manager. Paths are relative to the folder.
 
-    ``prefixes`` limit them like those of ``clean_blobs``. Git lists them from the first call on, or from ``start`` on.
+    ``prefixes`` limit them as in ``clean_blobs``. Git lists them from the first call on, or from ``start`` on.
     """
 
     def __init__(self, repository: Repository, root: str, prefixes: Sequence[str] = ()) -> None:

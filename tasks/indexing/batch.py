@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from driftline.storage.credentials import holds_key, redact, with_mark
 from driftline.storage.defaults import DEFAULT_REDACTION, container_of
 from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
@@ -24,6 +23,7 @@ from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFoun
 from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import Definition
 from driftline.storage.model import DocumentState, ManifestRow, SkipReason, content_hash
+from driftline.storage.redaction import holds_key, redact, with_mark
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
 from driftline.tasks.definitions.parser_process import definitions_in_worker
 from driftline.tasks.embedding.task_context import CountReporter, Stopwatch, TaskContext
@@ -70,7 +70,7 @@ def read_all(
 ) -> Iterator[tuple[dict[str, Any], ReadFile | SkipReason]]:
     """Yield each of ``changes`` (``diff.CHANGE_SCHEMA``) with its file or skip reason, in order.
 
-    Of records beyond ``most_bytes``, only the first and last lines are read. Raises StorageError.
+    If records exceed ``most_bytes``, only their first and last lines are read. Raises StorageError.
     """
     files = [change for change in changes if not is_of_member(change["etag"])]
     large = {c["path"] for c in files if c["size_bytes"] > most_bytes and holds_records(c["path"])}
@@ -181,7 +181,7 @@ def _as_local(after: FileInfo, change: dict[str, Any], started_ns: int) -> tuple
 
 
 def _as_remote(after: FileInfo, change: dict[str, Any]) -> tuple[FileInfo, bool]:
-    """Do the same as ``_as_local`` for a store, whose listings have times of another precision."""
+    """Like ``_as_local``, for a store, whose listings have times of another precision."""
     as_listed = (after.size_bytes, after.etag) == (change["size_bytes"], change["etag"])
     info = FileInfo(change["path"], after.size_bytes, change["mtime_ns"] if as_listed else 0, after.etag)
     return info, not info.etag
@@ -201,8 +201,8 @@ def _as_listed(change: dict[str, Any], data: bytes) -> ReadFile:
 class BatchSpec:
     """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; in a ``dry_run``, they are only read and classified.
 
-    The lines of ``donations`` are copied if the content is the same. Of records beyond ``how.most`` bytes, only the
-    first and last lines are indexed. ``carriers`` are archives and mail that are no documents themselves, but have
+    The lines of ``donations`` are copied if the content is the same. If records exceed ``how.most`` bytes, only their
+    first and last lines are indexed. ``carriers`` are archives and mail that are not documents themselves, but have
     members that are.
     """
 
@@ -221,9 +221,9 @@ class BatchResult:
 
     ``rows`` (manifest.SCHEMA) are the new rows of the manifest; ``replaced`` are the paths whose old lines must be
     removed; ``fragments`` are references to the written fragments; ``new_hashes`` are the hashes of new documents;
-    ``skipped`` has pairs ``(path, reason)``; ``shortened`` has pairs ``(path, characters left out)``, of documents with
-    lines that are too long; ``lines_reused`` were copied, ``lines`` embedded; ``seconds`` are by phase: ``read`` (with
-    hashing), ``split`` (with decoding), ``redact``, ``embed`` and ``write`` (with forming the rows). ``reported``
+    ``skipped`` has pairs ``(path, reason)``; ``shortened`` has pairs ``(path, characters left out)`` for documents with
+    lines that are too long; ``lines_reused`` were copied, ``lines`` embedded; ``seconds`` are keyed by phase: ``read``
+    (with hashing), ``split`` (with decoding), ``redact``, ``embed`` and ``write`` (with forming the rows). ``reported``
     counts the documents and lines of these that the running task has already reported. ``redacted`` counts the
     credentials that were replaced, by rule.
     """
@@ -276,9 +276,9 @@ class GroupResult:
 
 
 def embed_group(specs: Sequence[BatchSpec], context: TaskContext) -> GroupResult:
-    """Process small batches of several sources of one table, without donations, as ``embed_batch`` does one.
+    """Process small batches of several sources of one table, without donations, like ``embed_batch``.
 
-    Their lines are embedded together and written as the same fragments, so that the effort grows with the lines.
+    Their lines are embedded together and written as the same fragments, so that the effort grows only with the lines.
     """
     watch, reporter = Stopwatch(), context.count_reporter()
     read: dict[int, tuple[BatchSpec, _Drafts]] = {}
@@ -309,7 +309,7 @@ def _read(spec: BatchSpec, context: TaskContext, watch: Stopwatch, reporter: Cou
 class _Texts:
     """The documents to embed of one or several batches. ``first`` is the number of the first one of each batch.
 
-    ``counts`` are the lines of the documents, and ``left_out`` the characters of those with lines that are too long.
+    ``counts`` are the documents' numbers of lines, and ``left_out`` the characters left out of lines that are too long.
     """
 
     batches: Sequence[tuple[BatchSpec, _Drafts]]
@@ -323,7 +323,7 @@ class _Texts:
 
     @classmethod
     def of(cls, batches: Sequence[tuple[BatchSpec, _Drafts]], watch: Stopwatch) -> _Texts:
-        """Take the documents of ``batches`` that have no donor, and redact them."""
+        """Take and redact the documents of ``batches`` whose lines no donor supplies."""
         with watch.phase("redact"):
             redacted = [drafts.redact() for _, drafts in batches]
         sizes = [len(drafts.readings) for _, drafts in batches]
@@ -334,7 +334,7 @@ class _Texts:
         return cls(batches, first, redacted, entities, embedded, readings, np.zeros(len(readings), np.int64), Counter())
 
     def results(self, watch: Stopwatch) -> list[BatchResult]:
-        """Return the results of the batches, without fragments; each gets a share of the times by its documents."""
+        """Return the results of the batches, without fragments; each gets its documents' share of the times."""
         documents = sum(len(spec.changes) for spec, _ in self.batches) or 1
         found = []
         for number, (spec, drafts) in enumerate(self.batches):
@@ -379,7 +379,7 @@ def _embed(
 
 
 MAX_PIECE_CHARACTERS = 8 * 2**20
-"""Text that is embedded at once: some 200,000 lines, whose vectors take 200 MB while they are made."""
+"""Characters to embed at once: some 200,000 lines, whose vectors take 200 MB during the computation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,7 +448,7 @@ def _written(
     watch: Stopwatch,
     reporter: CountReporter,
 ) -> list[str]:
-    """Embed the lines of a piece and write them as fragments. Parts of a text have no definitions."""
+    """Embed the lines of a piece and write them as fragments. Parts of texts get no definitions."""
     chosen = [held.readings[at] for at in piece.documents.tolist()] if piece.is_whole else []
     parts, joined = definitions_by_part([(reading.path, reading.extracted) for reading in chosen])
     outlined = definitions_in_worker(parts, allowed=context.has_cores_to_spare)
@@ -488,7 +488,7 @@ def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopw
 class _Document:
     """A document with new content, ``data``; an older version of it ``was_indexed`` or not.
 
-    ``mark`` is set for a part of a larger file: the mark of that file.
+    For a part of a larger file, ``mark`` is the mark of that file.
     """
 
     meta: ManifestRow
@@ -521,7 +521,7 @@ class _Drafts:
     bytes_read: int = 0
 
     def add(self, change: dict[str, Any], read: ReadFile | SkipReason, watch: Stopwatch) -> None:
-        """Add a document, a row of ``diff.CHANGE_SCHEMA``, by the outcome of its read."""
+        """Add a document, a row of ``diff.CHANGE_SCHEMA``, according to the outcome of its read."""
         path = change["path"]
         if isinstance(read, SkipReason):
             self.skipped.append((path, read))

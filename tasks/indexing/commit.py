@@ -61,7 +61,7 @@ class Committer:
         self._documents = self.workspace.manifest(self.entity)
 
     def commit(self, changes: ChangeSet) -> None:
-        """Make ``changes`` visible exactly once, whatever is retried or interrupted.
+        """Make ``changes`` visible exactly once, despite retries and interruptions.
 
         It stages the delta of the manifest, runs one transaction of the table, and publishes the delta. After a crash
         at any step, the next run can settle it. Raises LeaseLost, CommitConflict, StorageError.
@@ -133,8 +133,8 @@ def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: S
     """Commit changes of several sources, whose rows share ``fragments``, in one transaction of their table.
 
     Each source has its own staged delta and commit marker, so after a crash at any step each of them is settled alone.
-    The caller publishes what is returned. Raises Dissolved if a source cannot take part, after it has removed the
-    staged deltas; CommitConflict and StorageError if the outcome may be unknown, which later runs find out.
+    The caller publishes the returned deltas. Raises Dissolved if a source cannot take part, after it has removed the
+    staged deltas; CommitConflict and StorageError if the outcome may be unknown; later runs find it out.
     """
     staged: list[Staged] = []
     table, dim = changes[0][0].table, changes[0][0].dim
@@ -210,7 +210,7 @@ def build(task: SegmentTask, context: TaskContext) -> Segment:
 
 @dataclass(frozen=True, slots=True)
 class RewriteSpec:
-    """A task of a compaction plan for the table of a tenant and a fingerprint."""
+    """A task of a compaction plan for a table, given by tenant and fingerprint."""
 
     tenant: Entity
     fingerprint: str

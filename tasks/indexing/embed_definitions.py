@@ -22,7 +22,7 @@ from driftline.tasks.indexing.rows import extension, parent_dirs
 
 DOCUMENTS_PER_BATCH = 64
 _KEY_LINES = 3
-"""Configuration keys with fewer lines mean nothing by themselves."""
+"""Configuration keys of fewer lines mean nothing by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class DeepResult:
 class DeepPlan:
     """The documents of a source, ``(path, hash)``, without embedded definitions, and the ``stale`` ones.
 
-    ``known`` are the paths that have rows, whatever version of the content they belong to.
+    ``known`` are the paths that have rows, of any version of their content.
     """
 
     missing: tuple[tuple[str, str], ...]
@@ -121,7 +121,7 @@ def deepen_batch(spec: DeepSpec, context: TaskContext) -> DeepResult:
 
 
 def _definitions(outlines: Sequence[str], texts: dict[int, str]) -> list[Definition]:
-    """Return the definitions of a document, each once, without those whose own line has no text."""
+    """Return the distinct definitions of a document whose own line has text."""
     known = {each: None for outline in outlines for each in decode(outline)}
     return [
         each for each in known if each.line in texts and (each.kind != "key" or each.last - each.first >= _KEY_LINES)

@@ -47,7 +47,7 @@ class LineStore:
         """Open a workspace, or create it for the default model.
 
         Args:
-            workspace_path: its path or URI.
+            workspace_path: the workspace's path or URI.
             entity: the source to write to; by default ``source:lines``, and searches cover all sources.
 
         Returns:

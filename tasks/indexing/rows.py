@@ -1,4 +1,4 @@
-"""Build rows of ``line_embeddings`` from lines and vectors, or copy those of a donor document (decision 0015).
+"""Build rows of ``line_embeddings`` from lines and vectors, or copy a donor document's rows (decision 0015).
 
 A donor, in the main index or on a branch, has the same path, content hash and embedding fingerprint.
 """
@@ -49,8 +49,8 @@ def line_rows(
 
     ``entities`` is one source for all documents, or one for each document. ``doc_index`` points into ``documents``,
     ``anchors``, and ``definitions``, which are None if they were not determined. Documents, and the rows of each, are
-    in order. ``column_number`` is 0 by default. ``texts`` are those of the documents from ``first_line`` on, by default
-    nothing but these lines. A zero vector, which has no direction, becomes null, so that no search returns it.
+    in order. ``column_number`` is 0 by default. ``texts`` are the documents' texts from ``first_line`` on; by default,
+    only the given lines. A zero vector, which has no direction, becomes null, so that no search returns it.
     """
     dim = vectors.shape[1]
     columns_of_lines = column_number if column_number is not None else pa.array(np.zeros(len(text), np.int32))
@@ -215,7 +215,8 @@ def extension(path: str) -> str:
 
 
 def row_ids(entities: Sequence[str], paths: Sequence[str], numbers: Numbers) -> NDArray[np.int64]:
-    """Return ``(n,) int64`` ids from entity, path, line and column, the same at every attempt and on every worker.
+    """Return ``(n,) int64`` ids derived from entity, path, line and column: the same in every attempt and on every
+    worker.
 
     Document hash and position are mixed as by splitmix64 (Steele et al., 2014).
     """
@@ -247,7 +248,7 @@ class Donated:
 
 
 Donations = Mapping[str, tuple[Donated, ...]]
-"""The documents of donors by path; picklable."""
+"""The documents of donors, keyed by path; picklable."""
 
 
 def find_donations(
@@ -293,7 +294,7 @@ def _donated(row: Mapping[str, Any], branch: Branch | None) -> Donated:
 def copy_rows(
     workspace: Workspace, entity: Entity, fingerprint: str, dim: int, requested: Mapping[str, Donated]
 ) -> Iterable[tuple[str, pa.Table]]:
-    """Yield the rows of each requested document by path, if its donor still has all of them."""
+    """Yield the path and the rows of each requested document, if its donor still has all of them."""
     columns = schema(dim)
     for branch in {donated.branch for donated in requested.values()}:
         paths = [path for path, donated in requested.items() if donated.branch == branch]

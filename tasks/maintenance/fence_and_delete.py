@@ -158,7 +158,7 @@ _audit = logging.getLogger("driftline.audit")
 def store_time(objects: ObjectStore, listing: Iterable[ObjectInfo], *, may_write: bool) -> datetime:
     """Return the time of the store's own clock, from a small object that is written and deleted again.
 
-    Without ``may_write``, it is the later of this host's time and that of the newest object, which is accurate enough
+    Without ``may_write``, it is the later of this host's time and the newest object's time, which is accurate enough
     for a report, but not for a deletion. Raises StorageError.
     """
     if not may_write:

@@ -22,9 +22,9 @@ QUERIES = 32
 TOP_K = 10
 SAMPLE_SEED = 7
 TIE = 1e-3
-"""Smaller differences of distances count as ties: above the error of float16, below any relevant difference."""
+"""Smaller differences of distances count as ties: errors of float16 are smaller, relevant differences larger."""
 ROWS_AT_ONCE = 8192
-"""Vectors compared at once with all queries; few enough for the cache of a processor."""
+"""Number of vectors to compare with all queries at once; few enough for a processor's cache."""
 IO_BUFFER_BYTES = 64 * 2**20
 ALWAYS_MEASURED_ROWS = 1 << 18
 """Tables of up to this many rows are measured by every compaction, in about a second."""
@@ -32,7 +32,7 @@ REBUILT_SHARE = 0.05
 """A compaction that has rebuilt the vector index of a larger share of a table measures it."""
 MEASURED_EVERY = timedelta(days=7)
 RECORDS_READ = 20
-"""Newest records of runs among which a compaction looks for the last measurement."""
+"""Number of newest run records in which a compaction looks for the last measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class SearchQuality:
 
 
 def measure(table: LineTable, queries: int | None = None) -> SearchQuality | None:
-    """Compare searches as in ``driftline search`` with exact ones, for a sample of vectors; None if there are no lines.
+    """Compare normal searches with exact ones, for a sample of vectors; None if there are no lines.
 
     ``queries`` is the size of the sample, by default QUERIES. One pass over the vectors answers all exact searches.
 
@@ -79,7 +79,7 @@ def _sample(table: LineTable, version: int, count: int) -> NDArray[np.float32]:
 
 
 def _nearest(table: LineTable, version: int, queries: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the distances of the TOP_K lines nearest to each query, ``(TOP_K, n)``, sorted, from one pass over all."""
+    """Return the sorted distances of the TOP_K lines nearest to each query, ``(TOP_K, n)``, from a single pass."""
     best = np.full((0, len(queries)), np.inf, np.float32)
     scanner = table.open(version).scanner(
         columns=["vector"],

@@ -55,7 +55,7 @@ class BranchFinding:
 def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFinding]:
     """Yield the inconsistent branches of a tenant, except those that a run is working on.
 
-    Compares the lines of each document that differs from the main index, and the number of all others. Raises
+    Compares the lines of each document that differs from the main index, and the number of lines of all others. Raises
     CorruptFile for a record that cannot be read, StorageError.
     """
     for entity, _ in workspace.readable_sources(tenant):
@@ -85,7 +85,7 @@ def _difference(workspace: Workspace, entity: Entity, record: BranchRecord) -> s
     counted = rows.group_by(["path", "hash"]).aggregate([([], "count_all")])
     found = _triples(counted["path"], counted["hash"], counted["count_all"])
     wrong = _triples(there["path"], there["hash"], there["lines"]) ^ found
-    return f"the lines of {min(wrong)[0]} are not those of its document" if wrong else ""
+    return f"the lines of {min(wrong)[0]} differ from the document's" if wrong else ""
 
 
 def _triples(*columns: pa.ChunkedArray) -> set[tuple[str, str, int]]:
@@ -119,7 +119,8 @@ def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> b
 
 
 def set_table_aside(workspace: Workspace, tenant: Entity, fingerprint: str, run_id: str) -> int:
-    """Drop the unreadable parts of the table of ``fingerprint``, and return how many versions and fragments those were.
+    """Drop the unreadable versions and fragments of the table of ``fingerprint``, and return how many there were of
+    each.
 
     The manifests then reveal the documents whose lines are missing. Raises LeaseHeld, StorageError.
     """
@@ -165,8 +166,8 @@ def config_is_lost(objects: ObjectStore) -> bool:
 def restore_config(objects: ObjectStore, run_id: str, workspace_id: str | None = None) -> None:
     """Write a lost configuration again, with the ``workspace_id`` of the memory catalog, if there is one.
 
-    The embedding is that of most documents. If its model is not the default one of this host, its name is unknown until
-    the next run names it. Raises StorageError.
+    The record names the embedding that most documents use. Unless its model is this host's default, the model's name
+    stays unknown until the next run supplies it. Raises StorageError.
     """
     config = WorkspaceConfig() if workspace_id is None else WorkspaceConfig(workspace_id=workspace_id)
     fingerprint, dim = _embedding(Workspace(objects, config))
@@ -239,7 +240,7 @@ class Finding:
     """One inconsistency.
 
     ``path`` is a document or a branch of ``entity``, a file of the workspace, the name of an index, or the key of a
-    memory entry. ``fingerprint`` is that of the affected table, "" if there is none.
+    memory entry. ``fingerprint`` identifies the affected table, "" if there is none.
     """
 
     kind: FindingKind
@@ -331,7 +332,7 @@ class _TenantCheck:
             self._add(FindingKind.STAGED, source, f"{batch.run_id}, batch {batch.batch}", "The next run settles it.")
 
     def _tables(self) -> list[LineTable]:
-        """Return the current table, and those of other fingerprints in the manifests."""
+        """Return the current table, and the tables of other fingerprints in the manifests."""
         fingerprints = {self._workspace.config.fingerprint}
         for manifest in self._manifests.values():
             fingerprints.update(pc.unique(manifest["fingerprint"]).to_pylist())

@@ -34,7 +34,7 @@ class _CatalogEntries:
 
     paths: list[str]
     rows: list[tuple[str, str, str]]
-    """``(key, directory of the owner, content hash)``, in the order of ``paths``."""
+    """``(key, directory of the owner, content hash)`` of each entry, in the order of ``paths``."""
 
     def at_or_below(self, directory: str) -> Iterator[tuple[str, str, str]]:
         yield from self.rows[bisect_left(self.paths, directory) : bisect_right(self.paths, directory)]

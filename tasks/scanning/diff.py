@@ -48,10 +48,10 @@ RACY_NS = 2_000_000_000
 """The age below which a file is racy: it may change again within the same tick of its clock."""
 
 CTIME_TICK_NS = 20_000_000
-"""The same age for a ctime, which the kernel sets by a clock of at most 10 ms a tick."""
+"""The corresponding age for a ctime: the kernel's clock for it ticks at least every 10 ms."""
 
 FEW_INODES = 10
-"""Up to this number, files that differ only in the inode are read, however large their share of a listing is."""
+"""Up to this number, files that differ only in the inode are read, however large their share of the listing."""
 
 _AS_TEXT = How()
 DELETED_SCHEMA = pa.schema([("path", pa.string()), *_KEPT])
@@ -63,9 +63,9 @@ class Diff:
     """The differences between a listing and the manifest.
 
     ``new`` and ``candidates`` (CHANGE_SCHEMA) must be read and classified by content. ``retouched`` (CHANGE_SCHEMA)
-    files have other metadata and the same content by their etag. ``deleted`` (DELETED_SCHEMA) files are missing from
-    the listing. ``skipped`` (SKIPPED_SCHEMA) files are unchanged and not indexed. ``unchanged`` counts the other
-    unchanged files. Tables have the order of the listing, ``deleted`` that of the manifest.
+    files have other metadata, but their etag shows the same content. ``deleted`` (DELETED_SCHEMA) files are missing
+    from the listing. ``skipped`` (SKIPPED_SCHEMA) files are unchanged and not indexed. ``unchanged`` counts the other
+    unchanged files. Tables have the order of the listing; ``deleted`` has the order of the manifest.
     """
 
     new: pa.Table
@@ -147,7 +147,7 @@ def is_inside(manifest: pa.Table) -> pa.ChunkedArray:
 
 
 def joined(files: Diff, members: Diff) -> Diff:
-    """Return the differences of files and of members of archives as one."""
+    """Join the differences of files and of members of archives."""
     tables = {
         name: pa.concat_tables([getattr(files, name), getattr(members, name)])
         for name in ("new", "candidates", "retouched", "deleted", "skipped")
@@ -198,7 +198,7 @@ def _are_renumbered(other_inode: NDArray[np.bool_], comparable: NDArray[np.bool_
 
 
 def _racy(listing: pa.Table, now_ns: int) -> pa.ChunkedArray:
-    """Return which files are racy: the etag of a store reveals a later change, but git's is older than the read."""
+    """Return which files are racy: a store's etag reveals a later change, but git's etag is older than the read."""
     young = pc.or_(
         pc.greater(listing["mtime_ns"], now_ns - RACY_NS), pc.greater(listing["ctime_ns"], now_ns - CTIME_TICK_NS)
     )

@@ -1,4 +1,4 @@
-"""Assign the files of overlapping sources to one source each, in whatever order these run (DESIGN, "Index run").
+"""Assign each file of overlapping sources to one source, whatever the order of their runs (DESIGN, "Index run").
 
 If several sources of a tenant select a file, the one with the nearest folder gets it, then the first by entity.
 """
@@ -51,7 +51,7 @@ def claimed(paths: pa.Array, claims: Iterable[Claim]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The sources of a workspace by their folders, which makes it fast to find sources that may share files."""
+    """The sources of a workspace, keyed by folder, so that sources that may share files are found fast."""
 
     records: Mapping[Entity, SourceRecord]
     _sorted: list[tuple[str, Entity]] = field(init=False)

@@ -20,16 +20,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.credentials import SECRETS
 from driftline.storage.defaults import INSIDE, NAMED_LIKE_ARCHIVE
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import alternatives, is_unicode, spellings
+from driftline.storage.redaction import SECRETS
 
 _SPECIAL = frozenset(b"*?[\\")
 _PLAIN = frozenset((string.ascii_letters + string.digits + "_/").encode())
 _SLASH = ord("/")
 NO_BYTE = r"[^\x00-\xff]"
-"""The expression of brackets that match nothing."""
+"""The expression for brackets that match nothing."""
 _CLASSES = {
     "alnum": string.ascii_letters + string.digits,
     "alpha": string.ascii_letters,
@@ -274,7 +274,7 @@ def _spelled(patterns: Iterable[str]) -> list[str]:
 
 
 _Run = tuple[bool, list[tuple[bytes, str]]]
-"""The sign of some patterns, and their needles and expressions."""
+"""Consecutive patterns of one sign, with their needles and expressions."""
 
 
 class PatternList:
@@ -366,7 +366,7 @@ class Matcher:
         return Matcher(rules)
 
     def secret(self, files: pa.Array) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: files that look like credentials by their names."""
+        """Return ``(n,) bool``: files whose names suggest credentials."""
         return self._secrets.matches(files)
 
     def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
@@ -403,7 +403,7 @@ class OwnIgnoreFiles:
         self._lists = [PatternList(read_ignore_file(data), base, mark=BY_US) for base, data in bases]
 
     def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: the files that a pattern excludes, by themselves or by a folder above them."""
+        """Return ``(n,) bool``: the files that a pattern excludes directly or through a folder above."""
         excluded = np.zeros(len(files), dtype=bool)
         if not self._lists or not len(files):
             return excluded

@@ -84,7 +84,7 @@ class WorkTreeAtCommit:
 
     @classmethod
     def look(cls, root: str, rules: object) -> Self | None:
-        """Return the work tree that contains ``root``, or None; the ``repr`` of ``rules`` identifies them."""
+        """Return the work tree that contains ``root``, or None; ``rules`` are identified by their ``repr``."""
         tree = find_work_tree(root)
         commit = head(root) if tree is not None else None
         if tree is None or commit is None:
@@ -100,7 +100,7 @@ class WorkTreeAtCommit:
     def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
         """Return the paths to scan so that an index that matched ``last`` matches the disk.
 
-        ``token`` is that of the current lease, or None for a dry run, which holds no lease and may miss changes.
+        ``token`` is the current lease's, or None for a dry run, which holds no lease and may miss changes.
         """
         if (why := _why_void(last, self.scanned_with, token)) or last is None:
             return ChangedPaths(None, why)
@@ -127,7 +127,7 @@ class RepositoryAtCommit:
 
     @classmethod
     def look(cls, source: RepositorySource, rules: object) -> Self:
-        """Return the commit of ``source``; the ``repr`` of ``rules`` identifies them."""
+        """Return the commit of ``source``; ``rules`` are identified by their ``repr``."""
         return cls(source, content_hash(repr((rules, _release())).encode()))
 
     @property
@@ -140,7 +140,7 @@ class RepositoryAtCommit:
         return last is not None and (last.id, last.scanned_with, last.token) == expected
 
     def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
-        """Fetch the commit, and return the same as ``WorkTreeAtCommit.changes_since``."""
+        """Fetch the commit; otherwise like ``WorkTreeAtCommit.changes_since``."""
         if (why := _why_void(last, self.scanned_with, token)) or last is None:
             return ChangedPaths(None, why)
         paths = self.source.tree.changed_since(last.id)
@@ -184,7 +184,7 @@ log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 _LARGE_NAMES = r"\.(?i:csv|jsonl|log|log\.\d+|ndjson|tsv)$"
-"""Records line by line, which are as useful in large files."""
+"""Files with one record per line, which stay useful however large they are."""
 _SUBTREES_PER_PARTITION = 4
 """More subtrees than partitions, so that partitions have similar sizes."""
 _MAX_PLAN_DEPTH = 4
@@ -373,7 +373,7 @@ def _fitting(spec: ScanSpec, listing: Listing, table: pa.Table) -> tuple[pa.Tabl
 
 
 def is_container(path: str) -> bool:
-    """Return whether a file, by its name, is one that a run can open as a folder."""
+    """Return whether a file has the name of an archive or mail, which a run can open as a folder."""
     return INSIDE not in path and re.search(NAMED_LIKE_ARCHIVE, path) is not None
 
 
@@ -388,8 +388,8 @@ def _open(
 ) -> tuple[pa.Table, pa.Table, dict[str, Opened]]:
     """Return the members of the archives of ``table`` (LISTING_SCHEMA), and their rows in the manifest.
 
-    New and changed archives are read. Members of unchanged archives come from the manifest, ``inside``; those of
-    currently unreadable archives are left out of both. The third value are the archives that were read.
+    New and changed archives are read. Members of unchanged archives come from the manifest, ``inside``; members of
+    currently unreadable archives are in neither result. The third result is the archives that were read.
     """
     changes = (path for part in (result.new, result.candidates) for path in part["path"].to_pylist())
     changed = {path for path in changes if is_container(path)} if spec.archives else set[str]()
@@ -442,12 +442,12 @@ def _admitted(spec: ScanSpec, listing: Listing, members: Sequence[Member], files
 
 
 def has_own_limit(path: str) -> bool:
-    """Return whether ``max_document_bytes`` is the limit of a file, by its name."""
+    """Return whether the limit of a file with this name is ``max_document_bytes``."""
     return any(re.search(pattern, path) for pattern in (NAMED_LIKE_DOCUMENT, _LARGE_NAMES, NAMED_LIKE_ARCHIVE))
 
 
 def holds_records(path: str) -> bool:
-    """Return whether a file is a log, CSV or JSON lines, by its name: its first and last lines are useful alone."""
+    """Return whether a file has the name of a log, CSV or JSON lines: its first and last lines alone are useful."""
     return re.search(_LARGE_NAMES, path) is not None
 
 
@@ -527,7 +527,7 @@ def _list_remote(spec: ScanSpec) -> Listing:
 
 
 def _list_commit(spec: ScanSpec, source: RepositorySource, paths: Sequence[str] | None = None) -> Listing:
-    """Return the files of a commit, or those of ``paths``, as a scan of its clean work tree would list them."""
+    """Return the files of a commit, or only those at ``paths``, as a scan of its clean work tree would list them."""
     listing = Listing()
     above = {"", *(name for name in above_and_self(paths or ()) if name.endswith("/"))}
     rules = [f"{folder}{OUR_IGNORE_FILE}" for folder in above]

@@ -89,7 +89,7 @@ class Listing:
 class _Repository:
     """The repository of a folder: its ``tracked`` files, relative to ``base`` (a folder of the source), if known.
 
-    ``common_dirs`` are its git directory and those of the repositories around it.
+    ``common_dirs`` are the git directories of this repository and of the repositories around it.
     """
 
     base: str = ""
@@ -150,8 +150,8 @@ class Walk:
     """One walk over a local tree.
 
     ``only`` (files and all their parent folders) restricts it to these paths. The folders ``without`` are not entered.
-    ``tracked`` are the files that git tracks in the source, if they are being listed already. In a git work tree, and
-    in each repository inside, the listing is that of ``git ls-files --cached --others --exclude-standard``.
+    ``tracked`` are the files that git tracks in the source, if git is already listing them. In a git work tree, and in
+    each repository inside, the listing equals ``git ls-files --cached --others --exclude-standard``.
     """
 
     def __init__(
@@ -367,7 +367,7 @@ class Walk:
         return verdict
 
     def _admit(self, secret: NDArray[np.bool_], paths: pa.Array, level: _Level) -> None:
-        """Remove files from ``secret`` that a negated pattern of one of our ignore files names."""
+        """Remove from ``secret`` the files that a negated pattern in one of our ignore files names."""
         admitted = secret.copy()
         for patterns, parts in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
             for files, _ in parts:

@@ -74,10 +74,10 @@ MAX_DISTANCE = 0.25
 MIN_LINES = 3
 """Shorter functions resemble many others."""
 MAX_LINES = 24
-"""Lines of a function that are looked up, evenly spread."""
+"""Number of lines of a function to look up, evenly spread."""
 MAX_FUNCTIONS = 50
 NEAREST = 8
-"""Lines of the main index looked up for each line."""
+"""Number of lines of the main index to look up for each line."""
 _FUNCTIONS = frozenset(("function", "method"))
 
 
@@ -135,7 +135,7 @@ def _new_functions(workspace: Workspace, branch: Branch) -> Iterator[tuple[str, 
 
 
 def _definitions(rows: pa.Table) -> Sequence[Definition]:
-    """Return the definitions of a document, by line, each once."""
+    """Return the distinct definitions of a document, sorted by line."""
     outlines = (text for text in rows[OUTLINE_COLUMN].to_pylist() if text)
     return sorted({each for text in outlines for each in decode(text)}, key=lambda each: (each.first, -each.last))
 

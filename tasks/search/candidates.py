@@ -229,22 +229,21 @@ JUDGED_LINES = 20
 """Lines with the best words whose meaning is also scored, per result."""
 MIN_RESULTS = 10
 DISTANCE_DIGITS = 6
-"""Digits of distances: sums of float32 in another order differ beyond them, and a line equal to the query has distance
+"""Digits to keep of distances. Beyond them, float32 sums depend on their order; a line equal to the query has distance
 0."""
 LEAST_OF_UNKNOWN = 6.0
 """The minimum weight of a word that no block contains."""
 BEYOND_WORDS = 10.0
-"""The contribution of meaning and definitions to the score of a good answer.
-
-At most that of words, which weigh little in a small tree."""
+"""The contribution of meaning and definitions to the score of a good answer. Limited to the contribution of words,
+which weigh little in a small tree."""
 LINES_OF_LARGE = 64
 """A definition with this many lines is more than a declaration."""
 OTHER_CASE_OF_CONSTANT = 0.3
 """The share for a definition that a constant names in another case: ``download_delay()`` is not DOWNLOAD_DELAY."""
 IMPLEMENTS = 0.25
-"""What a definition loses for only adding to the type that it names, so that ``struct`` precedes ``impl``."""
+"""Loss of a definition that only adds to the type that it names, so that ``struct`` precedes ``impl``."""
 HEAD_OF_FILE = 0.9
-"""The share for the other lines of the first block of a file that the query names."""
+"""The share for the other lines in the first block of a file that the query names."""
 MENTION = 0.25
 """The share of the weight of a name for a line that mentions it: a constant, or the only word of a query."""
 _SETS = r"^[^#(=]*\b%s\b['\"]?\s*(?::[^=]*)?:?=(?!=)|^\s*['\"]?%s['\"]?:\s"
@@ -262,10 +261,10 @@ def rank(
     only: LineKinds = ALL_LINES,
     weights: Weights = WEIGHTS,
 ) -> Iterator[FoundLine]:
-    """Return the best of ``candidates``, which are of ``blocks`` (``lines_of``) and others (``gather``), best first.
+    """Return the best ``candidates``, best first; they come from ``blocks`` (``lines_of``) and elsewhere (``gather``).
 
     ``vector`` ``(dim,) float32`` is the query's. Without ``meaning``, words alone decide, and lines without any are
-    dropped; so are lines that ``only`` does not allow.
+    dropped. Lines that ``only`` does not allow are always dropped.
     """
     if not len(candidates):
         return iter(())
@@ -318,7 +317,7 @@ def rank(
 def _kept_shares(
     candidates: Candidates, chosen: NDArray[np.int64], named: NDArray[np.float32], weights: Weights
 ) -> NDArray[np.float32]:
-    """Return ``(n,)``: the share of relevance that each of the ``chosen`` rows keeps, by its document.
+    """Return ``(n,)``: the share of relevance that each of the ``chosen`` rows keeps because of its document.
 
     A module of tests in a source, as of Rust, is a test.
     """
@@ -349,7 +348,7 @@ def _allowed(candidates: Candidates, only: LineKinds) -> NDArray[np.bool_]:
 
 
 def _of_documents(candidates: Candidates, holds: Callable[[str], bool]) -> NDArray[np.bool_]:
-    """Return ``(d,)``: ``holds`` of the path of each document."""
+    """Return ``(d,)``: the result of ``holds`` for the path of each document."""
     return np.fromiter((holds(path) for _, path, _ in candidates.documents), np.bool_, len(candidates.documents))
 
 
@@ -399,14 +398,14 @@ def _placed(candidates: Candidates) -> NDArray[np.float32]:
 
 def _begins_known(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return ``(n,)``: whether each of the ``chosen`` rows begins its definition, if that is known."""
-    first = np.fromiter((*(each.line for each in candidates.definitions), -1), np.int64)  # the last is of no definition
+    first = np.fromiter(
+        (*(each.line for each in candidates.definitions), -1), np.int64
+    )  # the last belongs to no definition
     return np.asarray(first[candidates.definition[chosen].clip(-1)] == candidates.lines.number[chosen], np.bool_)
 
 
 def _share(definition: Definition, names: Sequence[str]) -> float:
-    """Return how well a definition matches a name: less in prose, in another case, inside of others, with few lines,
-    and in an ``impl``.
-    """
+    """Return how well a definition matches a name: less for prose, another case, nesting, few lines, or an ``impl``."""
     named = [parts_of_name(name) for name in names if definition.is_named(name)]
     if not named:
         return 0.0
@@ -435,7 +434,7 @@ def _meaning(
     vector: NDArray[np.float32],
     embedder: Embedder,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return ``(n,)`` each, for the ``chosen`` rows of candidates: their cosines, and their ``meaning_scores``."""
+    """Return the cosines and the ``meaning_scores`` of the ``chosen`` rows, ``(n,)`` each."""
     farthest = max(near.lines for near in meaning)
     is_near = np.zeros(len(candidates), np.bool_)
     is_near[(chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1)] = True
@@ -449,11 +448,11 @@ def _meaning(
 def _text_scores(
     candidates: Candidates, blocks: pa.Table, chosen: Weights
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
-    """Return ``(n,)`` each: the scores of the words around the candidates and of their documents, and of their own
+    """Return two scores of each candidate, ``(n,)`` each: for the words around it and of its document, and for its own
     words.
 
-    The third value is the score of a line with all words of the query many times, including words that no block
-    contains, but not such pairs of characters: most of them are parts of two words.
+    The third value is the score of a line that has all words of the query many times. Words that no block contains
+    count, but not pairs of characters that no block contains: most of them are parts of two words.
     """
     words, counts, lengths = candidates.words, candidates.counts, candidates.lengths
     in_path, path_lengths = count_words([path for _, path, _ in candidates.documents], words)

@@ -22,7 +22,7 @@ _COLUMNS = ["path", "size_bytes", "mtime_ns", "hash", "lines", "reason"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class DocumentCursor:
-    """A position in the order of documents: after ``path`` of the ``source``."""
+    """A position in the sorted documents: after ``path`` of ``source``."""
 
     source: str
     path: str
@@ -43,7 +43,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPage:
-    """Documents by source and path; ``next`` is the start of the next page, None after the last one."""
+    """One page of documents, sorted by source and path. ``next`` is the start of the next page, None on the last."""
 
     documents: tuple[Document, ...]
     next: DocumentCursor | None
@@ -63,7 +63,8 @@ def document_page(
     limit: int,
     after: DocumentCursor | None = None,
 ) -> DocumentPage:
-    """Return at most ``limit`` documents after ``after``, of the ``sources`` (default: all) ``within`` a boundary.
+    """Return at most ``limit`` documents that follow ``after``, of the ``sources`` (default: all) ``within`` a
+    boundary.
 
     ``dirs`` include everything below them. Raises UsageError for a directory outside of its source, StorageError.
     """
@@ -87,7 +88,7 @@ class Folder:
     """The content of a folder of a source as it was indexed; its ``path`` is empty for the root.
 
     ``folders`` are names with the number of documents below each, ``documents`` are the names of documents with their
-    sizes in bytes, and the reason if they were skipped, both by name. ``left_out`` counts further ones.
+    sizes in bytes, and the reason if they were skipped. Both are sorted by name. ``left_out`` counts further ones.
     """
 
     source: str

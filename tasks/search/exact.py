@@ -1,4 +1,4 @@
-"""Exact search: every line that matches patterns, in order of files, or ranked by other words (DESIGN, "Search").
+"""Find every line that matches patterns, sorted by file or ranked by other words (DESIGN, "Search").
 
 Packs whose grams cannot match are left out; the others are read in the order of the results until there are enough.
 """
@@ -55,11 +55,11 @@ from driftline.tasks.text import rows_of_line
 MAX_SECONDS = 30.0
 """The time limit of an exact search, which then reports that it is incomplete."""
 MAX_RANKED = 10_000
-"""Matching lines among which words choose."""
+"""Maximum number of matching lines that words rank."""
 RANKED_WINDOWS = 200
 """Number of windows, found by words, in which to rank matching lines."""
 MAX_PATHS_IN_FILTER = 1_000
-"""Up to this many matching documents become the filter of a ranked search; its results are filtered otherwise."""
+"""Up to this many matching documents become the filter of a ranked search; with more, its results are filtered."""
 MAX_FACET_PACKS = 300
 """Packs to read for counting the files of facets: a limit that, unlike a time limit, always gives the same counts."""
 MAX_IMPORT_PACKS, SHARE_OF_IMPORTS = 300, 0.25
@@ -67,7 +67,7 @@ MAX_IMPORT_PACKS, SHARE_OF_IMPORTS = 300, 0.25
 
 It only orders the results, so most of the time is left for them."""
 _FIRST_PACKS, _MOST_PACKS = 16, 256
-"""Packs read at once: few at first, because the first ones often hold enough."""
+"""Packs to read at once: few at first, because the first ones often suffice."""
 
 _IMPORTS = r"^\s*#?\s*(?:from|import|export|use|using|require|include)\b.*"
 """The beginning of a line that imports names, in the languages that Driftline parses."""
@@ -132,16 +132,16 @@ def importance(path: str) -> int:
 Matches = tuple[IndexedDocument, NDArray[np.int64], NDArray[np.bool_]]
 """A document, the numbers of its matching lines, ``(n,)``, and which patterns match each of them, ``(p, n)``."""
 _PackRow = tuple[IndexedDocument, int, int]
-"""A document, the row id of a pack of it, and the number of the first line in that."""
+"""A document, the row id of one of its packs, and the number of the pack's first line."""
 
 
 @dataclass(slots=True)
 class ExactFinder:
     """Finds the lines of some tables that match patterns, document by document.
 
-    ``order`` sorts the documents, and ``chosen`` leaves some of them out; ``documents`` are the only ones, if given.
-    ``late`` returns whether the time is up, and ``max_packs`` is the number to read; ``cut`` then means that some were
-    not read. ``read`` counts them.
+    ``order`` sorts the documents, and ``chosen`` leaves some of them out; if ``documents`` are given, only they are
+    searched. ``late`` returns whether the time is up, and ``max_packs`` limits the packs to read; ``cut`` then means
+    that some were not read. ``read`` counts the packs read.
     """
 
     tables: Sequence[LineQuery]
@@ -301,7 +301,7 @@ def search_exactly(
 
 
 def what_is_missing(counts: ExactCounts, shown: int) -> str:
-    """Return a note if not all matching lines are shown, or an empty text. It names options in backticks."""
+    """Return a note if not all matching lines are shown, else "". It names options in backticks."""
     if counts.reason == "time":
         return "The search timed out, so there may be more lines: narrow it to some files."
     if counts.reason == "limit":
@@ -310,7 +310,7 @@ def what_is_missing(counts: ExactCounts, shown: int) -> str:
 
 
 def open_tables(workspace: Workspace, where: LineFilter | None) -> list[LineQuery]:
-    """Return a query over each table of lines that there is, with the filter of its sources."""
+    """Return a query over each existing table of lines, with the filter of its sources."""
     narrowed = relative_to_sources(workspace, where) if where else None
     found = [each for tenant in workspace.tenants() for each in tables_of(workspace, tenant, narrowed)]
     tables = [LineQuery(workspace.lines(entity), filtered) for entity, filtered in found]
@@ -318,7 +318,7 @@ def open_tables(workspace: Workspace, where: LineFilter | None) -> list[LineQuer
 
 
 Line = tuple[IndexedDocument, int]
-"""A document and the number of a line of it, 0-based."""
+"""A document, and the 0-based number of one of its lines."""
 
 
 @dataclass(slots=True)
@@ -390,7 +390,7 @@ class ExactSearch:
         documents: frozenset[Document] | None,
         defined: Sequence[Mapping[Document, Sequence[tuple[IndexedDocument, Definition]]]],
     ) -> Iterator[tuple[IndexedDocument, list[set[int]]]]:
-        """Yield documents, and the lines that match each pattern, or without patterns those of the definitions."""
+        """Yield documents, and the lines that match each pattern or, without patterns, the lines of the definitions."""
         if self.patterns:
             finder = ExactFinder(self.tables, self.patterns, self.late, order, self._chosen, documents, self.max_packs)
             for document, numbers, matched in finder.lines():
@@ -403,7 +403,7 @@ class ExactSearch:
             yield document, [{each.line for _, each in found[document.key]} for found in defined]
 
     def _defined(self, name: str) -> dict[Document, list[tuple[IndexedDocument, Definition]]]:
-        """Return the definitions of a name in code, by their documents. As for uses, case counts."""
+        """Return the definitions of a name in code, keyed by document. As for uses, case counts."""
         parts = parts_of_name(name)
         found: dict[Document, list[tuple[IndexedDocument, Definition]]] = {}
         for table, query in enumerate(self.tables):
@@ -415,7 +415,7 @@ class ExactSearch:
         return found
 
     def _chosen(self, documents: list[IndexedDocument]) -> Iterator[IndexedDocument]:
-        """Yield ``documents`` without those that are left out, and without files that an earlier source has shown."""
+        """Yield ``documents``, except those left out and files that an earlier source has shown."""
         several = len({document.entity for document in documents}) > 1
         owners: dict[tuple[str, ...], str] = {}
         for document in documents:
@@ -597,7 +597,7 @@ def _these(workspace: Workspace, documents: Iterable[Document]) -> LineFilter:
 def _contexts(
     tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield for each of ``lines`` the number of the first line of its context, and the context."""
+    """Yield, for each line, the number of the first line of its context, and the context."""
     packs: dict[IndexedDocument, tuple[list[int], list[int]]] = {}
     for table, query in enumerate(tables):
         of_table = {document.key: document for document, _ in lines if document.table == table}

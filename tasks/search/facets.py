@@ -1,4 +1,4 @@
-"""Facets: how many matching files each source, language, directory and kind of definition has, and how many are tests.
+"""Count the matching files of each source, language, directory and kind of definition, and those that are tests.
 
 The values of one facet are alternatives, so each facet is counted as if none of its values were chosen: a count says
 how many files another value would add. One more search, without any chosen value, counts all of them. An exact search
@@ -31,7 +31,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Facets:
-    """For each option of FACETS that can be counted, its values and their numbers of files, most files first.
+    """For each countable option of FACETS, its values and their numbers of files, most files first.
 
     The values of ``tests`` are ``true`` and ``false``. Unless ``complete``, there may be more files. ``files`` are the
     counted files, until the search is finished.
@@ -48,7 +48,7 @@ class Facets:
         return cls({names[parameter]: values for parameter, values in files.items() if parameter in names}, complete)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts by the parameters of the HTTP API, as ``search --json`` prints them."""
+        """Return the counts, keyed by the parameters of the HTTP API, as ``search --json`` prints them."""
         return {
             "complete": self.complete,
             "files": {FILTERS[name].parameter: dict(values) for name, values in self.counts.items()},
@@ -121,7 +121,7 @@ def with_alternatives(found: Facets, wider: Facets, request: SearchRequest) -> F
 
 
 def _conditions(request: SearchRequest) -> dict[str, Callable[[Match], bool]]:
-    """Return for each facet with selected values whether each file has one of them."""
+    """Return, for each facet with selected values, whether each file has one of them."""
     sources = tuple(map(str, request.sources or ()))
     dirs = tuple(f"{each.strip('/')}/" for each in request.dirs or ())
     exts = frozenset(extensions_of(request.languages or ()))

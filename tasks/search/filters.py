@@ -52,7 +52,7 @@ def where_named(workspace: Workspace, names: Iterable[str], kind: Kind = "either
 
 
 def _interpretations(name: str, roots: Sequence[tuple[Entity, str]]) -> list[tuple[Entity | None, str]]:
-    """Return the sources that contain a name, or that it contains, with its path inside them ("" for the whole source).
+    """Return the sources that contain a name, with its path inside them, or that it contains, with "".
 
     None means any source.
     """
@@ -89,7 +89,7 @@ def _is_of_this_machine(name: str, *, exists: bool) -> bool:
 
 
 _FIXED = re.compile(r"[^*?\[]*/")
-"""The folders of a glob without wildcards."""
+"""The leading folders of a glob that have no wildcard."""
 
 
 def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
@@ -122,9 +122,8 @@ def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
 def _by_source(
     roots: Sequence[tuple[Entity, str]], names: Sequence[str]
 ) -> dict[tuple[Entity, ...] | None, tuple[str, ...]]:
-    """Return ``names`` relative to the sources that contain them.
-
-    Under None, the names that none of ``roots`` contains.
+    """Return ``names``, relative to the source that contains them, keyed by source; under None, names outside all
+    ``roots``.
     """
     found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
     for name in names:
@@ -174,7 +173,7 @@ class LineKinds:
     """Conditions on single lines.
 
     If ``symbols``, a line must begin a definition; if there are ``kinds``, its innermost definition must be of one of
-    them. A path for which one of ``left_out`` returns true, such as that of a test, is excluded.
+    them. A path for which one of ``left_out`` returns true, such as the path of a test, is excluded.
     """
 
     symbols: bool = False
@@ -219,7 +218,7 @@ _LABELS = {
 
 
 def line_filter(search_filter: SearchFilter, workspace: Workspace) -> LineFilter | None:
-    """Return the lines of ``workspace`` that every condition allows, None for all. Raises BadEntity, UsageError."""
+    """Return a filter for the lines that every condition allows, None for all lines. Raises BadEntity, UsageError."""
     levels = workspace.config.hierarchy
     entities = (
         None if search_filter.sources is None else tuple(parse_entity(each, levels) for each in search_filter.sources)
@@ -258,7 +257,7 @@ def conditions(search_filter: SearchFilter) -> Iterator[tuple[str, str, SearchFi
             yield *_note_on(name, value), SearchFilter(**alone | {name: (value,)})
     for where in further_conditions(search_filter):
         for name, value, each_of in _values(where):
-            _, note = _note_on(name, value) if name else ("", "No indexed document is in what was named.")
+            _, note = _note_on(name, value) if name else ("", "No indexed document is in the named files or folders.")
             yield "", note, SearchFilter(also=(each_of,), **alone)
 
 
@@ -297,5 +296,5 @@ def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def parse_entity(entity: str | tuple[str, str], levels: tuple[str, ...]) -> Entity:
-    """Return the entity of a filter, a path or a pair of type and id. Raises BadEntity."""
+    """Parse the entity of a filter, a path or a pair of type and id. Raises BadEntity."""
     return Entity.parse(entity if isinstance(entity, str) else ":".join(entity), levels)

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.storage.credentials import redact
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.outline import Definition, innermost
 from driftline.storage.model import Embedder, SkipReason, content_hash
+from driftline.storage.redaction import redact
 from driftline.storage.sources.source import INODE_BITS
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.definitions.outlines import definitions
@@ -39,9 +39,9 @@ from driftline.tasks.search.search import UNKNOWN_WORDS, SearchReport, answer, n
 from driftline.tasks.text import rows_of_line, split_documents, split_lines
 
 _REDACTED_CHARACTERS = 2**20
-"""Text in which credentials are replaced at once."""
+"""Characters in which to replace credentials at once."""
 _BATCH_CHARACTERS = 4 * 2**20
-"""Text to embed at once: some 100,000 lines, whose vectors take 100 MB."""
+"""Characters to embed at once: some 100,000 lines, whose vectors take 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class NamedText:
 
     @property
     def definitions(self) -> list[Definition]:
-        """The definitions in it."""
+        """The definitions in the text."""
         texts, joined = definitions_by_part([(self.path, self.extracted or Extracted(self.text))])
         return joined([definitions(path, text) for path, text in texts])[0]
 
@@ -152,7 +152,7 @@ class _Lines:
         self.number: list[NDArray[np.int32]] = []
         self.column: list[NDArray[np.int32]] = []
         self.nearest: tuple[float, int, int, int] | None = None
-        """The nearest of all lines, near enough or not, in the same order."""
+        """The nearest of all lines, within the limit or not, in the same order."""
 
     def add(
         self,
@@ -180,7 +180,7 @@ class _Lines:
         self.column.append(lines.column_number.to_numpy()[near])
 
     def sorted(self, texts: Sequence[NamedText]) -> tuple[NDArray[Any], ...]:
-        """Return all of them, nearest first; ties in the order of the texts."""
+        """Return all lines, nearest first; ties keep the order of the texts."""
         if not texts:
             return (np.empty(0),) * 4
         columns = (np.concatenate(each) for each in (self.distance, self.document, self.number, self.column))
@@ -303,7 +303,7 @@ def search_files(
 
 
 def _redaction_of(workspace: Workspace, path: str) -> Redaction:
-    """Return how the source with the nearest folder around a file is redacted."""
+    """Return how the source whose folder is nearest above a file is redacted."""
     real = os.path.realpath(path)
     around = [record for _, record in workspace.readable_sources() if below(record.uri, real)]
     return max(around, key=lambda record: len(record.uri)).redact if around else DEFAULT_REDACTION
@@ -333,7 +333,7 @@ class _Held:
             self.filters.append(where)
 
     def find(self, files: Mapping[str, str]) -> list[str]:
-        """Return the ``files``, real paths and their names, that are indexed and unchanged."""
+        """Return the indexed and unchanged ones of ``files``, real paths and their names."""
         found: list[str] = []
         rest = dict(files)
         for entity, record in self.workspace.readable_sources():

@@ -20,7 +20,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from driftline.storage.credentials import holds_redacted, redact, redact_lines
 from driftline.storage.defaults import (
     CUT,
     DEFAULT_MAX_DOCUMENT_BYTES,
@@ -40,6 +39,7 @@ from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.packs import lines_of_document
 from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.model import content_hash, html_table
+from driftline.storage.redaction import holds_redacted, redact, redact_lines
 from driftline.storage.sources.source import Source, known_source
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
@@ -56,14 +56,14 @@ MAX_WINDOW_LINES = 32
 GROWTH = 0.7
 """The share of a window's relevance that a hit needs to extend it; weaker hits cost a reader more than they tell."""
 GROWTH_ACROSS = 0.9
-"""The same for a hit in another definition, unless the query is a sentence, whose answer may be in either."""
+"""GROWTH for a hit in another definition, unless the query is a sentence, whose answer may be in either."""
 MAX_HEAD_LINES = 8
 MAX_TAIL_LINES = 6
-"""Maximum number of lines that a window grows by so as to begin and to end with its definition."""
+"""Maximum number of lines that a window grows by to begin, or to end, with its definition."""
 JUDGED_WINDOWS = 60
 """Windows that show which files a query is about."""
 MAX_WINDOWS_OF_DEFINITION = 3
-"""Keeps a long function from filling all results, as a long section of prose may."""
+"""Keeps a long function, unlike a long section of prose, from filling all results."""
 
 
 @dataclass(slots=True)
@@ -72,9 +72,9 @@ class Window:
 
     ``best`` is the hit that answers best by itself, and ``fit`` its quality. ``distance``, ``text``, ``column`` (where
     the text begins in its line) and ``definition`` (the innermost one) belong to this hit; the definition is unknown
-    unless the window is ``outlined``. ``score`` is that of the hit that ranks the window: its relevance, of which
-    ``attainable`` is the maximum, or its cosine if hits are ordered by that; nothing is attainable then. ``set_back``
-    is what better windows of its file have taken from the score, which makes it no less likely. ``copies`` are other
+    unless the window is ``outlined``. ``score`` is the score of the hit that ranks the window: its relevance, of which
+    ``attainable`` is the maximum, or its cosine if hits are sorted by cosine; nothing is attainable then. ``set_back``
+    is what better windows of its file have taken from the score, without making it less likely. ``copies`` are other
     documents of its source with the same content. If the query has ``named`` the definition, the window stays inside
     it.
     """
@@ -212,7 +212,7 @@ def _complete_definitions(windows: Sequence[Window], max_gap: int) -> None:
 def arranged(
     windows: Sequence[Window], words: Sequence[str], form: QueryForm = "phrase", weights: Weights = WEIGHTS
 ) -> list[Window]:
-    """Order ``windows`` by their scores and by their files: other hits in a file, and its name.
+    """Sort ``windows`` by their scores and their files: other hits in a file, and its name.
 
     ``words`` are the distinct terms of the query, and ``form`` its form. Each window gets the score that ranks it.
     """
@@ -244,7 +244,7 @@ def arranged(
 
 
 def _without_copies(windows: Sequence[Window]) -> list[Window]:
-    """Drop windows of documents whose content an earlier window shows, which then names their paths."""
+    """Drop windows of documents whose content an earlier window shows; the earlier window then names their paths."""
     shown: dict[tuple[str, str], Window] = {}
     kept: list[Window] = []
     for window in windows:
@@ -285,8 +285,8 @@ class Freshness:
 def judge(text: str, line: int, current: Sequence[str], column: int = 0) -> Freshness:
     """Judge ``text``, indexed as ``line`` (1-based), against a file with the lines ``current``.
 
-    It is the part of the line that begins at ``column`` (0-based), as ``tasks.text.rows_of_line`` splits lines. A line
-    that is elsewhere has moved to the nearest equal line, or to the later of two equally near ones.
+    ``text`` is the part of the line that begins at ``column`` (0-based), as ``tasks.text.rows_of_line`` splits lines. A
+    line that is elsewhere has moved to the nearest equal line, or to the later of two equally near ones.
     """
 
     def matches(number: int) -> bool:
@@ -319,7 +319,7 @@ def judge_read(
     """Like ``judge``, from the result of reading the document; None if that is not conclusive.
 
     The lines of an ``unchanged`` document (``is_unchanged``) are not compared. Text is not extracted again from a
-    changed document. ``redaction`` is that of the source.
+    changed document. ``redaction`` is the setting of the source.
     """
     if isinstance(read, ObjectNotFound):
         return Freshness(State.GONE)
@@ -347,8 +347,8 @@ class Excerpt:
     """Lines of a document from ``start_line`` (1-based) on, as they were indexed.
 
     ``current`` is False if the document cannot be read or has changed. The lines then come from the index. ``url`` is
-    the permanent link of the requested line, as of a hit. ``anchors`` are the sections of a document with the first of
-    these lines that each has, in order.
+    the permanent link of the requested line, as of a hit. ``anchors`` are the sections of a document, in order, each
+    with the first of these lines that it has.
     """
 
     source: str
@@ -402,7 +402,7 @@ def read_excerpt(
 def _anchors_between(
     workspace: Workspace, entity: Entity, path: str, first: int, last: int
 ) -> tuple[tuple[int, str], ...]:
-    """Return the anchors of lines ``first`` to ``last``, 0-based, each with the first of its lines there, 1-based."""
+    """Return the anchors of lines ``first`` to ``last``, 0-based, each with its first line in this range, 1-based."""
     lines = [*range(first, last + 1, LINES_PER_BLOCK), last]
     found = LineQuery(workspace.lines(entity)).outlines([(str(entity), path, line) for line in lines])
     anchors = {anchor for outline in found.values() for anchor in anchors_in(outline)}
@@ -473,7 +473,7 @@ def _word_of(query: str) -> re.Pattern[str] | None:
 
 
 def match_in(line: str, query: str) -> int:
-    """Return where ``line`` answers ``query``: the start of the window with most of its words; 0 if it has none."""
+    """Return where ``line`` answers ``query``: the start of the window with most words of the query; 0 without any."""
     anyone = _word_of(query)
     found = [(each.start(), each[0]) for each in anyone.finditer(line.lower())] if anyone else []
     best, most, end = 0, 0, 0
@@ -491,7 +491,7 @@ def match_in(line: str, query: str) -> int:
 
 
 def distinct_windows(find: Callable[[int], Sequence[Window]], limit: int, records: SourceRecords) -> list[Window]:
-    """Return the first ``limit`` windows of ``find``, called with a number of windows, without files of two sources."""
+    """Return the first ``limit`` windows of ``find``, called with a number of windows; no file comes twice."""
     count = limit
     while True:
         found = find(count)
@@ -511,7 +511,7 @@ def _distinct(windows: Sequence[Window], records: SourceRecords) -> list[Window]
 
 
 def identity_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
-    """Return a key of the file of a window that is the same for all sources."""
+    """Return a key of a window's file that is the same for all sources."""
     record = records.get(window.entity)
     if record is None:
         return window.entity, window.path
@@ -519,28 +519,27 @@ def identity_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
         return (posixpath.join(record.uri, window.path),)
     if record.origin is not None:
         return record.origin, posixpath.join(record.subpath, window.path)
-    return window.entity, window.path  # the path is of one of several machines
+    return window.entity, window.path  # the path belongs to one of several machines
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Hit:
     """A window of one document. Line numbers are 1-based and both ends are included.
 
-    ``path`` is that of the document in its source, and ``file`` can be opened: an absolute path or a URI (of its
-    archive), or None for standard input and removed sources. ``line`` and ``text`` are the best line, and ``column`` is
-    where it answers the query. ``score`` orders the list: the probability that such a hit is right, which ``label``
-    classifies; a further hit in a file has a lower score than its label; in the mode ``vector``, it is the cosine of
-    the best line, without a label. ``distance`` is 1 - the cosine of the best line,
-    ``relevance`` the share of random pairs of lines that are farther. ``copies`` are the paths of other documents of
-    the source with the same content, which are not shown. ``context`` has the lines from ``start_line`` to
-    ``end_line``, as they were indexed. Of a long line, ``text`` and ``context`` have the window around the match
-    (``clipped``).
+    ``path`` is the document's path in its source. ``file`` can be opened: an absolute path or a URI (of its archive),
+    or None for standard input and removed sources. ``line`` and ``text`` are the best line, and ``column`` is where it
+    answers the query. ``score`` orders the list: the probability that such a hit is right, which ``label`` classifies;
+    a further hit in a file has a lower score than its label; in the mode ``vector``, it is the cosine of the best line,
+    without a label. ``distance`` is 1 - the cosine of the best line, ``relevance`` the share of random pairs of lines
+    that are farther. ``copies`` are the paths of other documents of the source with the same content, which are not
+    shown. ``context`` has the lines from ``start_line`` to ``end_line``, as they were indexed. Of a long line, ``text``
+    and ``context`` have the window around the match (``clipped``).
 
     ``freshness`` is the state of the best line, and ``line_now`` its current number; None if that would need further
     reads. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind`` its kind
     (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` its lines as they were indexed, comments
-    above it included; all are None outside of definitions, and if definitions are not indexed. ``anchor`` is the
-    position of the best line in a file from which text was extracted (``cell 7``); line numbers are those of that text.
+    above it included; all are None outside of definitions, or if definitions are not indexed. ``anchor`` is the
+    position of the best line in a file from which text was extracted (``cell 7``); line numbers refer to that text.
     ``fragment`` is the URL fragment for a viewer (``page=12``), None if no viewer supports one. ``matches`` are the
     positions in the best line that match the patterns of an exact search: the columns of the first character and after
     the last one, 1-based. ``url`` is the permanent link of the best line at a commit on the host of its repository;
@@ -616,7 +615,7 @@ def hits(
     calibration: Calibration,
     within_definitions: bool,
 ) -> Iterator[Hit]:
-    """Yield ``windows``, best first, which were found in ``tables``, with their text and ``n_lines`` of context.
+    """Yield ``windows`` found in ``tables``, best first, with their text and ``n_lines`` of context.
 
     The context comes from the index if the document has changed or cannot be read. If ``within_definitions``, the
     context of a function does not extend into the next one.
@@ -674,7 +673,7 @@ def links_of(
     records: SourceRecords,
     read: Mapping[tuple[str, str], Read],
 ) -> Links:
-    """Return the permanent links of the documents of ``windows``, which were ``read`` if possible."""
+    """Return the permanent links of the documents in ``windows``; ``read`` has the ones that could be read."""
     return find_links(workspace, records.get, {window.file: window.hash for window in windows}, read)
 
 
@@ -742,7 +741,7 @@ def _judged(window: Window, document: Read | None, redaction: Redaction, *, unch
 def anchors_of(
     tables: Sequence[LineQuery], windows: Sequence[Window], read: Mapping[tuple[str, str], Read]
 ) -> dict[tuple[str, str, int], str]:
-    """Return the anchors of the best lines of ``windows``, by entity, path and line."""
+    """Return the anchors of the best lines of ``windows``, keyed by entity, path and line."""
     best_lines: list[tuple[str, str, int]] = []
     for window in windows:
         document = read.get((window.entity, window.path))
@@ -778,7 +777,7 @@ def read_documents(
 
 
 def _is_readable(source: Source, path: str) -> bool:
-    """Return whether a document may be read for a search: none in an archive, and only records may be too large."""
+    """Return whether a search may read a document: none in an archive, and large ones only if they are records."""
     if INSIDE in path or not holds_records(path):
         return INSIDE not in path
     info = source.stat(path)

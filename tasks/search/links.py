@@ -1,9 +1,9 @@
-"""Link documents to their text at a commit on the host of their repository: GitHub, GitLab, Gitea, Bitbucket, others.
+"""Link documents to their text at a commit on their repository's host: GitHub, GitLab, Gitea, Bitbucket, others.
 
-A link must never lead to another text, so a document has one only if its content at a commit is known to be the indexed
-one: because a run has recorded the commit that the index reached, and no later run has written the document; or because
-the work tree is at hand, and git names the same blob at a commit that has been pushed. A commit never changes, so its
-data is cached.
+A link must never lead to another text, so a document has a link only if its content at a commit is known to be the
+indexed content. Either a run has recorded the commit that the index reached, and no later run has written the document;
+or the work tree is at hand, and git names the same blob at a pushed commit. A commit never changes, so its data is
+cached.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from urllib.parse import quote, unquote, urlsplit
 
 from cachetools import LRUCache, TTLCache
 
-from driftline.storage.credentials import split_mark
 from driftline.storage.defaults import DEFAULT_REDACTION, INSIDE, Redaction, container_of
 from driftline.storage.deltas.manifest import token_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.model import content_hash
+from driftline.storage.redaction import split_mark
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.records import SourceRecord
@@ -55,13 +55,13 @@ _AS_SOURCE = {"github": "plain=1", "gitlab": "plain=1", "gitea": "display=source
 """The query that makes a host show the lines of a file instead of rendering it."""
 _RENDERED = frozenset({"adoc", "asciidoc", "ipynb", "markdown", "md", "mdx", "mkd", "org", "rst", "textile"})
 _HOSTS = {"codeberg": "gitea", "forgejo": "gitea", "gitea": "gitea", "github": "github", "gitlab": "gitlab"}
-"""The kind of a host, by a part of its name."""
+"""Host kinds, keyed by a part of the host's name."""
 _SSH_HOSTS = {
     "ssh.github.com": "github.com",
     "altssh.gitlab.com": "gitlab.com",
     "altssh.bitbucket.org": "bitbucket.org",
 }
-"""Hosts that serve ssh for others."""
+"""Hosts that serve SSH for other hosts."""
 _WEB_PORTS = {"http": 80, "https": 443}
 _PLACEHOLDERS = frozenset({"host", "repository", "commit", "path", "line"})
 _FIELD = re.compile(r"\{(\w*)\}")
@@ -92,7 +92,7 @@ class SourceRecords:
         return self._read[entity]
 
     def read_ahead(self, threads: Executor, entities: Iterable[str] | None = None) -> None:
-        """Begin to read the records of a few ``entities`` in a bucket, by default the ones that were needed last."""
+        """Begin to read the records of a few ``entities`` in a bucket, by default the ones needed last."""
         if self.workspace.objects.is_local:
             return
         needed = _NEEDED.get(self._uri, ()) if entities is None else entities
@@ -118,7 +118,7 @@ class SourceRecords:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A repository on a host: ``path`` is ``owner/name``, with all groups, and ``port`` that of its web pages."""
+    """A repository on a host: ``path`` is ``owner/name``, with all groups, and ``port`` the port of its web pages."""
 
     host: str
     path: str
@@ -132,7 +132,7 @@ class Address:
 
     @property
     def kind(self) -> str | None:
-        """The kind of the host, by its name, or None."""
+        """The kind of host that the name suggests, or None."""
         if self.host == "bitbucket.org":
             return "bitbucket"
         if "bitbucket" in self.host:
@@ -151,9 +151,9 @@ class Address:
 
 
 def address_of(remote: str) -> Address | None:
-    """Return the repository that a remote names, however it is spelled; None for a folder or an ambiguous remote.
+    """Return the repository that a remote points to; None for a folder or an ambiguous remote.
 
-    User, password and port of ssh are dropped.
+    All spellings of a remote give the same ``key``. The user, the password and the SSH port are dropped.
 
     Examples:
         >>> address_of("https://user:secret@gitlab.example.com:8443/group/sub/name.git")
@@ -252,7 +252,7 @@ class LinkTemplate:
 
 
 class _Revision(NamedTuple):
-    """A document at a ``commit``: its path in the repository, and whether its lines are those of an extracted text."""
+    """A document at a ``commit``: its path in the repository, and whether its lines come from extracted text."""
 
     commit: str
     path: str
@@ -280,7 +280,7 @@ def find_links(
     documents: Mapping[DocumentKey, str],
     contents: Mapping[DocumentKey, object],
 ) -> Links:
-    """Return the links of ``documents``, by the hashes of their indexed content.
+    """Return the links of ``documents``, given with the hashes of their indexed content.
 
     ``record_of`` returns the record of a source, read before this call, and ``contents`` the bytes of documents that
     were read. A source whose index or repository cannot be read has no links.
@@ -307,7 +307,8 @@ def find_links(
 
 _Fact = tuple[str, str, str, str, str]
 _KNOWN: LRUCache[_Fact, _Revision | None] = LRUCache(KNOWN_DOCUMENTS)
-"""The locations of documents by two names of their source, commit, path and hash; None if the content there differs."""
+"""The locations of documents, keyed by two names of their source, commit, path and hash; None if the content
+differs."""
 _KNOWN_LOCK = threading.Lock()
 
 
@@ -396,7 +397,7 @@ def _blob_id(data: bytes, object_format: str) -> str:
 
 
 def is_archive_unchanged(workspace: Workspace, entity: Entity, record: SourceRecord | None, path: str) -> bool:
-    """Return whether the archive of a document has the size and time with which it was indexed; without reading it."""
+    """Return whether a document's archive still has the size and time with which it was indexed, without reading it."""
     container = container_of(path)
     if record is None or container == path or not workspace.access.allows(record.uri):
         return False

@@ -29,7 +29,7 @@ _USAGE = re.compile(
     r"|如何|怎[么麼樣样]|什么是|什麼是|为什么|為什麼|どうやって|なぜ|.*とは",
     re.IGNORECASE,
 )
-"""The beginning of a question about how to use something, or what it is, which documentation answers."""
+"""The beginning of a question that documentation answers: how to use something, or what it is."""
 
 
 def names_in(query: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The query language of every interface: exact terms, filters, and the words that rank (DESIGN, "Search").
+"""Parse the query language of every interface: exact terms, filters, and words that rank (DESIGN, "Search").
 
     "exact phrase" /regex/ def:Name uses:Name sym:Name lang:go
     file:src/**/*.ts -file:test repo:web branch:x case:yes words
@@ -45,7 +45,7 @@ _WORD = re.compile(r"\S+")
 _QUOTED = re.compile(r"[\"\\]")
 _ESCAPED = re.compile(r"\\([\"\\])")
 _LIKE = 0.8
-"""The similarity from which a name is taken for a misspelled field."""
+"""A name at least this similar to a field is taken for a misspelling of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def parse(
 
 
 def field_term(name: str, value: str) -> str:
-    """Return the term of a field, whatever characters its value has.
+    """Return the term of a field; its value may have any characters.
 
     Examples:
         >>> parse(field_term("def", 'operator "" _km')).terms.definitions
@@ -276,7 +276,7 @@ def _files(name: str) -> LineFilter:
 
 
 def _sources(entities: Iterable[Entity], names: Iterable[str]) -> tuple[Entity, ...]:
-    """Return the sources whose names contain one of ``names``. Raises UsageError for a name that none has."""
+    """Return the sources whose names contain one of ``names``. Raises UsageError for a name that no source has."""
     found: dict[Entity, None] = {}
     known = [*entities]
     for name in names:

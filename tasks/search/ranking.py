@@ -4,7 +4,7 @@ A line is scored with its neighbours, because a single line says little:
 
     score = BM25 of the words around it and of its path, and half of the weights of the words in its path once more
           + 0.06 x BM25 of the four best blocks of its document
-          + 8 x cosine of the vectors around it; in prose 2 x, and 4 x that of the vectors farther around
+          + 8 x cosine of the vectors around it; in prose 2 x, and 4 x the cosine of the vectors farther around
           + half of the weights of the words in the names of the definitions around it
           + 5 if it begins a definition, in code
 
@@ -84,19 +84,19 @@ WEIGHTS = Weights()
 USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0, auxiliary=0.75)
 """The weights for a question about how to use something or what it is: documentation answers it, not the source."""
 SENTENCE_WEIGHTS = replace(WEIGHTS, definition=6.0, name=4.0)
-"""The weights for a sentence: a name in it is rather of something that the described definition uses."""
+"""The weights for a sentence: a name in it more often belongs to something that the described definition uses."""
 NAME_WEIGHTS = replace(WEIGHTS, unnamed=0.6)
 WEIGHTS_OF_FORMS: Mapping[QueryForm, Weights] = {
     "name": NAME_WEIGHTS,
     "usage": USAGE_WEIGHTS,
     "sentence": SENTENCE_WEIGHTS,
 }
-"""Those of other forms are WEIGHTS."""
+"""All other forms have WEIGHTS."""
 
 
 BM25_K1, BM25_B = 1.2, 0.75
 _NO_LENGTH = 1e-6
-"""Rounding leaves zero vectors shorter than this."""
+"""Shorter vectors are zero, apart from rounding."""
 STEMS_OF_FOLDERS = frozenset(("__init__", "index", "init", "mod"))
 """Names of files that stand for their folders."""
 _ASCII_PARTS = bytes(code if chr(code).isalnum() else ord(" ") for code in range(256))
@@ -167,7 +167,7 @@ def text_scores(
     weights: NDArray[np.float32],
     chosen: Weights = WEIGHTS,
 ) -> NDArray[np.float32]:
-    """Return ``(n,)``: BM25 of the words around each line, of its path and of the names of the definitions around it.
+    """Return ``(n,)``: BM25 of the words around each line, in its path, and in the names of the definitions around it.
 
     ``counts``, ``in_path`` and ``in_names`` ``(n, t)`` are how often a line, its path and those names contain each word
     of the query, ``lengths`` ``(n,)`` the length of a line, ``weights`` ``(t,)`` the weight of each word.
@@ -234,7 +234,7 @@ def meaning_scores(
 
 
 def stem_shares(paths: Iterable[str], words: Sequence[str], chosen: Weights = WEIGHTS) -> list[float]:
-    """Return the share of the best score that windows of each file gain by its name and ``words``, distinct terms.
+    """Return the share of the best score that windows of each file gain because its name has ``words``, distinct terms.
 
     A file that stands for its folder has the name of the folder.
     """
@@ -335,7 +335,7 @@ def _around(lines: CandidateLines, values: NDArray[np.float32], reach: int, deca
 def _spread(lines: CandidateLines, reach: int) -> NDArray[np.int64]:
     """Return ``(n,)``: positions of lines at their distances, but beyond each other's ``reach`` in two documents.
 
-    So a sum of slices adds a neighbour to all lines at once. The rows of one line are neighbours, too.
+    A sum of slices then adds a neighbour to all lines at once. The rows of one line are neighbours, too.
     """
     steps = np.diff(lines.number, prepend=lines.number[:1]).clip(1, reach + 1)
     steps[np.diff(lines.document, prepend=lines.document[:1]) != 0] = reach + 1

@@ -62,7 +62,7 @@ class Calibration:
 
 
 def likelihood(score: float, attainable: float) -> float:
-    """Return how likely a hit is right, from 0 to 1, by its score and the attainable one; it grows with the score."""
+    """Return how likely a hit is right, from 0 to 1, given its score and the attainable one; grows with the score."""
     start, slope = LIKELIHOOD
     return round(1 / (1 + math.exp(-max(-50.0, start + slope * score / attainable))), DIGITS)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 Mode = Literal["hybrid", "vector", "text"]
-"""By words and meaning, by meaning alone (the cosine of single lines), by words alone."""
+"""How to search: by words and meaning, by meaning alone (the cosine of single lines), or by words alone."""
 
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
 _SOURCE = rf"^(org:{_ID}/)?(project:{_ID}/)?source:{_ID}$"
@@ -52,14 +52,19 @@ _DOTTED = rf"\.|\.[^/\x00.]{_NAME}|\.\.[^/\x00]{_NAME}"
 """A name that begins with a dot, but is not '..'."""
 _SEGMENT = rf"(?:{_DOTTED}|[^/\x00.]{_NAME})?"
 _PATH = rf"^(?:{_SEGMENT}(?:/{_SEGMENT})+|{_DOTTED}|[^/\x00.{_BLANK}]{_NAME}|[{_BLANK}]+[^/\x00{_BLANK}]{_NAME})$"
-"""Matches the paths and directories that ``_check_name`` accepts, except those of this machine."""
+"""Matches the paths and directories that ``_check_name`` accepts, except paths on this machine."""
 _GLOB = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
 """Some of the globs that ``check_glob`` accepts."""
 _HERE = INTERFACES - {"http"}
-"""Options of searches that are too expensive for every client of a server."""
+"""Options that are too expensive to offer to every client of a server."""
 _ACTION_AND_COMMAND = frozenset({"action", "command"})
 
-PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
+_PROSE = re.compile(
+    r"\.(?:md|markdown|rst|txt|adoc|org|tex|x?html?|pdf|doc[xm]|ppt[xm]|od[tp]|epub|rtf|eml|mbox|srt|vtt|[1-8])"
+    r"(?:\.(?:gz|bz2|xz|zst|lz4))?$",
+    re.IGNORECASE,
+)
+"""The numbers are sections of the manual."""
 _TEST = re.compile(
     r"(?:^|/)(?:(?:[^/]*[-_])?tests?|testing|testdata|specs?|__tests__|e2e|testsuite)/"
     r"|(?:^|/)(?:test_[^/]*|conftest|[^/]*_tests?|[^/]*_spec|[^/]*[.-](?:test|spec))\.\w+$"
@@ -76,14 +81,19 @@ _AUXILIARY = re.compile(
 )
 
 
+@lru_cache(65_536)
 def is_prose(path: str) -> bool:
-    """Return whether a document is meant to be read as text, by its extension."""
-    return path.lower().endswith(PROSE_EXTENSIONS)
+    """Return whether a document's extension says that it is prose.
+
+    >>> [is_prose(path) for path in ("guide.md", "report.PDF", "man1/ls.1.gz", "main.py", "sheet.xlsx", "notes.ipynb")]
+    [True, True, True, False, False, False]
+    """
+    return _PROSE.search(path) is not None
 
 
 @lru_cache(65_536)
 def is_test(path: str) -> bool:
-    """Return whether a document is a test or belongs to tests, by the names of its folders and its own."""
+    """Return whether a document is or belongs to a test, by its own name and its folders' names."""
     return _TEST.search(path) is not None
 
 
@@ -139,8 +149,8 @@ class SearchFilter:
 
     None is no condition; an empty list allows nothing. Extensions may have braces. ``where`` and ``also`` are
     further conditions, and nothing outside of ``within`` is allowed, or reported. If ``on_this_machine``, ``paths``,
-    ``dirs`` and globs that begin with ``~`` or ``..`` are those of the process: its files and folders, or their paths
-    in a source.
+    ``dirs`` and globs that begin with ``~`` or ``..`` name the process's own files and folders, or their paths in a
+    source.
 
     Raises UsageError for a value that can match nothing, with the nearest spelling that can.
     """
@@ -254,8 +264,8 @@ class SearchFilter:
 class SearchRequest(SearchFilter):
     """A query, what to search for it, and how.
 
-    To add an option, add a line here, or in ``SearchFilter`` if it leaves lines out: every interface then has it, by
-    its own names for it, unless ``only_in`` says otherwise.
+    To add an option, add a line here, or in ``SearchFilter`` if it leaves lines out. Every interface then has it, under
+    the interface's own name for it, unless ``only_in`` says otherwise.
 
     Raises UsageError for a value that is out of bounds, or that names nothing.
 
@@ -351,7 +361,7 @@ class SearchRequest(SearchFilter):
 
         Args:
             query: what to look for.
-            given: options by name; None means that an option was not given.
+            given: options, keyed by name; None means that an option was not given.
             more: further fields.
 
         Returns:
@@ -370,7 +380,7 @@ class SearchRequest(SearchFilter):
         """Return the options that differ from their defaults.
 
         Returns:
-            Values by name.
+            Values, keyed by name.
 
         Examples:
             >>> SearchRequest("lease", exts=("md",)).given()
@@ -382,7 +392,7 @@ class SearchRequest(SearchFilter):
 
 FILTERS: Mapping[str, Option] = MappingProxyType(options_of(SearchFilter))
 OPTIONS: Mapping[str, Option] = MappingProxyType(options_of(SearchRequest))
-"""The table: the options of a search by name, in the order in which interfaces show them."""
+"""The options of a search, keyed by name, in the order in which interfaces show them."""
 
 
 def options_in(interface: str, *names: str) -> dict[str, Option]:
@@ -411,7 +421,7 @@ MEMORY_OPTIONS: Mapping[str, Option] = MappingProxyType(
     {name: OPTIONS[name] for name in ("max_distance", "mode", "explain")}
     | {"top_k": replace(OPTIONS["top_k"], default=DEFAULT_ENTRIES)}
 )
-"""Those of them that a search of memory has."""
+"""The options that a search of memory has."""
 
 
 def without_empty(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -483,7 +493,7 @@ class Explanation:
 
     ``lines`` is the number of lines, ``matches`` the number that its filter allows, ``examined`` the number of compared
     vectors. ``index`` is the kind of the vector index, None if lines were compared one by one.
-    ``blocks_without_definitions`` were indexed without looking for any. ``seconds`` are by phase.
+    ``blocks_without_definitions`` were indexed without looking for any. ``seconds`` are keyed by phase.
     """
 
     mode: str

@@ -25,11 +25,11 @@ from driftline.tasks.search.hits import Window, add_definitions, by_score
 from driftline.tasks.search.ranking import FoundLine
 
 LINES_AROUND, HEAD_LINES = 3, 6
-"""Lines on each side of a window to read, and lines from the head of its definition if that is farther up."""
+"""Lines to read on each side of a window, and from the head of its definition if that is farther up."""
 WEIGHT_OF_COSINE = 25.0
 """The weight of the cosine relative to a score by words and meaning; chosen on the tuning halves of the benchmark."""
 WEIGHT_IN_VECTOR_MODE = 1.0
-"""The same weight in the mode ``vector``, whose scores are cosines themselves."""
+"""The same weight in the mode ``vector``, whose scores are cosines."""
 
 
 class Encoder(Protocol):
@@ -111,7 +111,7 @@ def _passages(window: Window) -> list[Passage]:
 CANDIDATE_DEFINITIONS = 60
 """Definitions to look up by their vectors."""
 JOINED_WINDOWS = 50
-"""Windows by words and meaning to join with them."""
+"""Windows by words and meaning to join with the definitions."""
 WEIGHT_OF_CODE, WEIGHT_OF_PROSE = 60.0, 20.0
 """The weight of the cosine of a definition, or of a section, relative to a score by words and meaning.
 
@@ -131,7 +131,7 @@ class DefinitionKey:
 
 @dataclass(frozen=True, slots=True)
 class DeepSearch:
-    """The definitions of a workspace, looked up by the vector of a query."""
+    """Looks up the definitions of a workspace by the vector of a query."""
 
     tables: Sequence[DeepTable]
     encoder: Encoder
@@ -179,7 +179,7 @@ def joined(
 ) -> list[Window]:
     """Join ``windows``, best first, with the definitions that ``deep`` found, and return them by their joined scores.
 
-    The best window of a found definition gains the difference between its cosine and that of the last definition found.
+    The best window of a found definition gains the difference between its cosine and the cosine of the last one found.
     A definition without a window gets one at the line of its name, with the score of the last of ``windows`` added.
     Definitions in changed documents are dropped. Raises StorageError, CorruptFile.
     """

@@ -75,13 +75,14 @@ CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {
     "sentence": 50,
 }
 CANDIDATE_LINES = 30
-"""Candidates of a hybrid search: blocks by words, and blocks by meaning, or nearest lines if a distance limits it.
+"""Candidates of a hybrid search: blocks by words, and blocks by meaning or, if a distance limits it, nearest lines.
 
-More if results are missing. A sentence describes one definition, which more blocks by meaning tend to hide."""
+A search that lacks results takes more. A sentence describes one definition, which more blocks by meaning tend to
+hide."""
 CANDIDATE_DEFINITIONS = 20
 """Definitions to look up for each name in a query."""
 MAX_TENANTS_AT_ONCE, MAX_TABLES_AT_ONCE = 8, 8
-"""Tenants, and tables of each, to open in parallel, each of which waits for a bucket."""
+"""Number of tenants, and of tables per tenant, to open in parallel; each waits for a bucket."""
 MAX_THREADS = 64
 """Upper bound on the threads that all searches of a process share."""
 MAX_BLOCKS = 6_400
@@ -128,13 +129,13 @@ class SearchReport:
     results: tuple[Hit, ...]
     explanation: Explanation | None = None
     notes: tuple[str, ...] = ()
-    """The reasons, if there are no results, or that none is a good match."""
+    """Why there are no results, or that none of them is a good match."""
     nearest: Hit | None = None
-    """The nearest line that the filters allow, whatever its distance, if there are no results."""
+    """The nearest line that the filters allow, at any distance, if there are no results."""
     unmatched: tuple[str, ...] = ()
     """The globs that match no document, if there are no results."""
     exact: ExactCounts | None = None
-    """The counts of an exact search: how much of all there is was found."""
+    """The counts of an exact search, and whether they are complete."""
     facets: Facets | None = None
     """The numbers of files that match, if they are requested."""
 
@@ -315,7 +316,7 @@ def _matches(workspace: Workspace, where: LineFilter | None) -> bool:
 
 
 def _why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only: LineKinds) -> str:
-    """Return why the lines that the filters allow are not results."""
+    """Return why lines that the filters allow are not results."""
     if not nearest and only != ALL_LINES:
         return "No line near the query is of these kinds (`kinds`, `symbols`, `tests`)."
     if not nearest:
@@ -541,7 +542,7 @@ class _Finder:
         return [Window.around(row) for row in rows[:1]]
 
     def _candidates(self, blocks: int, near: int) -> tuple[pa.Table, int, Candidates]:
-        """Return the best blocks by words and by meaning, searched in parallel, how many were near, and their lines."""
+        """Return the best blocks by words and by meaning, searched in parallel; how many were near; and their lines."""
         with self.explanation.timed("names"):
             names, places = names_in(self.query), places_in(self.query)
             named = [
@@ -570,7 +571,7 @@ class _Finder:
             wait([finding])  # a search that fails leaves nothing running
 
     def _of_tables(self, find: Callable[..., _Found], *known: Iterable[Any]) -> list[_Found]:
-        """Return what ``find`` returns for all tables, such as those of many branches, and what is ``known`` of each.
+        """Return the result of ``find`` for each table, such as those of many branches, and what is ``known`` of it.
 
         Tables are searched in parallel.
         """
@@ -586,7 +587,7 @@ class _Finder:
     def _read(
         self, matching: Sequence[Scored], named: Sequence[NDArray[np.uint64]], near: Sequence[Scored]
     ) -> pa.Table:
-        """Return the distinct blocks that were found in each table, with their ``bm25``, best first, and ``near``."""
+        """Return each block found, once per table, best ``bm25`` first; ``near`` marks blocks found by meaning."""
 
         def read(table: LineQuery, by_words: Scored, by_name: NDArray[np.uint64], by_meaning: Scored) -> pa.Table:
             near_rows = {*by_meaning.rows.tolist()}
@@ -626,7 +627,7 @@ class _Finder:
 
 
 def _best(found: Sequence[Scored], limit: int) -> list[Scored]:
-    """Return those blocks of each table that are among the best ``limit`` of all."""
+    """Return, for each table, its blocks that are among the best ``limit`` of all tables."""
     scores = np.concatenate([each.scores for each in found])
     best = np.zeros(len(scores), np.bool_)
     best[np.argsort(-scores, kind="stable")[:limit]] = True

@@ -276,6 +276,28 @@ def test_a_read_starts_over_when_a_file_vanishes(index: DeltaIndex, monkeypatch:
     assert index.log().deltas == ()
 
 
+@pytest.mark.parametrize("read", [DeltaIndex.read, DeltaIndex.max_rev])
+def test_the_first_compaction_during_a_listing_hides_nothing(
+    disk: DeltaIndex, read: Callable[[DeltaIndex], Any], monkeypatch: Any
+) -> None:
+    """The listing has the names of the deltas, which are then gone, but not the base."""
+    change(disk, 1, {"a": 1})
+    change(disk, 2, {"b": 2})
+    expected = read(disk)
+    entries = LocalDisk._entries
+
+    def compacted_afterwards(store: LocalDisk, directory: str) -> Any:
+        found = [*entries(store, directory)]
+        if directory == disk.directory:
+            monkeypatch.setattr(LocalDisk, "_entries", entries)
+            disk.compact(now=NOON)
+        return found
+
+    monkeypatch.setattr(LocalDisk, "_entries", compacted_afterwards)
+    assert read(disk) == expected
+    assert disk.log().deltas == ()
+
+
 def test_a_delta_is_fetched_once_from_a_bucket_and_the_base_each_time(s3_bucket: str) -> None:
     index = DeltaIndex(ObjectStore.open(s3_bucket), "org:a/source:b", "test", FIELDS)
     change(index, 1, {"a": 1})

@@ -18,7 +18,7 @@ from driftline.storage.errors import DriftlineError, LeaseLost, StorageError
 from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.workspace.workspace import Workspace
+from driftline.storage.workspace.workspace import Workspace, marker_tokens
 from driftline.tasks.indexing import commit
 from driftline.tasks.indexing.commit import ChangeSet, Committer
 from tests.faults.faults import Crash, Faults, Mode, injected
@@ -203,6 +203,26 @@ def test_sources_without_lease_files_continue_from_their_markers(
     workspace = Workspace.open(str(sources.workspace))
     found = [look(workspace.objects, workspace.lease_of(Entity.parse(f"source:{name}"))).token for name in NAMES]
     assert found == [2, 3, 2]
+
+
+def test_markers_that_could_not_be_read_are_read_again_for_the_next_source(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = Sources(tmp_path, tiny_model)
+    sources.write(OLD)
+    sources.index()
+    workspace = Workspace.open(str(sources.workspace))
+    entities = [Entity.parse(f"org:default/project:default/source:{name}") for name in NAMES]
+    token = marker_tokens(workspace, entities)
+    with monkeypatch.context() as patch:
+        patch.setattr(LineTable, "commit_markers", failing)
+        with pytest.raises(StorageError):
+            token(entities[0])
+    assert [token(entity) for entity in entities] == [1] * len(NAMES)
+
+
+def failing(table: LineTable, entities: Sequence[Entity]) -> Any:
+    raise StorageError("The store failed", "", "")
 
 
 def test_new_lines_of_small_sources_are_indexed(tmp_path: Path, tiny_model: Path) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from driftline.flows.commands.main import _stop_on_signals
+from driftline.flows.runs.source_run import interrupt_deferred
 from driftline.storage.entities import Entity
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import look
@@ -132,6 +134,33 @@ def test_the_batch_of_a_killed_worker_is_repeated(tmp_path: Path, tiny_model: Pa
     assert_in_step(opened, ENTITY, files_below(tree))
     assert_nothing_staged(opened)
     assert look(opened.objects, lease_path(ENTITY)).failures  # tells cleanup of the files of the killed worker
+
+
+@pytest.mark.parametrize("on_interrupt", [signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "background"])
+def test_a_first_sigterm_waits_for_the_commit_and_a_second_does_not(on_interrupt: Any) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    reached: list[str] = []
+
+    @interrupt_deferred()
+    def commit(*places: str) -> None:
+        for place in places:
+            signal.raise_signal(signal.SIGTERM)
+            reached.append(place)
+
+    try:
+        signal.signal(signal.SIGINT, on_interrupt)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _stop_on_signals()
+        handlers = {number: signal.getsignal(number) for number in before}
+        with pytest.raises(KeyboardInterrupt):
+            commit("the end")
+        with pytest.raises(KeyboardInterrupt):
+            commit("the middle", "the end")
+        assert handlers == {number: signal.getsignal(number) for number in before}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert reached == ["the end", "the middle"]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ import driftline as dl
 from driftline.flows.mcp_server.server import make_server
 from driftline.flows.web.api import Reader
 from driftline.flows.web.server import web_server
-from driftline.storage.credentials import KNOWN, STRICT
+from driftline.storage.redaction import KNOWN, STRICT
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from driftline.tasks.search.hits import read_excerpt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from driftline.flows.config.driftline_toml import open_config
 
 Driftline = Callable[..., Any]
 
@@ -120,6 +123,36 @@ def test_a_trusted_configuration_counts_until_it_changes(
         file.write_text(file.read_text().replace('"s3://bucket/workspace"', '".driftline"'))
         driftline("status")
         assert endpoint.received == []
+
+
+@pytest.mark.parametrize(
+    ("home", "state", "shipped"),
+    [(None, None, "~/.local/state"), (".", None, ".local/state"), ("/nowhere", "state", "state")],
+)
+def test_a_folder_cannot_bring_its_own_mark_of_trust(
+    unpacked: Path,
+    driftline: Driftline,
+    monkeypatch: pytest.MonkeyPatch,
+    home: str | None,
+    state: str | None,
+    shipped: str,
+) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    assert driftline("trust").code == 0
+    assert not open_config(None).is_withheld
+    shutil.copytree(unpacked.parent / "state", unpacked / shipped)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name, value in (("HOME", home), ("XDG_STATE_HOME", state)):
+        if value is None:
+            monkeypatch.delenv(name)
+        else:
+            monkeypatch.setenv(name, value)
+    assert open_config(None).is_withheld
+    if state is None:
+        refused = driftline("trust")
+        assert (refused.code, "No home folder is known" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize("how", ["--config", "DRIFTLINE_CONFIG"])

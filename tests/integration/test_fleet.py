@@ -18,7 +18,7 @@ from driftline.flows.runs.fleet import has_failed, summary
 from driftline.storage.entities import Entity, spelling
 from driftline.storage.errors import StorageError
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
-from driftline.storage.workspace.fleet_state import read_fleets
+from driftline.storage.workspace.fleet_state import read_fleets, write_fleets
 from tests.servers.git_server import Checkout, GitServer, git
 from tests.support.fleets import Fleet, branches, rows, states
 
@@ -165,7 +165,7 @@ def test_suspiciously_many_retirements_need_a_confirmation(
 def test_a_kill_between_run_and_state_loses_nothing(
     projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saves = iter((fleet_runs._save,))  # the one before the run
+    saves = iter((write_fleets,))  # the one before the run
 
     def killed(*arguments: Any) -> None:
         save = next(saves, None)
@@ -174,7 +174,7 @@ def test_a_kill_between_run_and_state_loses_nothing(
         save(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fleet_runs, "_save", killed)
+        patch.setattr(fleet_runs, "write_fleets", killed)
         with pytest.raises(KeyboardInterrupt):
             fleet.sync()
     assert len(fleet.documents()) == 3

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,12 +13,15 @@ from typing import Any
 
 import pytest
 
+from driftline.flows.runs import fleet as fleet_runs
+from driftline.flows.runs.fleet import has_failed
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError
 from driftline.storage.sources import discovery
-from driftline.storage.sources.discovery import Host, Listing, Repository, Selection, discover, open_pulls
-from tests.servers.git_server import Checkout, GitServer, git
+from driftline.storage.sources.discovery import Host, Listing, RateLimit, Repository, Selection, discover, open_pulls
+from tests.servers.git_server import Checkout, GitServer, Reply, git
 from tests.servers.host_api import PREFIXES, HostApi, Hosted, answering, failing, moved, throttled
 from tests.support.fleets import Fleet, branches, rows, states
+from tests.support.waiting import PATIENCE_SECONDS
 
 OWNERS = {"github": "org", "gitlab": "group", "gitea": "org", "cloud": "org", "server": "org"}
 
@@ -140,8 +145,10 @@ def test_a_pull_request_is_closed_only_if_the_host_says_so(api: HostApi) -> None
     api.faults = [answering(b"[]")]
     assert open_pulls(host, repository, [5]) == ({}, ""), "it is not listed, and the host says that it is open"
     api.faults = [lambda _: None, failing(404)]
+    assert open_pulls(host, repository, [3, 4]) == ({4: "", 5: commits[5]}, ""), "a deleted one stops no other"
+    api.faults = [failing(404)]
     with pytest.raises(SourceNotFound):
-        open_pulls(host, repository, [5, 77])
+        open_pulls(host, repository, [5])
     for wrong in (
         b'[{"number": 1, "head": {"sha": "--upload-pack=x"}}]',
         b'[{"iid": "../1", "sha": ""}]',
@@ -151,6 +158,35 @@ def test_a_pull_request_is_closed_only_if_the_host_says_so(api: HostApi) -> None
         api.faults = [answering(wrong)]
         with pytest.raises(StorageError):
             open_pulls(host, repository)
+
+
+@pytest.mark.parametrize("api", ["github"], indirect=True)
+def test_all_requests_of_a_host_share_the_time_that_it_makes_them_wait(api: HostApi) -> None:
+    limit, waits, host = RateLimit(), list[float](), host_of(api)
+    for answered in (1, 2):
+        api.faults = [throttled(429, Retry_After="400")]
+        assert discover(host, limit=limit, sleep=waits.append).is_complete
+        assert waits == [400.0] * answered
+    api.faults = [throttled(429, Retry_After="400")]
+    assert "requires a wait of 400 s" in str(discover(host, limit=limit, sleep=waits.append).failure)
+    asked = len(api.served)
+    assert "requires a wait of 400 s" in str(discover(host, limit=limit, sleep=waits.append).failure)
+    assert (len(waits), len(api.served)) == (2, asked), "it is not asked again"
+
+
+@pytest.mark.parametrize("api", ["github"], indirect=True)
+def test_concurrent_requests_wait_together(api: HostApi) -> None:
+    limit, waits, host, both = RateLimit(), list[float](), host_of(api), threading.Barrier(2)
+
+    def limited(_: str) -> Reply:
+        both.wait(PATIENCE_SECONDS)
+        return 429, {"Retry-After": "600"}, b""
+
+    api.faults = [limited, limited]
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(discover, host, limit=limit, sleep=waits.append) for _ in range(2)]
+    assert [each.result().failure for each in found] == [None, None]
+    assert waits == [600.0]
 
 
 # -- from the listing to the index --------------------------------------------------------------
@@ -358,13 +394,35 @@ def test_open_pull_requests_are_branches_until_the_host_closes_them(
     report = fleet.sync()
     assert "the host failed" in rows(report)["acme/r1"]["pull_requests_problem"].lower()
     assert set(branches(fleet)["r1"]) == {"pr/7"}, "a host that fails closes nothing"
-    assert not any(row["pull_requests_problem"] for row in rows(fleet.sync()).values())
+    assert (report["fleets"][0]["complete"], has_failed(report)) == (True, True)
+    report = fleet.sync()
+    assert not any(row["pull_requests_problem"] for row in rows(report).values())
+    assert not has_failed(report)
     assert branches(fleet) == {}
     api.repositories[0].closed.clear()
     assert len(fleet.sync()["branches"]) == 5
     fleet.tables = fleet.tables.replace("pull_requests = true\n", "")
     fleet.sync()
     assert branches(fleet) == {}
+
+
+def test_a_sync_stops_asking_for_pull_requests_at_the_first_wait_that_is_too_long(
+    hosted: tuple[Fleet, HostApi, dict[int, Checkout]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, api, _ = hosted
+    fleet.tables += "pull_requests = true\n"
+    monkeypatch.setattr(fleet_runs, "CONCURRENT_LOOKUPS", 1)
+    api.faults = [lambda _: None, lambda _: None, throttled(429, Retry_After="86400")]
+    report = fleet.sync()
+    assert all("86,400 s" in row["pull_requests_problem"] for row in rows(report).values())
+    assert not [each for each in api.served if "/pulls" in each]
+    assert report["fleets"][0]["problems"] == ["the pull requests of 3 repositories cannot be listed"]
+    fleet.tables = fleet.tables.replace("pull_requests = true\n", "")
+    assert not has_failed(fleet.sync())
+    fleet.tables += fleet.tables.replace("[[fleet]]", '[[fleet]]\nname = "again"')
+    asked, api.faults = len(api.served), [throttled(429, Retry_After="86400")]
+    assert [each["complete"] for each in fleet.sync()["fleets"]] == [False, False]
+    assert len(api.served) == asked, "the second fleet has the same host and token"
 
 
 def test_a_fleet_without_an_api_has_no_pull_requests(hosted: tuple[Fleet, HostApi, dict[int, Checkout]]) -> None:

@@ -477,7 +477,7 @@ def test_a_reader_that_has_failed_or_is_out_of_step_returns_no_other_content(pro
         source.read("src/a.py")
     assert source.read("docs/b.md") == b"beta\n"
     process().stdin.write(f"contents {git(project.remote, 'rev-parse', 'main:src/a.py')}\n".encode())
-    with pytest.raises(StorageError, match="another request"):
+    with pytest.raises(StorageError, match="different request"):
         source.read("docs/b.md")
     assert source.read("docs/b.md") == b"beta\n"
 

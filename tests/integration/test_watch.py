@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from watchfiles import Change
 
 import driftline as dl
 from driftline.flows.output.run_reports import IndexReport
@@ -133,6 +134,20 @@ def test_a_save_reads_only_the_saved_file(watching: Watching, tree: Path) -> Non
     until(lambda: len(watching.reports) >= 2)
     (source,) = watching.reports[1].sources
     assert {str(state): count for state, count in source.states.items() if count} == {"changed": 1}
+
+
+def test_the_deletion_of_a_large_folder_causes_a_full_comparison(
+    tree: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = IndexRequest((str(tree),), str(tmp_path / "ws"), model=str(tiny_model), executor="inline")
+    index_sources(request)
+    shutil.rmtree(tree / "sub")
+    watcher = Watcher(request, print, print)
+    deleted = [(Change.deleted, str(tree / "sub"))]
+    monkeypatch.setattr(watch, "MAX_CHANGED_PATHS", 2)
+    assert watcher._paths(str(tree), deleted) == ("sub", "sub/a.md")
+    monkeypatch.setattr(watch, "MAX_CHANGED_PATHS", 1)
+    assert watcher._paths(str(tree), deleted) is None
 
 
 @pytest.mark.parametrize("name", [b"gr\xf6\xdfe.txt", b"\xff/x.txt", b"sub/\xfe"])

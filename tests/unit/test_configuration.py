@@ -136,7 +136,9 @@ def test_the_default_workspace_is_next_to_the_file(write: Write) -> None:
         ("[storage_options]\nx = [1]", r"'x' cannot be used.*\[storage_options\]"),
         ('[memory]\ncatalog = "sqlite://"', r"catalog is not a table.*\[memory\].*below \[memory.catalog\]"),
         ("[memory]\nindex = [1]", "index is not a table"),
-        ('model = "~nobody-of-this-name/model"', "No home folder is known"),
+        ('model = "~nobody-of-this-name/model"', "No home folder is known.*, model"),
+        ('workspace = "~nobody-of-this-name/ws"', "No home folder is known.*, workspace"),
+        ('[[sources]]\nuri = "~nobody-of-this-name/web"', r"No home folder is known.*number 1"),
         ("[[sources]", "not valid TOML"),
     ],
 )
@@ -144,7 +146,7 @@ def test_an_error_names_its_key_and_table(write: Write, text: str, complaint: st
     path = write(text)
     with pytest.raises(UsageError, match=complaint) as caught:
         load_config(path)
-    assert str(path) in str(caught.value) or "home folder" in complaint
+    assert str(path) in str(caught.value)
     assert caught.value.exit_code == 2
 
 

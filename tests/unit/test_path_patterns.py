@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from driftline.storage.credentials import holds_key
 from driftline.storage.errors import UsageError
+from driftline.storage.redaction import holds_key
 from driftline.tasks.scanning import path_patterns
 from driftline.tasks.scanning.path_patterns import Matcher, PatternList, Rules, read_ignore_file
 from driftline.tasks.scanning.walk import Subtree, Walk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import importlib
 import inspect
 import subprocess
 import sys
@@ -23,6 +24,9 @@ from driftline.flows.web.server import web_server
 from driftline.storage import errors
 from driftline.tasks.search.request import SearchRequest
 from tests.support.web import serving
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("storage", "tasks", "flows")
 
 
 def error_classes() -> list[type[errors.DriftlineError]]:
@@ -191,6 +195,21 @@ def test_the_examples_of_public_names_run(name: str, names: dict[str, Any]) -> N
         test.globs |= names
         runner.run(test, out=printed.append)
     assert found
+    assert not runner.summarize(verbose=False).failed, "".join(printed)
+
+
+def test_the_examples_of_other_names_run() -> None:
+    printed: list[str] = []
+    runner, finder = doctest.DocTestRunner(), doctest.DocTestFinder()
+    public = {cls.__qualname__ for name in EXAMPLES for cls in own_classes(getattr(driftline, name))}
+    found = []
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        module = importlib.import_module(".".join(("driftline", *path.relative_to(ROOT).with_suffix("").parts)))
+        tests = finder.find(module, "", globs={**vars(module)})
+        found += [test for test in tests if test.examples and test.name.split(".")[1] not in {*EXAMPLES, *public}]
+    for test in found:
+        runner.run(test, out=printed.append)
+    assert len(found) > 40
     assert not runner.summarize(verbose=False).failed, "".join(printed)
 
 

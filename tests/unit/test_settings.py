@@ -8,7 +8,11 @@ import pytest
 
 from driftline.flows.config.environment import local_path
 from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
+from driftline.flows.runs import pull
+from driftline.storage.defaults import user_folder
 from driftline.storage.errors import UsageError, WorkspaceNotFound
+from driftline.storage.objects import block_cache
+from driftline.storage.sources import mirror
 
 
 @pytest.fixture
@@ -95,6 +99,19 @@ def test_a_path_becomes_absolute_a_name_is_in_the_home_and_a_uri_stays_as_it_is(
     assert workspace_for_reading("ws") == str(project / "ws")
     assert workspace_for_reading("@ws") == "/home/of/ws"
     assert workspace_for_reading("file:///x/a%20b") == "file:///x/a%20b"
+
+
+def test_a_relative_folder_of_xdg_is_ignored(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, "mine")
+    for name in ("DRIFTLINE_HOME", pull.FOLDER_VARIABLE, mirror.CACHE_VARIABLE, block_cache.CACHE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    assert workspace_for_reading("@ws") == "/home/ann/.local/share/driftline/workspaces/ws"
+    folders = [module.cache_folder() for module in (pull, mirror, block_cache)]
+    assert folders == [Path("/home/ann/.cache/driftline", name) for name in ("workspaces", "git", "blocks")]
+    monkeypatch.setenv("XDG_STATE_HOME", "~/state")
+    assert user_folder("XDG_STATE_HOME") == Path("/home/ann/state")
 
 
 @pytest.mark.parametrize(

@@ -49,13 +49,13 @@ def has_foreign_tables(connection: Connection) -> bool:
 
 
 def separate_file(url: URL) -> URL:
-    """Return the file of a catalog that avoids the SQLite file at ``url``: ``app.driftline.db`` for ``app.db``."""
+    """Return the URL of a catalog file next to the SQLite file at ``url``: ``app.driftline.db`` for ``app.db``."""
     path = Path(url.database or "")
     return url.set(database=str(path.with_name(f"{path.stem}.driftline{path.suffix}")))
 
 
 def catalog_file(url: URL) -> URL:
-    """Return the SQLite file that holds the catalog of ``url``: the adjacent one if it exists."""
+    """Return the SQLite file that holds the catalog of ``url``: the separate file if it exists, else ``url`` itself."""
     separate = separate_file(url)
     return separate if Path(separate.database or "").exists() else url
 
@@ -274,7 +274,7 @@ def upsert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlit
 def bulk_insert(
     connection: Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]], same: Mapping[str, Any]
 ) -> None:
-    """Insert rows, given as ``columns`` of equal length and as values that are the ``same`` in every row.
+    """Insert rows, given as ``columns`` of equal length, and ``same`` with the values that all rows share.
 
     Large inserts bypass SQLAlchemy, which takes several times as long. JSON values are passed as text.
     """

@@ -108,7 +108,7 @@ def rev_of(connection: Connection, tenant: Entity) -> int | None:
 
 
 def ids_of(connection: Connection, paths: Iterable[str]) -> dict[str, int]:
-    """Return the ids of the registered entities among ``paths``, by directory."""
+    """Return the ids of the registered entities among ``paths``, keyed by directory."""
     ids: dict[str, int] = {}
     for some in chunks(dict.fromkeys(paths)):
         ids.update((path, number) for path, number in connection.execute(_IDS, {"paths": some}))
@@ -134,7 +134,7 @@ def ancestors(connection: Connection, entity: Entity) -> list[EntityRecord]:
 def descendants(
     connection: Connection, entity: Entity, *, type: str | None = None, max_depth: int | None = None
 ) -> list[EntityRecord]:
-    """Return the entities below ``entity``, without itself, ordered by directory."""
+    """Return the entities below ``entity``, without itself, sorted by directory."""
     query = _below(entity, type)
     if max_depth is not None:
         query = query.where(closure.c.depth <= max_depth)
@@ -144,7 +144,7 @@ def descendants(
 def page(
     connection: Connection, *, entity: Entity | None = None, type: str | None = None, after: str = "", limit: int
 ) -> list[EntityRecord]:
-    """Return up to ``limit`` entities after the directory ``after``, in its order: those below ``entity``, or all."""
+    """Return up to ``limit`` entities below ``entity`` (default: all), sorted by directory, that follow ``after``."""
     query = _below(entity, type).where(entities.c.path > after).limit(limit)
     return [_record(row, row.depth) for row in connection.execute(query)]
 
@@ -169,7 +169,7 @@ def _below(entity: Entity | None, type: str | None) -> sa.Select[tuple[str, date
 
 
 def ensure(connection: Connection, tenant: Tenant, paths: Iterable[str], now: datetime) -> dict[str, int]:
-    """Register the entities of the directories ``paths`` and their ancestors, and return all ids by directory."""
+    """Register the entities of the directories ``paths`` and their ancestors; return all ids, keyed by directory."""
     lineages = {path: directories(path) for path in paths}
     every = list(dict.fromkeys(chain.from_iterable(lineages.values())))
     ids = ids_of(connection, every)

@@ -36,7 +36,7 @@ MAX_ROWS = 2**62
 
 @dataclass(frozen=True, slots=True)
 class EntryRow:
-    """An entry in the catalog. Its value is ``inline`` or in the blob at ``blob_path``; ``path`` is its owner's."""
+    """An entry in the catalog. The value is ``inline``, or in the blob at ``blob_path``; ``path`` is the owner's."""
 
     key: str
     path: str
@@ -54,9 +54,9 @@ class EntryRow:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The entries of one tenant that a call may see: those at or below ``within``.
+    """The entries of one tenant, at or below ``within``, that a call may see.
 
-    ``allowed`` limits them further, to entries at or below one of these entities. None adds no limit; an empty tuple
+    ``allowed`` limits them further, to entries at or below any of its entities. None adds no limit; an empty tuple
     allows nothing.
     """
 
@@ -96,7 +96,7 @@ COLUMNS = (
 
 
 def get(connection: Connection, keys: Iterable[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
-    """Return the entries of ``keys`` that are in ``scope`` and have not expired."""
+    """Return the unexpired entries of ``keys`` in ``scope``."""
     query = _get_query(connection.dialect.name, depth_of(scope), scope.allowed is not None)
     parameters = {**parameters_of(scope, now), "keys": as_list(connection, keys)}
     return [EntryRow(*row) for row in connection.execute(query, parameters)]
@@ -113,9 +113,9 @@ def page(
     offset: int = 0,
     limit: int | None = None,
 ) -> list[EntryRow]:
-    """Return a page of the entries of the entities with the ids ``tops``, by default with their descendants.
+    """Return a page of the entries of the entities ``tops`` (ids), by default including their descendants.
 
-    The entries are ordered by owner and key. The closure yields the owners in order, and an index yields the keys of
+    The entries are sorted by owner and key. The closure yields the owners in order, and an index yields the keys of
     each owner in order. Nothing is sorted, so the cost of a page depends only on its size. ``after`` is the ``(owner
     id, key)`` of the last entry of the previous page.
     """
@@ -130,7 +130,7 @@ def page(
 def count(
     connection: Connection, tops: Sequence[int], scope: Scope, now: datetime, *, include_descendants: bool = True
 ) -> int:
-    """Count the entries of all pages: the sums of the owners minus the expired entries."""
+    """Count the entries of all pages: the owners' totals, minus expired entries."""
     owned_query, expired_query = _count_queries(scope.allowed is not None, include_descendants)
     parameters = {**parameters_of(scope, now), "tops": list(tops)}
     owned = int(connection.execute(owned_query, parameters).scalar_one())

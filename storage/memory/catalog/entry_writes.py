@@ -139,7 +139,7 @@ def get(connection: Connection, keys: Sequence[str], scope: Scope | Everywhere, 
 
 
 def find(connection: Connection, keys: Collection[str], scope: Scope, now: datetime) -> dict[str, EntryRow]:
-    """Return the newest entry in ``scope`` under a private form of each of ``keys``, by key."""
+    """Return, for each key, the newest entry in ``scope`` under a private form of it."""
     return {shown(row.key): row for row in _private(connection, keys, scope, now)}
 
 
@@ -155,7 +155,7 @@ def _tenant(row: EntryRow) -> str:
 
 
 def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], within: Entity, now: datetime) -> Drafts:
-    """Return ``new`` with private forms of the keys that entries outside ``within`` already use.
+    """Return ``new``, with keys that entries outside ``within`` already use replaced by private forms.
 
     ``known`` are all entries of these keys. An entry that already has a private form in ``within`` is replaced there.
     """
@@ -183,7 +183,7 @@ def _query(dialect: str, depth: int, is_limited: bool) -> sa.Select[Any]:
 def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime, within: Entity | None = None) -> None:
     """Store ``new``, whose keys are distinct, register the owners, and retire the blobs of replaced entries.
 
-    Entries that are neither at nor below ``within`` stay; ``new`` gets private forms of their keys.
+    Entries outside ``within`` stay, and ``new`` gets private forms of their keys.
     """
     ids = ensure(connection, tenant, set(new.path), now)
     known = {row.key: row for row in _locked(connection, tenant, new.key)}

@@ -38,7 +38,7 @@ def waiting(connection: Connection, *, for_vectors: bool) -> list[Entity]:
 
 
 def overdue(connection: Connection, before: datetime, *, for_vectors: bool) -> list[Entity]:
-    """Return the tenants that ``waiting`` gives whose oldest pending change was written before ``before``."""
+    """Return the tenants of ``waiting`` whose oldest pending change was written before ``before``."""
     oldest = (
         sa.select(outbox.c.written)
         .where(outbox.c.tenant_id == tenants.c.id, _due(for_vectors))

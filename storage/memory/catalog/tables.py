@@ -158,4 +158,4 @@ retired_blobs = sa.Table(
     sa.Column("path", path, primary_key=True),
     sa.Column("retired", UtcTime, nullable=False),
 )
-"""Blobs that no entry refers to any longer, with the time since when; cleanup deletes them."""
+"""Blobs that no entry refers to any longer, and when each lost its entry; cleanup deletes them."""

@@ -135,7 +135,7 @@ class Blobs:
         return path
 
     def read(self, path: str, expected_hash: str) -> bytes:
-        """Return the bytes at ``path``, verified by their hash. Raises ObjectNotFound, StorageError, CorruptFile."""
+        """Return the bytes at ``path``, after checking their hash. Raises ObjectNotFound, StorageError, CorruptFile."""
         with self._lock:
             cached = self._cache.get(path)
         if cached is not None:

@@ -1,10 +1,10 @@
-"""Find credentials: files that hold some by their names, private keys, and tokens inside text, which are replaced.
+"""Find credentials: files by their names, private keys, and tokens inside text, which are replaced.
 
-``redact`` replaces a token by ``[redacted:RULE]``, so that its line is still found by its other words. Rules of the
+``redact`` replaces a token with ``[redacted:RULE]``, so that its line is still found by its other words. Rules of the
 mode ``known`` find credentials by a form that can be checked: a prefix, an alphabet, a length. ``strict`` also replaces
 a random value behind a word such as ``password``. One RE2 expression over all texts of a batch selects the lines that a
-rule may concern; almost none are left for the rules themselves. No rule looks beyond a line, so a part of a text is
-redacted as the whole is.
+rule may concern; almost none are left for the rules themselves. No rule looks beyond a line, so any part of a text is
+redacted exactly like the whole.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ _KEY = re.compile(
     r"(?:[\s\"'+,#*/]|\\[nr])*(?:[A-Za-z-]{4,20}: [^\n\\]{0,80}(?:[\s\"'+,#*/]|\\[nr])+){0,8}"
     r"(?:[A-Za-z0-9+/=]{20,}|[A-Za-z0-9+/]{8,}={1,2})"
 )
-"""A private key of PEM, OpenSSH or PGP with its headers, if any, also within the text of a program or of JSON.
+"""A PEM, OpenSSH or PGP private key with its headers, if any, even inside source code or JSON.
 
-Text that only mentions keys has no key after a line that looks like the first line of one."""
+In text that only mentions keys, no key follows the line that looks like the first line of one."""
 _BEGINS_KEY = re.compile(
     r"\s*(?:-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----"
     r"|PuTTY-User-Key-File-\d)"
@@ -96,9 +96,9 @@ _ALLOWED = ("gitleaks:allow", "pragma: allowlist secret")
 
 
 def holds_key(path: str, text: str) -> bool:
-    """Return whether a file is or contains a private key without a mark that allows it.
+    """Return whether a file is or contains a private key, and has no comment that allows it.
 
-    A file called ``*.key`` also counts if it contains nothing but one long word; otherwise it is often a translation.
+    A file named ``*.key`` counts if it is a single long word; other ``.key`` files are often translations.
     """
     found = (
         _BEGINS_KEY.match(text)
@@ -150,16 +150,16 @@ _PLACEHOLDER = re.compile(r"[$<{%*\[]|(?:your|my|the|some|example|changeme|passw
 
 
 def _is_password(value: str) -> bool:
-    """Return whether a password in a URL is one: it has a digit, and is neither a variable nor a word of examples."""
+    """Return whether the password in a URL is real: it has a digit, and is neither a variable nor a placeholder."""
     return any(map(str.isdigit, value)) and len(set(value)) >= 5 and not _PLACEHOLDER.match(value)
 
 
 MIN_BITS = 3.0
-"""The entropy of a character, in bits, from which ``strict`` considers a value after a key word random."""
+"""``strict`` considers a value after a key word random from this entropy per character on, in bits."""
 
 
 def entropy(value: str) -> float:
-    """Return the entropy of a character of ``value``, in bits.
+    """Return the entropy per character of ``value``, in bits.
 
     >>> entropy("aaaa"), entropy("abcd")
     (0.0, 2.0)
@@ -317,7 +317,7 @@ class Redactor:
         return line if any(word in line for word in _ALLOWED) else self.expression.sub(replaced, line)
 
     def suspected(self, texts: Sequence[str]) -> list[int]:
-        """Return which of ``texts`` may hold a credential."""
+        """Return which ``texts`` may hold a credential."""
         if sum(map(len, texts)) <= _FEW_CHARACTERS:
             return [at for at, text in enumerate(texts) if any(hint.search(text) for hint in self.hints)]
         either = "|".join(f"(?:{hint.pattern})" for hint in self.hints)
@@ -396,7 +396,7 @@ def redact_value(value: Any, mode: Redaction) -> tuple[Any, Counter[str]]:
 
 
 def _rebuilt(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a value of JSON with ``change`` applied to its strings and names, in order."""
+    """Return a JSON value with ``change`` applied to its strings and names, in order."""
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, str):
@@ -417,7 +417,7 @@ def holds_redacted(text: str) -> bool:
 
 
 def with_mark(mark: str, mode: Redaction) -> str:
-    """Return the mark of a document in the manifest, from that of its extractor and how its text was redacted.
+    """Return the manifest's mark of a document: its extractor's mark, and how its text was redacted.
 
     >>> with_mark("pdf/1", "off"), with_mark("", "off")
     ('pdf/1', '')
@@ -426,7 +426,7 @@ def with_mark(mark: str, mode: Redaction) -> str:
 
 
 def split_mark(mark: str, mode: Redaction) -> tuple[str, bool]:
-    """Return the mark of the extractor, and whether the document was redacted with ``mode`` and the current rules."""
+    """Return the extractor's mark, and whether the document was redacted with ``mode`` and the current rules."""
     parts = mark.split("+") if mark else []
     found = [part for part in parts if _IS_MARK.fullmatch(part)]
     return "+".join(part for part in parts if part not in found), "".join(found) == _MARKS[mode]

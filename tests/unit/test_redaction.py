@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from driftline.storage.credentials import KNOWN, STRICT, redact, redact_lines, split_mark, with_mark
 from driftline.storage.defaults import Redaction
+from driftline.storage.redaction import KNOWN, STRICT, redact, redact_lines, split_mark, with_mark
 from tests.support.planted import line_of, planted
 
 SAFE = """
