@@ -216,6 +216,7 @@ def read_ends(chunks: Iterable[bytes], most: int) -> Ends | None:
     digest, md5, size = hashlib.blake2b(digest_size=16), hashlib.md5(usedforsecurity=False), 0
     head, tail, held, lines = bytearray(), deque[bytes](), 0, 0
     half = most // 2
+    other_half = most - half
     for chunk in chunks:
         digest.update(chunk)
         md5.update(chunk)
@@ -229,11 +230,11 @@ def read_ends(chunks: Iterable[bytes], most: int) -> Ends | None:
                 return None
         tail.append(rest)
         held += len(rest)
-        while held - len(tail[0]) >= half:
+        while held - len(tail[0]) >= other_half:
             held -= len(tail[0])
             lines += tail.popleft().count(b"\n")
     kept = b"".join(tail)
-    first, last = head.rfind(b"\n") + 1, kept.find(b"\n", max(0, len(kept) - half)) + 1 or len(kept)
+    first, last = head.rfind(b"\n") + 1, kept.find(b"\n", max(0, len(kept) - other_half)) + 1 or len(kept)
     if size <= most:
         first, last = len(head), 0
     lines += head.count(b"\n", first) + kept.count(b"\n", 0, last)

@@ -8,7 +8,7 @@ import re
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from driftline.storage.model import SkipReason, content_hash
@@ -251,6 +251,7 @@ def test_lines_between_two_numbers_are_a_slice_of_all_lines(text: str, first: in
 
 
 @given(st.text("ab\n", max_size=60), st.integers(2, 40), st.integers(1, 9))
+@example("aaa\na\naaa", 9, 1)  # a limit that two equal halves do not fill
 def test_the_ends_of_a_file_are_its_first_and_last_lines_at_their_numbers(text: str, most: int, size: int) -> None:
     data = text.encode()
     ends = read_ends((data[at : at + size] for at in range(0, len(data), size)), most)
