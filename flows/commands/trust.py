@@ -15,7 +15,7 @@ def trust(
     file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="Default: the nearest driftline.toml.")] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Revoke trust in the file.")] = False,
 ) -> int:
-    """Allow a driftline.toml found in a parent directory to set storage options and [memory].
+    """Allow a driftline.toml found in a parent directory to set storage options, [memory], [web.hooks] and tokens.
 
     Trust ends when the file changes.
     """
