@@ -244,8 +244,8 @@ IMPLEMENTS = 0.25
 """Loss of a definition that only adds to the type that it names, so that ``struct`` precedes ``impl``."""
 HEAD_OF_FILE = 0.9
 """The share for the other lines in the first block of a file that the query names."""
-MENTION = 0.25
-"""The share of the weight of a name for a line that mentions it: a constant, or the only word of a query."""
+MENTION_OF_CONSTANT = 0.25
+"""The share of the weight of a name for a line that mentions a constant."""
 _SETS = r"^[^#(=]*\b%s\b['\"]?\s*(?::[^=]*)?:?=(?!=)|^\s*['\"]?%s['\"]?:\s"
 _ASKS_FOR_TESTS = frozenset(terms("test tests testing spec fixture mock assert"))
 
@@ -323,7 +323,7 @@ def _kept_shares(
     """
     shares = np.where(_of_documents(candidates, is_prose), weights.text, weights.source)
     shares *= np.where(_of_documents(candidates, is_auxiliary), weights.auxiliary, 1.0)
-    if weights.unnamed < 1 and named.any():
+    if named.any():
         with_name = np.zeros(len(shares), np.bool_)
         with_name[candidates.lines.document[named > 0]] = True
         shares *= np.where(with_name, 1.0, weights.unnamed)
@@ -360,14 +360,16 @@ def _named(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
     found = _placed(candidates)
     if not candidates.names:
         return found
-    alone = weights.unnamed < 1  # among other words, WebSocket may be a subject
-    for name in candidates.names if alone else filter(is_constant, candidates.names):
+    for name in candidates.names:
+        mention = MENTION_OF_CONSTANT if is_constant(name) else weights.mention
+        if not mention:
+            continue
         holding = (at for at, text in enumerate(candidates.texts) if name in text)
         sets, mentions = (re.compile(pattern.replace("%s", re.escape(name))) for pattern in (_SETS, r"\b%s\b"))
         for at in holding:
             text = candidates.texts[at]
             is_set = is_constant(name) and sets.search(text)
-            found[at] = max(found[at], 1.0 if is_set else MENTION if mentions.search(text) else 0.0)
+            found[at] = max(found[at], 1.0 if is_set else mention if mentions.search(text) else 0.0)
     begins = np.flatnonzero(_begins_known(candidates, np.arange(len(candidates))))
     for at, position in zip(begins.tolist(), candidates.definition[begins].tolist(), strict=True):
         found[at] = max(found[at], _share(candidates.definitions[position], candidates.names))

@@ -42,7 +42,8 @@ class Weights:
     Words within ``word_reach`` lines count for a line, less by ``word_decay`` with each line of distance. ``path`` and
     ``names`` are for words in the path and in the names of enclosing definitions, as shares of the weights of these
     words. ``document`` is for the BM25 of the ``document_blocks`` best blocks of a document. ``definition`` is for a
-    line that begins one, ``name`` for one that begins a definition that the query names.
+    line that begins one, ``name`` for one that begins a definition that the query names; a line that only mentions the
+    name gains the share ``mention`` of it.
 
     A line keeps the share ``test`` of its relevance in a test, unless the query is about tests, ``text`` in prose,
     ``source`` in anything else, ``auxiliary`` in a file that repeats, lists or illustrates others, and ``unnamed`` in
@@ -70,6 +71,7 @@ class Weights:
     source: float = 1.0
     auxiliary: float = 0.9
     unnamed: float = 1.0
+    mention: float = 0.0
     file: float = 0.25
     stem: float = 0.2
     whole_stem: float = 0.35
@@ -85,7 +87,8 @@ USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0,
 """The weights for a question about how to use something or what it is: documentation answers it, not the source."""
 SENTENCE_WEIGHTS = replace(WEIGHTS, definition=6.0, name=4.0)
 """The weights for a sentence: a name in it more often belongs to something that the described definition uses."""
-NAME_WEIGHTS = replace(WEIGHTS, unnamed=0.6)
+NAME_WEIGHTS = replace(WEIGHTS, unnamed=0.6, mention=0.25)
+"""The weights for a query that is one name; among other words, WebSocket may be a subject."""
 WEIGHTS_OF_FORMS: Mapping[QueryForm, Weights] = {
     "name": NAME_WEIGHTS,
     "usage": USAGE_WEIGHTS,
