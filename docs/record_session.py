@@ -29,7 +29,7 @@ README = ROOT / "README.md"
 SQL = ROOT / "docs" / "guides" / "sql.md"
 EXACT = ROOT / "docs" / "guides" / "exact-search.md"
 DOCUMENTS = ROOT / "docs" / "guides" / "documents.md"
-SQL_SOURCES = {"tasks": ("search", "deep"), "docs": ("docs", "guides")}
+SQL_SOURCES = {"tasks": ("search", "definitions"), "docs": ("docs", "guides")}
 """What the questions of the guide on SQL are asked about: folders, and the teams to which they
 belong; each has a folder that only its second run indexes."""
 README_COMMANDS = (
