@@ -75,7 +75,7 @@ class Window:
     unless the window is ``outlined``. ``score`` is the score of the hit that ranks the window: its relevance, of which
     ``attainable`` is the maximum, or its cosine if hits are sorted by cosine; nothing is attainable then. ``set_back``
     is what better windows of its file have taken from the score, without making it less likely. ``copies`` are other
-    documents of its source with the same content. If the query has ``named`` the definition, the window stays inside
+    documents of its source with the same name and content. If the query has ``named`` the definition, the window stays inside
     it.
     """
 
@@ -244,11 +244,11 @@ def arranged(
 
 
 def _without_copies(windows: Sequence[Window]) -> list[Window]:
-    """Drop windows of documents whose content an earlier window shows; the earlier window then names their paths."""
-    shown: dict[tuple[str, str], Window] = {}
+    """Drop windows of documents whose name and content an earlier window has; that window then names their paths."""
+    shown: dict[tuple[str, str, str], Window] = {}
     kept: list[Window] = []
     for window in windows:
-        first = shown.setdefault((window.entity, window.hash), window)
+        first = shown.setdefault((window.entity, window.hash, window.path.rpartition("/")[2]), window)
         if first.file == window.file:
             kept.append(window)
         elif window.path not in first.copies:
@@ -531,8 +531,8 @@ class Hit:
     answers the query. ``score`` orders the list: the probability that such a hit is right, which ``label`` classifies;
     a further hit in a file has a lower score than its label; in the mode ``vector``, it is the cosine of the best line,
     without a label. ``distance`` is 1 - the cosine of the best line, ``relevance`` the share of random pairs of lines
-    that are farther. ``copies`` are the paths of other documents of the source with the same content, which are not
-    shown. ``context`` has the lines from ``start_line`` to ``end_line``, as they were indexed. Of a long line, ``text``
+    that are farther. ``copies`` are the paths of other documents of the source with the same name and content, which
+    are not shown. ``context`` has the lines from ``start_line`` to ``end_line``, as they were indexed. Of a long line, ``text``
     and ``context`` have the window around the match (``clipped``).
 
     ``freshness`` is the state of the best line, and ``line_now`` its current number; None if that would need further

@@ -290,9 +290,9 @@ def test_without_windows_or_words_nothing_is_arranged() -> None:
     assert [each.score for each in arranged([window("a", 1, 3)], [])] == [3]
 
 
-def test_documents_with_the_same_content_are_shown_once_and_named() -> None:
+def test_documents_with_the_same_name_and_content_are_shown_once_and_named() -> None:
     windows = [window(f"{folder}/a.js", line, 9, "same") for line in (1, 60) for folder in ("src", "dist", "esm")]
-    found = arranged([*windows, window("b.js", 1, 8)], ["lease"])
+    found = arranged([*windows, window("b.js", 1, 8, "same")], ["lease"])
     assert [(each.path, each.first, each.copies) for each in found] == [
         ("src/a.js", 1, ("dist/a.js", "esm/a.js")),
         ("b.js", 1, ()),
