@@ -35,7 +35,8 @@ from driftline.storage.deltas.manifest import SCHEMA as MANIFEST
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError
 from driftline.storage.layout import BASE, is_delta
-from driftline.storage.lines.line_table import MARKER_LINE, LineTable
+from driftline.storage.lines.commit_marker import MARKER_LINE
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode
 from driftline.storage.memory.memory_indexes import FIELDS as MEMORY_FIELDS
 from driftline.storage.memory.memory_indexes import MemoryIndex

@@ -19,14 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from driftline.flows.config.driftline_toml import memory_table_for
 from driftline.flows.config.environment import DATABASE_VARIABLE, absolute_workspace
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS, DEFAULT_REDACTION, Redaction, with_home
-from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
+from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import ROOT_ID, Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntity, CatalogError, UsageError
 from driftline.storage.memory.binding import belongs, has_embedded_catalog, holds_memory
 from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from driftline.storage.deltas.files import Encoding
+    from driftline.storage.deltas.parquet_files import Encoding
     from driftline.storage.memory.store import MemoryStore
     from driftline.storage.workspace.workspace import Workspace
 
@@ -245,7 +245,7 @@ def open_memory(
 
 def encoding_of(configuration: MemoryConfiguration) -> Encoding:
     """Return the encoding of memory indexes."""
-    from driftline.storage.deltas.files import Encoding
+    from driftline.storage.deltas.parquet_files import Encoding
 
     return Encoding(configuration.index.compression, configuration.index.row_group_size)
 

@@ -26,8 +26,8 @@ from driftline.storage.errors import (
     UsageError,
     is_disk_full,
 )
-from driftline.storage.garbage.orphans import RUN_RETENTION, Orphan, Reason, References, Verdict, find_orphans
-from driftline.storage.garbage.survey import Survey, survey
+from driftline.storage.garbage.classify import RUN_RETENTION, Orphan, Reason, References, Verdict, find_orphans
+from driftline.storage.garbage.references import Survey, survey
 from driftline.storage.garbage.traces import read_traces, tenants_with_other_models, write_traces
 from driftline.storage.lance.lance_table import remove_old_versions
 from driftline.storage.layout import Kind, parse_name

@@ -28,6 +28,7 @@ from driftline.storage.lance.lance_table import TableFile, data_file, is_one_of,
 from driftline.storage.lance.retries import with_indexes
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.block_codes import BlockCodes, codes_of
+from driftline.storage.lines.commit_marker import no_lines
 from driftline.storage.lines.indexes import TEXT
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_table import (
@@ -35,7 +36,6 @@ from driftline.storage.lines.line_table import (
     LINES_PER_BLOCK,
     TEXT_COLUMN,
     LineTable,
-    no_lines,
     schema,
     searched_parts,
 )

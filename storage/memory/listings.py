@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.storage.deltas.files import after_prefix
+from driftline.storage.deltas.parquet_files import after_prefix
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.memory.catalog.entry_writes import shown

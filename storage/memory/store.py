@@ -19,7 +19,7 @@ from typing import Any, Self, get_args
 from sqlalchemy.engine import Connection
 
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
-from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
+from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
 from driftline.storage.memory import listings, maintenance

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogError, CleanupAborted, LeaseHeld, StorageError
-from driftline.storage.garbage.orphans import Orphan
-from driftline.storage.garbage.survey import Survey
+from driftline.storage.garbage.classify import Orphan
+from driftline.storage.garbage.references import Survey
 from driftline.storage.layout import CATALOG, CONFIG, lease_path
 from driftline.storage.leases.lease import Lease, acquire, look
 from driftline.storage.memory.binding import trouble

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from driftline.flows.runs.branches import list_branches
 from driftline.flows.runs.index import IndexRequest, index_sources
-from driftline.storage.garbage.survey import survey
+from driftline.storage.garbage.references import survey
 from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.search import search
