@@ -20,8 +20,7 @@ from driftline.storage import errors
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
 from driftline.storage.model import WorkspaceStats
 from driftline.storage.request_options import from_keywords
-from driftline.tasks.search.documents import Document
-from driftline.tasks.search.hits import Excerpt
+from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.request import Mode, SearchRequest, options_in
 from driftline.tasks.search.search import SearchReport
 

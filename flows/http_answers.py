@@ -10,9 +10,9 @@ from pydantic import BaseModel
 
 from driftline.flows.runs.branches import BranchReport
 from driftline.storage.model import WorkspaceStats
-from driftline.tasks.search.documents import Document
+from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.facets import Facets
-from driftline.tasks.search.hits import Excerpt, Hit
+from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.search import ExactCounts, SearchReport
 
 

@@ -46,26 +46,10 @@ _OF_ENTRIES = frozenset({"key", "metadata", "expires_at", "items"})
 """Arguments whose errors have the kind ``bad_entry``."""
 
 
-def entry_to_dict(entry: MemoryEntry) -> Result:
-    """Return an entry as JSON: times are ISO 8601 with their zone, the entity is its path."""
-    return {
-        "key": entry.key,
-        "value": entry.value,
-        "entity": entry.entity.directory,
-        "metadata": entry.metadata,
-        "size_bytes": entry.size_bytes,
-        "content_hash": entry.content_hash,
-        "created": entry.created.isoformat(),
-        "updated": entry.updated.isoformat(),
-        "expires": entry.expires.isoformat() if entry.expires else None,
-    }
-
-
 def hits_to_dict(hits: MemoryHits[MemoryEntry]) -> Result:
     """Return ``{results: [{record, score, rank, distance}]}``, and ``explanation`` if the hits have one."""
     results = [
-        {"record": entry_to_dict(hit.record), "score": hit.score, "rank": hit.rank, "distance": hit.distance}
-        for hit in hits
+        {"record": hit.record.to_dict(), "score": hit.score, "rank": hit.rank, "distance": hit.distance} for hit in hits
     ]
     return {"results": results, **({"explanation": hits.explanation.to_dict()} if hits.explanation else {})}
 
@@ -387,7 +371,7 @@ class HierarchicalLTMBackend:
             False
         """
         entry = self.core.retrieve(key, entity)
-        found = entry_to_dict(entry) if entry is not None else None
+        found = entry.to_dict() if entry is not None else None
         return {"found": entry is not None, "entry": found, "value": entry.value if entry else None}
 
     @_as_result
@@ -406,7 +390,7 @@ class HierarchicalLTMBackend:
             ['missing']
         """
         found = self.core.retrieve_batch(keys, entity)
-        entries = {key: entry_to_dict(entry) for key, entry in found.items()}
+        entries = {key: entry.to_dict() for key, entry in found.items()}
         return {"entries": entries, "missing": [key for key in keys if key not in found]}
 
     @_as_result
@@ -444,7 +428,7 @@ class HierarchicalLTMBackend:
             self.core.retrieve_by_entity, entity_type, entity_id, include_descendants, limit, offset
         )
         page = ask(within=within, allowed_ancestors=allowed_ancestors, cursor=cursor)
-        entries = [entry_to_dict(entry) for entry in page.entries]
+        entries = [entry.to_dict() for entry in page.entries]
         more = {"total_count": page.total_count, "has_more": page.has_more, "cursor": page.cursor}
         return {"entries": entries, **more}
 
@@ -491,7 +475,7 @@ class HierarchicalLTMBackend:
             []
         """
         found = self.core.search(query, metadata_filter, entity, allowed_ancestors=allowed_ancestors, limit=limit)
-        return {"entries": [entry_to_dict(entry) for entry in found]}
+        return {"entries": [entry.to_dict() for entry in found]}
 
     @_as_result
     def search_memory(

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from driftline.storage.model import DocumentState, WorkspaceStats
     from driftline.storage.workspace.records import RunRecord
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
-    from driftline.tasks.search.documents import Document
-    from driftline.tasks.search.hits import Excerpt
+    from driftline.tasks.search.documents import Document, Excerpt
     from driftline.tasks.search.search import SearchReport
 
     Searchable: TypeAlias = "Workspace | StoredWorkspace | str"
@@ -229,7 +228,7 @@ class Workspace:
             ('the holder renews the lease',)
         """
         from driftline.flows.config.locate import on_named_branch
-        from driftline.tasks.search.hits import read_excerpt
+        from driftline.tasks.search.documents import read_excerpt
 
         return read_excerpt(on_named_branch(self.storage, branch), path, line, n_lines=n_lines, source=source)
 

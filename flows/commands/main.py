@@ -77,7 +77,7 @@ COMMANDS = {
     "grep": "grep",
     "sql": "sql",
     "agents": "agents",
-    "pull": "pull",
+    "pull": "watch",
     "compact": "compact",
     "cleanup": "compact",
     "verify": "compact",
@@ -89,11 +89,11 @@ COMMANDS = {
     "branches": "branches",
     "diff": "branches",
     "ci": "ci",
-    "runs": "runs",
-    "report": "runs",
+    "runs": "status",
+    "report": "status",
     "memory": "memory",
     "token": "token",
-    "trust": "trust",
+    "trust": "token",
 }
 """The commands, and the modules of this folder that add them to ``app``."""
 _MEANT = {"help": "--help", "version": "--version", "-h": "--help", "-V": "--version"}

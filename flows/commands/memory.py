@@ -96,13 +96,11 @@ def get(
     as_json: JsonOption = False,
 ) -> int:
     """Print the value of a key; with --json, the whole entry. Exit code 1 if the key does not exist."""
-    from driftline.flows.memory_backend import entry_to_dict
-
     with _opened(workspace, config, within) as store:
         entry = store.retrieve(key, scope)
     if entry is None:
         return _nothing({"key": key, "entry": None}, as_json, f"No entry has the key {key!r}.")
-    return _show(entry_to_dict(entry), as_json, json.dumps(entry.value, ensure_ascii=False))
+    return _show(entry.to_dict(), as_json, json.dumps(entry.value, ensure_ascii=False))
 
 
 @memory.command(name="list")

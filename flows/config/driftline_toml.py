@@ -43,7 +43,8 @@ from driftline.flows.config.toml_schema import (
 from driftline.storage.defaults import Redaction, user_folder, with_home
 from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
 from driftline.storage.errors import BadEntity, UsageError
-from driftline.storage.sources.discovery import OWNERS, Host, OwnerKind, Selection
+from driftline.storage.sources.discovery import Selection
+from driftline.storage.sources.hosts import OWNERS, Host, OwnerKind
 from driftline.storage.sources.mirror import parse_remote
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from pydantic import (
 
 from driftline.storage.defaults import MAX_RERANKED, Redaction, Strategy
 from driftline.storage.errors import UsageError
-from driftline.storage.sources.discovery import Provider, Visibility
+from driftline.storage.sources.hosts import Provider, Visibility
 
 SHORTEST_INTERVAL_SECONDS = 1.0
 _CRON_FIELDS = 5

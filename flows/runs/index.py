@@ -30,8 +30,9 @@ from driftline.flows.output.run_reports import IndexReport, RemoveReport
 from driftline.flows.runs.branches import delete_branch, enter_branch, leave_branch
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
+from driftline.flows.runs.segment_builds import SegmentBuilds, build_on
 from driftline.flows.runs.source_group import SOURCES_PER_SLOT, Outcome, SourceGroup, grouped, run_alone
-from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS, SegmentBuilds, SourceRun, build_on
+from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS, SourceRun
 from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (

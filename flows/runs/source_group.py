@@ -14,7 +14,8 @@ from functools import partial
 
 from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.runs.executors import Executor
-from driftline.flows.runs.source_run import BATCH_BYTES, BATCH_DOCUMENTS, COMMIT_SECONDS, SegmentBuilds, SourceRun
+from driftline.flows.runs.segment_builds import SegmentBuilds
+from driftline.flows.runs.source_run import BATCH_BYTES, BATCH_DOCUMENTS, COMMIT_SECONDS, SourceRun
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.objects.request_counts import phase

@@ -1,23 +1,17 @@
-"""Run the index run of one source: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6).
-
-``SegmentBuilds`` builds index segments on the executor, for committed lines during the run and for the rest when it
-ends.
-"""
+"""Run the index run of one source: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6)."""
 
 from __future__ import annotations
 
-import contextvars
 import re
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 import pyarrow as pa
@@ -27,13 +21,12 @@ from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.output.run_reports import SourceReport
 from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
+from driftline.flows.runs.segment_builds import SegmentBuilds
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS, INSIDE, container_of
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CorruptFile, DeletionRefused, DriftlineError, LeaseLost, StorageError
+from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, StorageError
 from driftline.storage.leases.lease import Lease, look
-from driftline.storage.lines.indexes import IndexScope, Segment, SegmentSpec, plan_new_segments
-from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
 from driftline.storage.redaction import RULES_VERSION
@@ -42,9 +35,9 @@ from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import acquire_source
 from driftline.tasks.embedding.task_context import Stopwatch
 from driftline.tasks.extraction.archives import without_opened
-from driftline.tasks.extraction.extractor import ENDS_MARK, MISSING_MARK, current_marks
+from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK, current_marks
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
-from driftline.tasks.indexing.commit import ChangeSet, Committer, SegmentTask, build, remove_strays, settle
+from driftline.tasks.indexing.commit import ChangeSet, Committer, remove_strays, settle
 from driftline.tasks.indexing.rows import Donations, find_donations, only
 from driftline.tasks.scanning.overlap import claimed
 from driftline.tasks.scanning.path_patterns import Matcher
@@ -59,65 +52,6 @@ from driftline.tasks.scanning.scan import (
     scan_partition,
 )
 from driftline.tasks.scanning.walk import Subtree
-
-
-def build_on(executor: Executor, owner: Entity, table: LineTable, specs: Iterable[SegmentSpec]) -> Generator[Segment]:
-    """Build ``specs`` of ``table`` on ``executor``, in any order."""
-    yield from executor.map(build, (SegmentTask(owner, table.fingerprint, spec) for spec in specs))
-
-
-class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
-    """Builds the segments of new fragments while the next ones are embedded.
-
-    ``finish`` hands them to the holder of the maintenance lease. Unpublished segments are orphans.
-    """
-
-    def __init__(self, executor: Executor, scope: IndexScope, progress: Progress) -> None:
-        self._executor, self._scope, self._progress = executor, scope, progress
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="segments")
-        self._planned: dict[Entity, set[int]] = {}
-        self._builds: dict[Entity, list[Future[list[Segment]]]] = {}
-        self.have_failed = False
-        """Whether a build has failed, which may have left files."""
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
-
-    def committed(self, owner: Entity, table: LineTable) -> None:
-        """Start to build the segments of lines committed to ``table``, once there are enough of them."""
-        if self._scope == "none":
-            return
-        with self._lock:
-            specs = plan_new_segments(table, self._scope, self._planned.setdefault(owner, set()))
-            if specs:  # requests are counted per context
-                work = self._pool.submit(contextvars.copy_context().run, self._build, owner, table, specs)
-                self._builds.setdefault(owner, []).append(work)
-
-    def finish(self, owner: Entity) -> list[Segment]:
-        """Return the segments of a table, once they are built. A failed build is reported and left to the end."""
-        built: list[Segment] = []
-        for work in self._builds.pop(owner, []):
-            try:
-                built += work.result()
-            except DriftlineError as error:
-                self.have_failed = True
-                self._progress.message(f"A segment of the search indexes of {owner} is built again: {error}")
-        return built
-
-    def _build(self, owner: Entity, table: LineTable, specs: list[SegmentSpec]) -> list[Segment]:
-        built: list[Segment] = []
-        with closing(build_on(self._executor, owner, table, specs)) as segments:
-            for segment in segments:
-                built.append(segment)
-                if self._stopped.is_set():
-                    break
-        return built
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopped.set()
-        self._pool.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
-
 
 _STOPS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
 """Signals that end a run after its current commit."""

@@ -37,9 +37,16 @@ from driftline.storage.workspace.branch_cuts import MAX_NAME_CHARACTERS as MAX_B
 from driftline.storage.workspace.branch_cuts import branch_records, on_branch
 from driftline.storage.workspace.records import RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.documents import DocumentCursor, DocumentPage, Folder, document_page, read_folder
+from driftline.tasks.search.documents import (
+    DocumentCursor,
+    DocumentPage,
+    Folder,
+    document_page,
+    read_excerpt,
+    read_folder,
+)
 from driftline.tasks.search.filters import parse_entity
-from driftline.tasks.search.hits import Hit, read_excerpt
+from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, without_empty
 from driftline.tasks.search.search import SearchReport, answer, prepare, warm
 

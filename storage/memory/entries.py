@@ -46,6 +46,29 @@ class MemoryEntry:
     expires: datetime | None
     rev: int
 
+    def to_dict(self) -> dict[str, Any]:
+        """Convert the entry to JSON, without its revision.
+
+        Returns:
+            The fields of the entry; times are ISO 8601 with their zone, the entity is its path.
+
+        Examples:
+            >>> store.store("plan", {"step": 1}, "org:acme/project:alpha")
+            >>> store.retrieve("plan").to_dict()["entity"]
+            'org:acme/project:alpha'
+        """
+        return {
+            "key": self.key,
+            "value": self.value,
+            "entity": self.entity.directory,
+            "metadata": self.metadata,
+            "size_bytes": self.size_bytes,
+            "content_hash": self.content_hash,
+            "created": self.created.isoformat(),
+            "updated": self.updated.isoformat(),
+            "expires": self.expires.isoformat() if self.expires else None,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class EntryReader:

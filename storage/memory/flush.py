@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -255,3 +258,43 @@ class Flusher:
             except DriftlineError as error:
                 _log.warning("Could not update the memory indexes, will try again: %s", error)
                 pause_seconds = min(2 * pause_seconds, MAX_PAUSE_SECONDS)
+
+
+class Closing:
+    """Flush and close the parts of a store once: in ``close``, or when the store is collected or Python exits."""
+
+    def __init__(self, store: object, flusher: Flusher, pool: ThreadPoolExecutor, catalog: Catalog) -> None:
+        self._parts = flusher, pool, catalog
+        self._finalizer = weakref.finalize(store, _close_unattended, os.getpid(), *self._parts)
+
+    def close(self) -> None:
+        """Flush and close; a second call does nothing. Raises StorageError, CatalogError."""
+        if self._finalizer.detach() is not None:
+            _close(*self._parts, Flusher.count_deltas)
+
+
+def _close(
+    flusher: Flusher,
+    pool: ThreadPoolExecutor,
+    catalog: Catalog,
+    last: Callable[[Flusher], None] = lambda flusher: None,
+) -> None:
+    try:
+        flusher.close()
+        last(flusher)
+    finally:
+        pool.shutdown()
+        catalog.close()
+
+
+def _close_unattended(process: int, flusher: Flusher, pool: ThreadPoolExecutor, catalog: Catalog) -> None:
+    """Close without a caller to report a failure to; the outbox keeps unflushed changes for other readers.
+
+    A forked process has the connections of its parent, which closes them itself.
+    """
+    if os.getpid() != process:
+        return
+    try:
+        _close(flusher, pool, catalog)
+    except DriftlineError as error:
+        _log.warning("Could not update the memory indexes at the end, the next reader will: %s", error)

@@ -18,7 +18,8 @@ from driftline.storage.errors import DriftlineError, ObjectNotFound
 from driftline.storage.layout import FLEET, FLEET_LEASE
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Host, Listing, Page, Repository, moment
+from driftline.storage.sources.discovery import Listing, Page, moment
+from driftline.storage.sources.hosts import Host, Repository
 from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_record
 
 State = Literal["new", "indexed", "behind", "empty", "failing", "missing", "excluded"]

@@ -28,16 +28,8 @@ from driftline.storage.sources.source import FileInfo, Source, read_file, stat_f
 from driftline.tasks.definitions.parser_process import definitions_in_worker
 from driftline.tasks.embedding.task_context import CountReporter, Stopwatch, TaskContext
 from driftline.tasks.extraction.archives import OF_CONTENT, is_of_member, read_members, reason_in, without_opened
-from driftline.tasks.extraction.extractor import (
-    UNOPENED,
-    How,
-    Reading,
-    definitions_by_part,
-    ends_mark,
-    is_current,
-    is_extracted,
-    read_document,
-)
+from driftline.tasks.extraction.extractor import Reading, definitions_by_part, is_extracted, read_document
+from driftline.tasks.extraction.extractor_versions import UNOPENED, How, ends_mark, is_current
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify

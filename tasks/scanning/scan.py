@@ -44,7 +44,8 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import fingerprint, is_earlier_version, resolve_model
 from driftline.tasks.embedding.task_context import TaskContext
 from driftline.tasks.extraction.archives import Member, Opened, is_of_member, members_of, opened_mark
-from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT, How
+from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT
+from driftline.tasks.extraction.extractor_versions import How
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.git.commits import (
     MAX_CHANGED_PATHS,

@@ -149,6 +149,7 @@ EXAMPLES = (
     "IndexReport",
     "LineFilter",
     "LineStore",
+    "MemoryEntry",
     "MemoryExplanation",
     "MemoryStore",
     "SearchReport",
