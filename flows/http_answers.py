@@ -17,7 +17,7 @@ from driftline.tasks.search.search import ExactCounts, SearchReport
 
 
 class ExactMatches(BaseModel):
-    """The numbers of lines and documents that match exactly; ``reason`` says why they are not all."""
+    """The numbers of lines and documents that match exactly; ``reason`` says why the counts are incomplete."""
 
     lines: int
     documents: int

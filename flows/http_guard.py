@@ -1,6 +1,6 @@
 """Refuse requests that do not name the server, that come from foreign pages, or whose body is too large.
 
-``driftline mcp`` and ``driftline web`` share these checks. Those of Host and Origin prevent DNS rebinding: a web page
+``driftline mcp`` and ``driftline web`` share these checks. Checking Host and Origin prevents DNS rebinding: a web page
 must not reach the server through the browser of its visitor.
 """
 

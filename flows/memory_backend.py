@@ -214,7 +214,7 @@ ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "range": (_range, "the first key and the one behind the last: [low, high]"),
     "rev": (_revision, "a revision: the rev of an entry"),
 }
-"""The check of each argument, by its name, and its description in errors."""
+"""The check of each argument, keyed by its name, and the description of valid values in errors."""
 
 
 def failure(error: DriftlineError) -> Result:
@@ -255,7 +255,7 @@ class HierarchicalLTMBackend:
         within: EntityName | None = None,
         errors: Errors = "return",
     ) -> None:
-        """Open a store; the arguments are those of ``create_ltm_backend``."""
+        """Open a store. ``create_ltm_backend`` explains the arguments."""
         if errors not in get_args(Errors):
             raise UsageError("errors must be 'return' or 'raise'", _shown(errors), "Pass one of them.")
         sections: dict[str, tuple[Any, Any]] = {
@@ -458,7 +458,7 @@ class HierarchicalLTMBackend:
         allowed_ancestors: Sequence[EntityName] | None = None,
         limit: int = 1_000,
     ) -> Result:
-        """Return entries by the words of their keys and by metadata, latest first.
+        """Find entries by the words of their keys and by metadata; return them, latest first.
 
         Args:
             query: words that the key must contain.
@@ -682,7 +682,7 @@ class HierarchicalLTMBackend:
 
     @_as_result
     def cleanup_orphans(self, max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS, dry_run: bool = False) -> Result:
-        """Delete files that nothing refers to; a bound store cleans the memory blobs within its boundary.
+        """Delete files that nothing refers to; a bound store deletes only memory blobs within its boundary.
 
         Args:
             max_age_seconds: keep younger files.
@@ -779,5 +779,5 @@ def create_ltm_backend(
 
 
 def _given(expires_at: datetime | str | None) -> datetime | None:
-    """Return an expiry as a time, into which ``ARGUMENTS`` has converted it, or None."""
+    """Return an expiry, which ``ARGUMENTS`` has already converted to a time, or None."""
     return expires_at if isinstance(expires_at, datetime) else None

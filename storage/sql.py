@@ -121,7 +121,7 @@ def query(
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """The bounds of a query, and failures of reading the workspace, which DuckDB reports as its own."""
+    """The limits of a query, and the errors from reading the workspace, which DuckDB would report as its own."""
 
     max_seconds: float
     max_bytes: int

@@ -97,7 +97,7 @@ COMMANDS = {
 }
 """The commands, and the modules of this folder that add them to ``app``."""
 _MEANT = {"help": "--help", "version": "--version", "-h": "--help", "-V": "--version"}
-"""Commands of other programs, with their names here."""
+"""Commands that other programs have, and the options that replace them here."""
 _HINTS = {("grep", "FILE"): "Name files or folders, such as '.', or - for standard input. "}
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _STOPPED = threading.Event()

@@ -1,9 +1,9 @@
 """Read ``driftline.toml``: the sources of a team, their schedules, named workspaces and storage options.
 
 Paths in the file are relative to its folder. The whole file is validated before a command writes anything; an error
-names the key, its table, and the fix. A file found in a parent folder may be by somebody else, whose storage options
-and references could send this user's credentials to an endpoint of theirs. These are used only after ``driftline
-trust``, which records path and content, as direnv does.
+names the key, its table, and the fix. A file found in a parent folder may be somebody else's, and its storage options
+and references could send this user's credentials to a foreign endpoint. They are used only after ``driftline trust``,
+which records the path and the content, as direnv does.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ def encoding_of(configuration: MemoryConfiguration) -> Encoding:
 def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entity:
     """Return the entity whose path from the first level on is ``within``. Raises BadEntity.
 
-    Nothing is looked up, because lines and memory must mean the same entity.
+    The catalog is not consulted, so that the path names the same entity for lines and for memory.
     """
     found = hierarchy_of(configuration)
     parts = found.parts(within)
@@ -442,7 +442,8 @@ def _of_application(workspace: Workspace, url: str | None) -> str | None:
 def boundary_in(workspace: Workspace, within: str) -> Entity:
     """Return the entity whose complete path is ``within``: one in the hierarchy of the memory, or a source.
 
-    Looks nothing up, because lines and memory must mean the same entity. Raises BadEntity, UsageError.
+    The catalog is not consulted, so that the path names the same entity for lines and for memory. Raises BadEntity,
+    UsageError.
     """
     levels = workspace.config.hierarchy
     if within.strip("/").rpartition("/")[2].startswith(f"{levels[-1]}:"):

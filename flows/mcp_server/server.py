@@ -65,7 +65,7 @@ def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
 class WholePosts:
     """Passes requests to ``app`` once they have arrived completely, and refuses all but POST.
 
-    Without sessions, the stream of a GET would bring nothing and last as long as its client.
+    Without sessions, a GET would open a stream that stays empty until the client leaves.
     """
 
     app: ASGIApp
@@ -83,7 +83,7 @@ class WholePosts:
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return  # no client waits for an answer, or the guard gives it
+                return  # the client has left, or the body is too large, which the guard answers
             body += message.get("body", b"")
             more = message.get("more_body", False)
         whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
@@ -137,8 +137,8 @@ class WorkspaceTools:
 
 
 def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
-    """Return the server of these workspaces, by name. The tools of several take the name of one; the first is the
-    default.
+    """Return the server of ``workspaces``, keyed by name. If there are several, each tool takes the name of one; the
+    first is the default.
     """
     has_memory = any(each.memory for each in workspaces.values())
     instructions = _INSTRUCTIONS + (_MEMORY_INSTRUCTIONS if has_memory else "")

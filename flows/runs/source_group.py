@@ -70,7 +70,9 @@ class SourceGroup:
         self._since = 0.0
 
     def execute(self, runs: Sequence[SourceRun], *, may_wait: bool) -> list[Outcome]:
-        """Run the sources. If it ``may_wait``, it waits for leases of other runs at the end, one after another."""
+        """Run the sources. If it ``may_wait``, sources that other runs have leased are run last, waiting for one lease
+        at a time.
+        """
         held: list[SourceRun] = []
         marker_token = marker_tokens(runs[0].workspace, [run.entity for run in runs])
         try:
@@ -194,7 +196,9 @@ class SourceGroup:
         return run_stage(f"commit {title}", commit, lambda _: said, after=(f"embed {title}",))
 
     def _end(self, member: _Member, work: Callable[[], None]) -> None:
-        """Do the last ``work`` of a source, and release its lease, which counts a failure: it may leave garbage."""
+        """Do the last ``work`` of a source, and release its lease. A failure is counted in the lease, because it may
+        leave garbage.
+        """
         failure: DriftlineError | None = None
         try:
             with member.lease:
@@ -215,7 +219,7 @@ def _title(members: Sequence[_Member]) -> str:
 
 
 def _start_again(run: SourceRun) -> None:
-    """Complete the run of a source whose group was dissolved, and count that as a failure: the group left garbage."""
+    """Complete the run of a source whose group was dissolved. This counts as a failure: the group left garbage."""
     run.committer.lease.expect_garbage()
     run.complete()
 

@@ -61,7 +61,7 @@ BATCH_DOCUMENTS = 2_000
 MEMBER_BATCH_BYTES, MEMBER_BATCH_DOCUMENTS = 32 * 1024 * 1024, 20_000
 """The same for members of archives, because each batch unpacks its archive up to its last member."""
 WORTHWHILE_BYTES = 64 * 1024
-"""The minimum of text for a task on a worker: it takes ten times as long as sending the task."""
+"""Minimum of text for a task on a worker; embedding it takes ten times as long as sending the task."""
 BATCHES_PER_COMMIT = 8
 COMMIT_SECONDS = 15.0
 """A crash loses at most this many batches, or about this many seconds of work."""
@@ -149,7 +149,8 @@ class SourceRun:
             self.complete()
 
     def begin(self, stack: ExitStack, marker_token: Callable[[Entity], int]) -> bool:
-        """Take the lease, which ``stack`` releases, without waiting for it, and scan. Return False if that was all.
+        """Take the lease without waiting for it, and scan; ``stack`` releases it. Return False at once if the source is
+        unchanged.
 
         For a source of a group, ``marker_token`` comes from ``marker_tokens``. Raises LeaseHeld, LeaseLost,
         StorageError, ExecutorError.
@@ -297,7 +298,7 @@ class SourceRun:
         lease = look(self._plan.workspace.objects, self._plan.workspace.lease_of(self.entity))
         if not lease.is_free or lease.is_abandoned or not at.is_indexed(known.commit, lease.token):
             return False
-        self.report.revision = revision(lease.token + 1, 0)  # as that of a run that took the lease and found nothing
+        self.report.revision = revision(lease.token + 1, 0)  # as a run reports that took the lease and found nothing
         return True
 
     def _narrow(self, token: int | None = None) -> None:
@@ -429,7 +430,7 @@ class SourceRun:
     def _next(
         self, results: Iterator[BatchResult], committer: Committer, pending: list[BatchResult]
     ) -> BatchResult | None:
-        """Return the next result, if there is one. If the user interrupts the wait, commit the pending results."""
+        """Return the next result, or None at the end. If the user interrupts the wait, commit the pending results."""
         try:
             return next(results, None)
         except KeyboardInterrupt:
@@ -539,7 +540,7 @@ class SourceRun:
         )
 
     def _unasked(self, vanished: pa.Table) -> pa.Table:
-        """Drop the documents that the request itself excludes or that another source claims: those may be deleted."""
+        """Drop documents that the request excludes or that another source claims: deleting these is never refused."""
         paths = vanished["path"].combine_chunks()
         left_out = Matcher(self._source.rules).excluded(paths) | claimed(paths, self._source.claims)
         if not self._source.record.archives:
@@ -591,7 +592,7 @@ class SourceRun:
 
         self.report.needing_extra, in_part = len(marked(MISSING_MARK)), marked(ENDS_MARK)
         self.report.in_part = dict(zip(in_part["path"].to_pylist(), in_part["size_bytes"].to_pylist(), strict=True))
-        if self._only is not None and isinstance(self._source.source, RepositorySource):  # nobody looked at the others
+        if self._only is not None and isinstance(self._source.source, RepositorySource):  # the others were not scanned
             seen = (DocumentState.NEW, DocumentState.CHANGED, DocumentState.TOUCHED)
             others = self.report.documents_total - sum(self.report.states[state] for state in seen)
             self.report.states[DocumentState.UNCHANGED] = others
@@ -601,7 +602,9 @@ class SourceRun:
         return totals(self._plan.workspace.manifest(self._source.entity).read(columns=["lines", "reason"]))
 
     def _count_deltas(self, lease: Lease | None) -> None:
-        """Count the deltas, and fold them under ``lease`` if they are many but small: no compaction is scheduled."""
+        """Count the deltas, and fold them under ``lease`` if they are many but small, because a compaction may not be
+        scheduled.
+        """
         documents = self._plan.workspace.manifest(self._source.entity)
         log = documents.log()
         deltas = len(log.deltas)
@@ -641,7 +644,9 @@ class SourceRun:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Handle a first Ctrl-C or SIGTERM after the block, so that its commits are recorded; a second at once."""
+    """Defer a first Ctrl-C or SIGTERM until the block ends, so that its commits are recorded. A second one takes effect
+    at once.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

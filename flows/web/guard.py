@@ -1,4 +1,4 @@
-"""Guard every request: check its names and access, limit its rate, and set the headers of answers.
+"""Guard every request: check its host, origin and access, limit its rate, and set the headers of answers.
 
 The rate limit is a token bucket for each client, for a bounded number of clients. Routes that wait for disks and
 buckets run in threads, with a limit on the time that a client waits.
@@ -69,8 +69,8 @@ def _turns(_: object) -> anyio.CapacityLimiter:
 
 
 def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Callable[..., Awaitable[Response]]:
-    """Return ``route`` as a coroutine with the same parameters; if it ``searches``, the number of concurrent ones is
-    limited.
+    """Return ``route`` as a coroutine with the same parameters; if it ``searches``, the number of concurrent searches
+    is limited.
 
     Raises StorageError after ANSWER_SECONDS.
     """
@@ -82,7 +82,7 @@ def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Call
             return await run_sync(partial(route, *args, **kwargs), abandon_on_cancel=True, limiter=turn)
         raise StorageError(f"The answer took more than {ANSWER_SECONDS:.0f} s", "", "Narrow the request, or ask again.")
 
-    vars(call)["__signature__"] = inspect.signature(route, eval_str=True)  # a method without its object
+    vars(call)["__signature__"] = inspect.signature(route, eval_str=True)  # without ``self``
     return call
 
 
@@ -148,7 +148,7 @@ class Guard:
             await send(message)
 
         async def send_answer(message: Message) -> None:
-            if is_answered or not body.is_too_large:  # else the application would consider its client gone
+            if is_answered or not body.is_too_large:  # an error answer would be about a client that seems to have left
                 await send_guarded(message)
 
         refused = await self._refused(scope)
@@ -239,7 +239,7 @@ def _unauthorized(scope: Scope) -> Response:
 
 def _without_scope(allowed: Access, path: str) -> Response | None:
     needed: TokenScope = "search"
-    if path == "/sql" and needed in allowed.scopes:  # its views are of both
+    if path == "/sql" and needed in allowed.scopes:  # its views show lines and memory
         needed = "memory"
     elif path == "/metrics":
         needed = "metrics"

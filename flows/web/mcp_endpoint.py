@@ -44,7 +44,7 @@ class Tools:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """If the application was started, end it with the block."""
+        """If the application was started, stop it at the end of the block."""
         try:
             yield
         finally:

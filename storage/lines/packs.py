@@ -1,7 +1,7 @@
 """Store the decoded text of documents in packs next to their lines, and search it exactly (decision 19).
 
 A pack contains consecutive lines of one document, including lines without a word, which have no row. Its grams are a
-filter of its trigrams, which rules out most packs that cannot match without reading them.
+filter of its trigrams; most packs without a match are ruled out by their grams and need not be read.
 """
 
 from __future__ import annotations

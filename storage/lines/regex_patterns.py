@@ -132,7 +132,7 @@ class Pattern:
     def _spans(self, lines: pa.StringArray, most: int = MAX_SPANS) -> list[list[tuple[int, int]]]:
         texts = lines.to_pylist()
         marks = next((pair for pair in _MARKS if not any(pair[0] in each or pair[1] in each for each in texts)), None)
-        if marks is None:  # each line has some, but hardly all of them
+        if marks is None:  # every pair of marks occurs in some line, but hardly in one line
             return [self._spans(pa.array([text.translate(_UNMARKED)]), most)[0] for text in texts]
         begin, end = marks[0], marks[1]
         found: list[list[tuple[int, int]]] = []

@@ -581,7 +581,7 @@ class _OpenDocument(_Handler):
 
 
 def _letters(column: int) -> str:
-    """Return the name of a column, from 0: ``A``, ``Z``, ``AA``."""
+    """Return the name of a column, counted from 0: ``A``, ``Z``, ``AA``."""
     name, column = "", column + 1
     while column:
         column, rest = divmod(column - 1, 26)

@@ -458,7 +458,7 @@ def largest_document(max_file_bytes: int, max_document_bytes: int) -> int:
 
 
 def _too_large(spec: ScanSpec, table: pa.Table) -> pa.Table:
-    """Return the files of ``table`` that exceed the limit for their names."""
+    """Return the files of ``table`` that exceed the size limit for files of their name."""
     files = table.filter(pc.greater(table["size_bytes"], min(spec.max_file_bytes, MAX_TEXT_BYTES)))
     paths, sizes = files["path"].to_pylist(), files["size_bytes"].to_pylist()
     large = [size > _limit(spec, path) for path, size in zip(paths, sizes, strict=True)]

@@ -155,7 +155,7 @@ def _tenant(row: EntryRow) -> str:
 
 
 def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], within: Entity, now: datetime) -> Drafts:
-    """Return ``new``, with keys that entries outside ``within`` already use replaced by private forms.
+    """Return ``new``, with private forms instead of the keys that entries outside ``within`` already use.
 
     ``known`` are all entries of these keys. An entry that already has a private form in ``within`` is replaced there.
     """
