@@ -36,7 +36,7 @@ MAX_UNPACKED_BYTES = 64 * 2**20
 MAX_MEMBERS = 100_000
 """A compressed file with more members is refused, however small they are."""
 _SLICE_BYTES = 16 * 1024
-"""Bytes to unpack at once; what follows the end of a member in such a slice is copied."""
+"""Bytes to unpack at once. The rest of a slice after the end of a member is copied."""
 _STREAMED_BYTES = 2**20
 _SNIFFED_STREAM_BYTES = 2**20
 """A block of bzip2 has up to 900 kB."""
@@ -77,7 +77,7 @@ class Extracted:
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Self:
-        """Validate the answer of a process, which a hostile document may have taken over. Raises Refused."""
+        """Validate the answer from a process that a hostile document may have taken over. Raises Refused."""
         try:
             text = _encodable(str(said["text"]))
             lines = text.count("\n")
@@ -158,9 +158,9 @@ class Extractor:
     """An extractor of one kind of file; ``name`` and ``version`` are in the manifest.
 
     ``suffixes`` are the endings of the names of such files. ``takes`` returns whether the bytes of a file with such a
-    name are of this kind. ``function`` in ``module`` of this package does the work; it needs the library ``needs`` of
-    the extra, if any. An ``isolated`` extractor runs in a separate process, because its files are large, or can hang or
-    crash their reader. Without its library, files that are text (``is_text``) are indexed unchanged, and others are
+    name are of this kind. ``function`` in ``module`` of this package extracts the text; it needs the library ``needs``
+    of the extra, if any. An ``isolated`` extractor runs in a separate process, because its files are large, or can hang
+    or crash their reader. Without its library, files that are text (``is_text``) are indexed unchanged, and others are
     skipped.
     """
 
@@ -243,9 +243,8 @@ def _holds(part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
 
 
 def _says(kind: bytes, part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
-    """Return a test for archives that begin with a media type that starts with ``kind``.
-
-    Some programs put it elsewhere, so with one of ``suffixes`` an archive needs only the ``part``.
+    """Return a test for archives whose first entry is a media type that starts with ``kind``. Some programs store the
+    media type elsewhere, so an archive with one of ``suffixes`` needs only the ``part``.
     """
 
     def takes(data: bytes, suffix: str) -> bool:
@@ -261,7 +260,9 @@ OLE = b"\xd0\xcf\x11\xe0"
 _DIRECTORY_BYTES = 128 * 1024
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
 _MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\n(?:[ \t][^\n]*\n)*){2,}")
-"""Matches each line in only one way, so that it never backtracks on text that resembles mail."""
+"""Matches the first headers of mail. Each line matches in only one way, so text that resembles mail causes no
+backtracking.
+"""
 _OF_MAIL = re.compile(rb"^(?:message-id|received|mime-version|from):", re.IGNORECASE | re.MULTILINE)
 _MAILBOX = re.compile(rb"\AFrom [^\s]+ [^\r\n]*\d\d:\d\d[^\r\n]*\r?\n[A-Za-z][A-Za-z0-9-]{0,60}:")
 _SRT = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*\d+[ \t]*\r?\n\d{1,3}:\d\d:\d\d[.,]\d{3}[ \t]*-->")
@@ -513,7 +514,9 @@ def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
 
 
 def variant_of(extractor: Extractor | None, *, outputs: bool) -> Extractor | None:
-    """Return the extractor to use for ``extractor``: another one if ``outputs`` of notebooks are included."""
+    """Return the extractor that replaces ``extractor`` if the ``outputs`` of notebooks are included, else
+    ``extractor``.
+    """
     is_replaced = outputs and extractor is not None and extractor.function == "notebook"
     return WITH_OUTPUTS if is_replaced else extractor
 
@@ -522,8 +525,8 @@ def variant_of(extractor: Extractor | None, *, outputs: bool) -> Extractor | Non
 class Reading:
     """The result of reading a file: its text, or the ``reason`` for which it has none.
 
-    ``path`` determines the language of the text, ``mark`` is for the manifest, and ``replaced`` is set if bytes were
-    replaced that are not text in the encoding of the file.
+    ``path`` determines the language of the text, ``mark`` is for the manifest, and ``replaced`` is set if bytes that
+    are invalid in the encoding of the file were replaced.
     """
 
     path: str

@@ -25,11 +25,11 @@ from driftline.tasks.extraction.extractor import (
 MISSING_MARK = r"(?:^|\+)\w+/0"
 """The mark of files whose extractor is not installed."""
 ENDS_MARK = r"(?:^|\+)ends/"
-"""The mark of files whose first and last lines alone are indexed."""
+"""The mark of files of which only the first and last lines are indexed."""
 
 
 def ends_mark(most: int) -> str:
-    """Return the mark of a file whose first and last lines alone, ``most`` bytes, were read."""
+    """Return the mark of a file of which only the first and last lines, ``most`` bytes, were read."""
     return f"ends/{most}"
 
 
@@ -47,7 +47,7 @@ class How:
     outputs: bool = False
 
     def marks(self) -> frozenset[str]:
-        """Return the parts of its files' marks, without the part for redaction."""
+        """Return the possible parts of the marks of the run's files, except for the part about redaction."""
         own = {ends_mark(self.most), self.opened or UNOPENED, UNOPENED}
         return current_marks(outputs=self.outputs) | own
 
@@ -78,14 +78,14 @@ def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: How) -> NDArra
     if unopened:
         lacking = pc.and_(
             pc.match_substring_regex(paths, NAMED_LIKE_ARCHIVE),
-            pc.invert(pc.match_substring(paths, INSIDE)),  # the outermost container stands for those inside
+            pc.invert(pc.match_substring(paths, INSIDE)),  # opening the outermost container opens the ones inside
         )
         result = pc.or_(result, pc.and_(pc.is_in(known, value_set=pa.array(unopened, pa.string())), lacking))
     return np.asarray(result.to_numpy(), dtype=bool)
 
 
 def is_current(path: str, mark: str, how: How) -> bool:
-    """Return whether a run that reads files as in ``how`` would read a document with this ``mark`` in the same way."""
+    """Return whether a document with this ``mark`` was read in the same way as a run with ``how`` would read it."""
     of_extractor, is_redacted = split_mark(mark, how.redaction)
     return is_redacted and (_parts(of_extractor) <= how.marks() if of_extractor else not is_named_like_document(path))
 

@@ -235,7 +235,7 @@ class ScanResult:
     ``skipped`` (SKIPPED_SCHEMA) has every file that is not indexed; an ignored folder has one row, with a trailing
     slash. ``listed`` counts the compared files, ``known`` the files in the manifest. ``complete`` is False if folders
     could not be read: they are in ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the time
-    that the worker took; ``too_large`` has the sizes of files beyond their limit. ``opened`` are the archives and mail
+    taken by the worker; ``too_large`` has the sizes of files beyond their limit. ``opened`` are the archives and mail
     whose members were listed, and ``carriers`` those that are not documents themselves, because no pattern includes
     them.
     """
@@ -401,7 +401,7 @@ def _open(
     for path in sorted(changed):
         try:
             data = spec.source.read(path)
-        except (AccessDenied, ObjectNotFound):  # the read for the index says why
+        except (AccessDenied, ObjectNotFound):  # the batch that reads it reports the reason
             unread.append(path)
             continue
         try:
@@ -423,7 +423,7 @@ _UNNAMED = (SkipReason.ODD_KEY, SkipReason.BAD_NAME, SkipReason.REPLACED)
 
 
 def _admitted(spec: ScanSpec, listing: Listing, members: Sequence[Member], files: pa.ChunkedArray) -> list[Member]:
-    """Return the members that the rules admit; a reason says that one may not be indexed."""
+    """Return the members that the rules admit, each with the reason if it must not be indexed."""
     for member in members:
         if member.reason is not None and member.reason in _UNNAMED:
             listing.skip(member.reason, member.path)
@@ -448,7 +448,7 @@ def has_own_limit(path: str) -> bool:
 
 
 def holds_records(path: str) -> bool:
-    """Return whether a file has the name of a log, CSV or JSON lines: its first and last lines alone are useful."""
+    """Return whether a file is named like a log, CSV or JSON lines, whose first and last lines alone are useful."""
     return re.search(_LARGE_NAMES, path) is not None
 
 
@@ -668,7 +668,7 @@ def analyze_document_states(
         if change["path"] not in paths:
             continue  # the archive of a document
         if is_container(change["path"]):
-            change["must_embed"] = False  # limits of a run, which are unknown here, decide what is listed inside
+            change["must_embed"] = False  # what is listed inside depends on a run's limits
         try:
             etag = change["etag"]
             digest = etag.partition(":")[2] if is_of_member(etag) else content_hash(source.read(change["path"]))
@@ -680,8 +680,8 @@ def analyze_document_states(
 
 
 def _fingerprint(config: WorkspaceConfig) -> str:
-    """Return the fingerprint of the next run, which embeds lines again if their text was prepared by an earlier
-    version.
+    """Return the fingerprint that the next run will use: it embeds lines again if an earlier version prepared their
+    text.
     """
     bound = config.fingerprint or ""
     try:

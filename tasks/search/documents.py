@@ -46,7 +46,7 @@ class DocumentCursor:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document as it was indexed; ``reason`` says why it has no lines, if it was skipped."""
+    """A document as it was indexed. If it was skipped, ``reason`` says why it has no lines."""
 
     source: str
     path: str

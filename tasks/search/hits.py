@@ -48,7 +48,9 @@ from driftline.tasks.text import decode, lines_between, rows_of_line, split_line
 MAX_WINDOW_LINES = 32
 """Maximum number of lines of a window without its context."""
 GROWTH = 0.7
-"""The share of a window's relevance that a hit needs to extend it; weaker hits cost a reader more than they tell."""
+"""Minimum relevance of a hit that extends a window, as a share of the window's relevance. Weaker hits would add more
+lines to read than information.
+"""
 GROWTH_ACROSS = 0.9
 """GROWTH for a hit in another definition, unless the query is a sentence, whose answer may be in either."""
 MAX_HEAD_LINES = 8
@@ -64,13 +66,13 @@ MAX_WINDOWS_OF_DEFINITION = 3
 class Window:
     """Neighbouring hits of one document; lines are 0-based, both ends included.
 
-    ``best`` is the hit that answers best by itself, and ``fit`` its quality. ``distance``, ``text``, ``column`` (where
-    the text begins in its line) and ``definition`` (the innermost one) belong to this hit; the definition is unknown
-    unless the window is ``outlined``. ``score`` is the score of the hit that ranks the window: its relevance, of which
-    ``attainable`` is the maximum, or its cosine if hits are sorted by cosine; nothing is attainable then. ``set_back``
-    is what better windows of its file have taken from the score, without making it less likely. ``copies`` are other
-    documents of its source with the same name and content. If the query has ``named`` the definition, the window stays
-    inside it.
+    ``best`` is the line of the hit that answers the query best on its own, and ``fit`` the quality of that hit.
+    ``distance``, ``text``, ``column`` (where the text begins in its line) and ``definition`` (the innermost one) belong
+    to this hit; the definition is unknown unless the window is ``outlined``. ``score`` ranks the window: it is the
+    relevance of a hit, at most ``attainable``, or the cosine if hits are sorted by cosine (``attainable`` is then 0).
+    ``set_back`` is the deduction from the score for better windows of the same file, which does not reduce the
+    likelihood. ``copies`` are other documents of its source with the same name and content. If the query has ``named``
+    the definition, the window stays inside it.
     """
 
     entity: str
@@ -215,7 +217,7 @@ def arranged(
         return list(windows)
     limit = weights.question_words if form in ("question", "usage") else weights.phrase_words
     least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
-    # The definition of the name that is the query says nothing about how well names of files match.
+    # If the query is one name, the score of its definition says nothing about how well file names match.
     of_words = max((each.score for each in windows if not each.named), default=best) if form == "name" else best
     of_file: dict[tuple[str, str], float] = defaultdict(float)
     for window in windows:
@@ -353,7 +355,9 @@ def _word_of(query: str) -> re.Pattern[str] | None:
 
 
 def match_in(line: str, query: str) -> int:
-    """Return where ``line`` answers ``query``: the start of the window with most words of the query; 0 without any."""
+    """Return the position at which ``line`` answers ``query``: the start of the window with the most words of the
+    query, 0 without any.
+    """
     anyone = _word_of(query)
     found = [(each.start(), each[0]) for each in anyone.finditer(line.lower())] if anyone else []
     best, most, end = 0, 0, 0
@@ -371,7 +375,9 @@ def match_in(line: str, query: str) -> int:
 
 
 def distinct_windows(find: Callable[[int], Sequence[Window]], limit: int, records: SourceRecords) -> list[Window]:
-    """Return the first ``limit`` windows of ``find``, called with a number of windows; no file comes twice."""
+    """Return the first ``limit`` windows that ``find``, called with a number of windows, returns, without windows of a
+    file that an earlier source has shown.
+    """
     count = limit
     while True:
         found = find(count)
@@ -409,11 +415,11 @@ class Hit:
     ``path`` is the document's path in its source. ``file`` can be opened: an absolute path or a URI (of its archive),
     or None for standard input and removed sources. ``line`` and ``text`` are the best line, and ``column`` is where it
     answers the query. ``score`` orders the list: the probability that such a hit is right, which ``label`` classifies;
-    a further hit in a file has a lower score than its label; in the mode ``vector``, it is the cosine of the best line,
-    without a label. ``distance`` is 1 - the cosine of the best line, ``relevance`` the share of random pairs of lines
-    that are farther. ``copies`` are the paths of other documents of the source with the same name and content, which
-    are not shown. ``context`` has the lines from ``start_line`` to ``end_line``, as they were indexed. Of a long line,
-    ``text`` and ``context`` have the window around the match (``clipped``).
+    for further hits in a file, the score is lower than the label suggests. In the mode ``vector``, ``score`` is the
+    cosine of the best line, and there is no label. ``distance`` is 1 - the cosine of the best line, ``relevance`` the
+    share of random pairs of lines that are farther. ``copies`` are the paths of other documents of the source with the
+    same name and content, which are not shown. ``context`` has the lines from ``start_line`` to ``end_line``, as they
+    were indexed. Of a long line, ``text`` and ``context`` have the window around the match (``clipped``).
 
     ``freshness`` is the state of the best line, and ``line_now`` its current number; None if that would need further
     reads. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind`` its kind
@@ -635,7 +641,7 @@ def anchors_of(
 def read_documents(
     workspace: Workspace, windows: Sequence[Window], records: SourceRecords, *, context: bool
 ) -> dict[tuple[str, str], Read]:
-    """Read the documents of ``windows``, by ``(entity, path)``; remote ones only for their context.
+    """Read the documents of ``windows``, keyed by ``(entity, path)``; remote ones only if their context is needed.
 
     Documents of sources that were removed or cannot be read are missing.
     """
@@ -667,7 +673,7 @@ def is_readable(source: Source, path: str) -> bool:
 def _indexed(
     tables: Sequence[LineQuery], windows: Sequence[Window], n_lines: int
 ) -> dict[tuple[str, str], dict[int, str]]:
-    """Return the indexed lines of ``windows`` and around them, by document and line number."""
+    """Return the indexed lines in and around ``windows``, keyed by document and line number."""
     passages = [
         Passage(window.entity, window.path, max(0, window.first - n_lines), window.last + n_lines) for window in windows
     ]
