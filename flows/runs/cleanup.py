@@ -214,7 +214,7 @@ class _Cleanup:
         return (*deletion.deleted, *rest)
 
     def _survey(self) -> Survey:
-        """Survey all tenants, or only those that may hold garbage; note which objects would be garbage whatever their
+        """Survey all tenants, or only tenants that may hold garbage; note which objects would be garbage whatever their
         age.
         """
         tenants = None if self._report.full else self._traces.suspects
