@@ -108,7 +108,7 @@ def query(
             for name, view in views(workspace, within, searches).items():
                 shown = connection.from_arrow(_Scanned(view, limits.failures)).filter(view.where).project(view.shown)
                 (shown.distinct() if view.distinct else shown).create_view(name)
-            connection.execute("SET TimeZone = 'UTC'")  # else now() has the zone of the machine
+            connection.execute("SET TimeZone = 'UTC'")  # otherwise, now() has the time zone of the machine
             connection.execute("SET lock_configuration = true")
             _check(connection, text)
             timer.start()
@@ -129,7 +129,7 @@ class _Limits:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise DuckDB's refusals as errors of Driftline."""
+        """Translate DuckDB's errors into errors of Driftline."""
         import duckdb
 
         try:
@@ -220,7 +220,7 @@ def as_json(value: Any) -> object:
 
 
 def _connect(max_bytes: int) -> DuckDBPyConnection:
-    """Connect to a database in memory that can reach nothing, and spills nothing to a disk."""
+    """Connect to a database in memory that has no access to anything else and spills nothing to the disk."""
     import duckdb
 
     return duckdb.connect(
@@ -280,7 +280,7 @@ class _Scanned(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
         try:
             for batch in self._view.read(names, where):
                 yield batch.select(names).cast(schema)
-        except DriftlineError as error:  # DuckDB would report it as its own error
+        except DriftlineError as error:  # DuckDB would report it as an error of its own
             self._failures.append(error)
             raise
 
@@ -553,7 +553,7 @@ class _Contents:
                 info.path.rpartition("/")[2] for info in self.workspace.objects.list(owner.directory, recursive=False)
             )
             if self.within is not None and owner.type == self.workspace.config.hierarchy[-1]:
-                continue  # the index there is the manifest of the source
+                continue  # the index of this directory is the manifest of a source
             if not any(name == BASE or is_delta(name) for name in names_there):
                 continue
             rows = MemoryIndex(self.workspace.objects, owner.directory).read(columns=_MEMORY.names)

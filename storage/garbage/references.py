@@ -233,7 +233,7 @@ def _memory(workspace: Workspace, catalog: Catalog) -> tuple[frozenset[str], dic
 def _tracked(workspace: Workspace, table: LanceTable, present: set[str]) -> frozenset[str]:
     """Return the paths, relative to ``table``, that its versions refer to; each must be ``present`` in the listing.
 
-    The check also verifies that Lance and the listing spell paths alike; otherwise every file would seem an orphan.
+    The check also verifies that Lance and the listing spell paths alike: if not, every file would look like an orphan.
     """
     for _ in range(TABLE_ATTEMPTS):
         tracked = table.tracked_files() if table.exists() else frozenset()

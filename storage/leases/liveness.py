@@ -196,7 +196,7 @@ class ProcessIdentity:
                 return False
             case Liveness.ENDED:
                 return not self._is_visible()
-            case Liveness.ALIVE:  # perhaps only a child that inherited the descriptor
+            case Liveness.ALIVE:  # perhaps only a child that inherited the descriptor is alive
                 return self._has_left_its_pid()
 
     def _is_visible(self) -> bool:
@@ -204,7 +204,9 @@ class ProcessIdentity:
         return self.boot_id == _boot_id() and self.start_time != "" and _start_time(self.pid) == self.start_time
 
     def _has_left_its_pid(self) -> bool:
-        """Return whether the pid provably belongs to no process, or to another one; an invisible one may run."""
+        """Return whether the pid provably belongs to no process or to another process. A process that is not visible
+        may still run.
+        """
         if self.boot_id != _boot_id():
             return False
         found = _start_time(self.pid)

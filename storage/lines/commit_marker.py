@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 MARKER_LINE = -1
 """``line_number`` of a commit marker."""
 MANY_FRAGMENTS = 32
-"""A table of fewer fragments is looked through for a marker: one scan takes a few milliseconds."""
+"""With fewer fragments, a scan of all of them finds a marker in a few milliseconds."""
 SMALL_FRAGMENT_ROWS = 4096
 TABLES_REMEMBERED = 16
 
@@ -109,7 +109,7 @@ def read_markers(
 
 
 class _MarkerPlaces:
-    """Which small fragments of this process's tables have the commit marker of which source.
+    """For each small fragment of this process's tables, the sources whose commit markers it has.
 
     A first run over many sources adds two fragments for each. Without an index, looking for a marker in all of them
     would take longer with every source. A fragment is remembered by the names of its data and deletion files, which are

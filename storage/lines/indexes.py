@@ -84,7 +84,7 @@ SEGMENT_ROWS = 1 << 20
 SMALL_SEGMENT_ROWS = SEGMENT_ROWS // 2
 """Segments with fewer rows are merged later; larger ones are kept."""
 MAX_SMALL_SEGMENTS = 8
-"""Maximum number of small segments that a run leaves."""
+"""Maximum number of small segments that a run leaves unmerged."""
 OUTWEIGHS = 2
 """A small segment is merged with all smaller ones and new rows unless it is this many times their total size. So each
 row is indexed again only a few times, and a small segment is a fraction of the next larger one."""
@@ -95,7 +95,9 @@ MAX_UNINDEXED_TEXT_ROWS = 1_000
 A search cuts the text of unindexed rows into words: a millisecond for a thousand rows. A segment of this size takes 10
 ms to build."""
 MAX_UNINDEXED_TEXT_ROWS_OF_BRANCH = 100
-"""One search may read many branches, each with the unindexed rows of the main index and its own."""
+"""The same limit for a branch: one search may read many branches, each with its own unindexed rows in addition to those
+of the main index.
+"""
 
 
 def _most_unindexed(table: LineTable, name: str) -> int:
@@ -126,8 +128,8 @@ def groups_to_build(
 
 
 def _outweighed(rows: Mapping[int, int], small: Sequence[Set[int]], uncovered: Set[int], few: int) -> list[Set[int]]:
-    """Return the ``small`` segments to merge with each other and the ``uncovered`` fragments; segments of a ``few``
-    rows always are.
+    """Return the ``small`` segments to merge with each other and the ``uncovered`` fragments; segments of at most
+    ``few`` rows are always merged.
     """
     by_size = sorted(small, key=lambda segment: _total(rows, segment))
     lighter, count = _total(rows, uncovered), 0

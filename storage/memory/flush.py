@@ -122,7 +122,7 @@ class Flusher:
             return self._waiting > 0 or self._is_flushing
 
     def settle(self) -> None:
-        """Flush the writes of this process and those that others left behind, so that a search finds all of them.
+        """Flush the writes of this process and the overdue writes of others, so that a search finds all of them.
 
         Raises StorageError or CatalogError if this process's changes cannot be flushed; a failure to flush other
         processes' changes is only logged.
@@ -166,7 +166,7 @@ class Flusher:
             number = self._empty(tenant, shared=shared)
             if number is None:
                 with self._state:
-                    self._waiting += 1  # the other process may have read the outbox for the last time
+                    self._waiting += 1  # the other process may not read the outbox again
             flushed += number or 0
         return flushed
 
@@ -198,14 +198,14 @@ class Flusher:
             self._ended = True
             self._state.notify_all()
         if self._thread is threading.current_thread():
-            return  # the flush itself collects the store, and the thread ends after it
+            return  # the flush itself has collected the store; the thread ends after the flush
         if self._thread is not None:
             self._thread.join()
         if self.has_waiting:
             self.flush()
 
     def count_deltas(self) -> None:
-        """Count deltas, and request a compaction if the flushes call for one. Raises StorageError."""
+        """Count deltas, and request a compaction if there are too many. Raises StorageError."""
         if self._watch is not None:
             self._watch.look()
 
@@ -288,7 +288,7 @@ def _close(
 
 
 def _close_unattended(process: int, flusher: Flusher, pool: ThreadPoolExecutor, catalog: Catalog) -> None:
-    """Close without a caller to report a failure to; the outbox keeps unflushed changes for other readers.
+    """Close when no caller can receive an error; the outbox keeps unflushed changes for other processes.
 
     A forked process has the connections of its parent, which closes them itself.
     """

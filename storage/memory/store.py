@@ -52,10 +52,10 @@ class MemoryStore(EntityRegistry):
 
     Every call is confined to one tenant: the tenant of its entity or ``scope``, by default the configured root's
     tenant. A store writes nothing outside of its root. Without a root, a call without a scope sees the entries of all
-    tenants; if two tenants have the key that it names, it raises BadEntry, which lists both. A scope below the tenant
-    shows only entries at or below it. Threads may share a store. Each process opens a store of its own, and processes
-    share one PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context manager,
-    so that the last writes reach the indexes at once; a closed store raises StoreClosed.
+    tenants; if two tenants have the same key, a call that names it raises BadEntry, which lists both. A scope below the
+    tenant shows only entries at or below it. Threads may share a store. Each process opens a store of its own, and
+    processes share one PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context
+    manager, so that the last writes reach the indexes at once; a closed store raises StoreClosed.
 
     Raises BadEntity, BadEntry and UsageError for bad input, before anything is written. Raises StorageError if the
     workspace fails; the catalog is unchanged then. Raises CatalogError if the catalog fails, with the path of a blob
@@ -227,7 +227,7 @@ class MemoryStore(EntityRegistry):
         return self._flusher.flush()
 
     def collect_expired(self) -> int:
-        """Delete the expired entries of all tenants, or within the boundary.
+        """Delete all expired entries, in a bound store only within its boundary.
 
         Returns:
             Their number.
@@ -352,7 +352,7 @@ class MemoryStore(EntityRegistry):
         return {entry.key: entry for entry in as_shown(self._reader.entries(rows, visible))}
 
     def _rows_of(self, keys: Sequence[str], visible: Scope | Everywhere) -> list[EntryRow]:
-        """Return the entries of ``keys``. Raises BadEntry if two tenants have one of them, CatalogMismatch."""
+        """Return the entries of ``keys``. Raises BadEntry if two tenants have the same key, and CatalogMismatch."""
         rows = self.catalog.read(lambda connection: entry_writes.get(connection, keys, visible, self._now()))
         paths_by_key: dict[str, list[str]] = {}
         for row in rows:

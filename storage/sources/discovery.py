@@ -46,7 +46,7 @@ PAGE_SECONDS = 300.0
 ATTEMPTS = 3
 """Attempts of a request that fails with a 5xx status or without an answer."""
 MAX_WAIT_SECONDS = 900.0
-"""Maximum time that all requests of a sync wait, in total, because the host asks for it."""
+"""Maximum total time that the requests of a sync wait because the host asks for it."""
 _CHUNK = 1 << 16
 _OK, _NOT_MODIFIED, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _TOO_MANY = 200, 304, 401, 403, 404, 429
 _MAX_ID = 200
@@ -65,7 +65,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which repositories of a host belong to a fleet. Globs match paths; one without a slash matches the name."""
+    """Which repositories of a host belong to a fleet. Globs match paths; a glob without a slash matches the name."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ def _matcher(globs: Sequence[str]) -> Callable[[str], bool]:
 
 @dataclass(slots=True)
 class RateLimit:
-    """The waits that a host asks for; concurrent requests share them. After a ``refused`` one, no request is sent."""
+    """The waits that a host asks for, shared by concurrent requests. After a ``refused`` wait, no request is sent."""
 
     waits: int = 0
     seconds: float = 0.0
@@ -151,9 +151,9 @@ def discover(
 ) -> Listing:
     """List the repositories of ``host``; a failure is part of the listing.
 
-    ``pages`` are the pages of the last listing, and ``known`` has their repositories by id: unchanged pages need not be
-    sent again. ``limit`` has the waits of earlier requests; ``notify`` receives messages for waiting users. Raises
-    UsageError if the token's variable is not set.
+    ``pages`` are the pages of the last listing, and ``known`` has their repositories by id: the host need not send
+    unchanged pages again. ``limit`` has the waits of earlier requests; ``notify`` receives messages for waiting users.
+    Raises UsageError if the token's variable is not set.
     """
     listing = Listing(limit=limit or RateLimit())
     token = host.token(environ)
@@ -273,7 +273,7 @@ class _Reader:
             self._headers["Authorization"] = self._api.authorization.format(token=token)
         import urllib.request  # reading a configuration needs none of it
 
-        # No handler follows redirects, reads files or raises errors: every answer comes back as it is.
+        # No handler follows redirects, reads files or raises errors: every answer is returned unchanged.
         self._opener = urllib.request.OpenerDirector()
         for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
             self._opener.add_handler(handler)
@@ -313,7 +313,7 @@ class _Reader:
             known = None
         status, headers, body = self._ask(url, known.etag if known is not None else "")
         if status == _NOT_MODIFIED and known is not None:
-            if known.next:  # the state is in the workspace, where others may write
+            if known.next:  # the state is in the workspace, which others may write to
                 self._on_this_host(url, known.next)
             self._listing.unchanged_pages += 1
             for each in known.ids:
@@ -350,7 +350,7 @@ class _Reader:
         return repository.id
 
     def _take(self, repository: Repository) -> None:
-        if repository.id in self._listing.repositories:  # the pages have shifted, so another one may be on none
+        if repository.id in self._listing.repositories:  # pages have shifted and may lack another
             self._listing.problems.append(f"the host lists {repository.path} twice")
         self._listing.add(repository)
 
@@ -379,7 +379,7 @@ class _Reader:
                 raise StorageError(f"The host lists more than {MAX_OPEN_PULLS:,} open pull requests", repository.path)
             tag = (headers.get("ETag") or "") if url == first and not answer.next else ""
             url = answer.next
-        for number in sorted(set(known) - found.keys()):  # one may slip from page to page, and no answer is no proof
+        for number in sorted(set(known) - found.keys()):  # one may move between pages; a missing answer proves nothing
             if self._is_closed(f"{first.partition('?')[0]}/{number}"):
                 found[number] = ""
             else:
@@ -387,7 +387,7 @@ class _Reader:
         return found, tag
 
     def _is_closed(self, url: str) -> bool:
-        """Return whether the host says that a pull request is closed or merged; of a deleted one, it says nothing."""
+        """Return whether the host reports a pull request as closed or merged; it reports nothing about deleted ones."""
         try:
             return json.loads(self._ask(url, "")[2])["state"] in ("closed", "merged")
         except (SourceNotFound, ValueError, KeyError, TypeError, RecursionError):
@@ -410,7 +410,7 @@ class _Reader:
     def _ask(self, url: str, etag: str) -> tuple[int, Mapping[str, str], bytes]:
         attempts, redirects = 0, 0
         while True:
-            with self._limit.lock:  # while a request waits, it has the lock
+            with self._limit.lock:  # a waiting request holds the lock
                 waits = self._limit.waits
                 if self._limit.refused is not None:
                     raise self._limit.refused
@@ -437,7 +437,7 @@ class _Reader:
                 raise StorageError("The host failed to list its repositories", self._host.name, f"Status {status}.")
 
     def _answer(self, url: str, etag: str) -> tuple[int, Mapping[str, str], bytes]:
-        """Send one request; the status is 0 if no whole answer came, and the body then says why."""
+        """Send one request. The status is 0 if the answer was incomplete, and the body then has the reason."""
         import urllib.request
         from http.client import HTTPException
 
@@ -479,7 +479,7 @@ class _Reader:
         return 60.0 if status == _TOO_MANY else None
 
     def _wait(self, seconds: float, waits: int) -> None:
-        """Wait, unless another request has done so since there were ``waits``. Raises StorageError."""
+        """Wait, unless another request has waited since the count was ``waits``. Raises StorageError."""
         limit = self._limit
         with limit.lock:
             if limit.waits != waits:

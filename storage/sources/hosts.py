@@ -54,7 +54,7 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where repositories are discovered: those of ``owner`` on a host, or all that the token may read.
+    """Where repositories are discovered: the repositories of ``owner`` on a host, or all that the token may read.
 
     ``url`` is the URL of a self-hosted instance, the folder of the provider ``folder``, or the file of the provider
     ``list``, which also has ``uris``. ``variable`` is the environment variable that holds the token.
@@ -87,7 +87,7 @@ class Host:
         return environ[self.variable] if self.variable else ""
 
     def remote(self, repository: Repository) -> Remote:
-        """Return the repository as git reaches it, with the reference to the token. Raises UsageError."""
+        """Return the repository's remote, with the reference to the token. Raises UsageError."""
         remote = parse_remote(self.uri(repository))
         if remote is None:
             raise UsageError("Not a valid repository path", repr(repository.path))
@@ -200,8 +200,8 @@ def _bitbucket_server(item: Any) -> Repository:
 
 
 def _linked(url: str, body: Any, headers: Mapping[str, str]) -> HostPage:
-    """Read a page; the header ``Link`` names the next one, and without it, the page number of a counted listing is
-    increased.
+    """Read a page. The header ``Link`` names the next page; without the header, the next page number of a counted
+    listing is used.
     """
     found = _NEXT.search(headers.get("Link") or "")
     total = headers.get("X-Total") or headers.get("X-Total-Count") or ""

@@ -160,7 +160,7 @@ def _state(workspace: Workspace, entity: Entity, table: LineTable) -> tuple[Lanc
         dataset = table.open()
         marker = table.marker_in(dataset, entity)
         unpublished = [batch for batch in documents.staged() if marker.holds(batch)]
-        with contextlib.suppress(ObjectNotFound):  # published since
+        with contextlib.suppress(ObjectNotFound):  # published in the meantime
             data, reached = documents.snapshot_with(unpublished)
             if table.commit_marker(entity) == marker:
                 return dataset, marker, data, reached
@@ -213,7 +213,7 @@ def _delete_from(table: LineTable, cut: str) -> None:
         try:
             table.open().branches.delete(lance_branch(cut))
         except ValueError as error:
-            if "Ref not found" not in str(error):  # another process has deleted it since
+            if "Ref not found" not in str(error):  # another process has deleted it in the meantime
                 raise
 
 
