@@ -31,7 +31,7 @@ def mcp(
         list[str] | None,
         typer.Option(
             metavar="URI",
-            help="The workspace: a folder, s3://, gs:// or az://, or @NAME; several, and each call names one. "
+            help="The workspace: a folder, s3://, gs:// or az://, or @NAME. If there are several, each call names one. "
             "Default: $DRIFTLINE_WORKSPACE, else the nearest .driftline folder.",
         ),
     ] = None,

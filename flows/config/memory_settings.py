@@ -63,7 +63,7 @@ class CatalogSection(_Section):
     """
 
     type: Literal["sqlite", "postgresql", "sqlalchemy"] | None = Field(
-        default=None, description="Checked against the URL."
+        default=None, description="Kind of database; must match the URL."
     )
     url: str | None = Field(
         default=None,
@@ -137,10 +137,10 @@ class IndexSection(_Section):
         default=122_880, description="Rows in a row group of the Parquet indexes."
     )
     compression: Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"] = Field(
-        default="zstd", description="`zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`, of the Parquet indexes."
+        default="zstd", description="Of the Parquet indexes: `zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`."
     )
     compaction_threshold: Annotated[int, Field(ge=0)] = Field(
-        default=DEFAULT_MAX_DELTAS, description="Fold an index that has more deltas."
+        default=DEFAULT_MAX_DELTAS, description="Fold an index that has more deltas than this."
     )
 
 
@@ -162,7 +162,7 @@ class MemoryConfiguration(_Section):
     index: IndexSection = IndexSection()
     embedding: EmbeddingSection = EmbeddingSection()
     inline_threshold: Annotated[int, Field(ge=0, le=65_536)] = Field(
-        default=1_024, description="Values above this many bytes go to a blob."
+        default=1_024, description="Values of more bytes than this are stored in blobs."
     )
     redact: Redaction = Field(
         default=DEFAULT_REDACTION,
