@@ -1,4 +1,4 @@
-"""What a workspace says of its sources contacts nobody: it may have come with an unpacked folder."""
+"""Records of sources in a workspace cause no connection, because the workspace may be part of an unpacked folder."""
 
 from __future__ import annotations
 

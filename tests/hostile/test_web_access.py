@@ -130,7 +130,9 @@ def test_requests_need_a_valid_token(site: Site) -> None:
 
 @pytest.mark.parametrize("query", ["lease", '"lease"'])
 def test_facets_count_nothing_beyond_the_boundary(site: Site, bound: str, query: str) -> None:
-    """Not even if the source is asked for: a facet counts without its own values."""
+    """Facets show nothing beyond the boundary, even if the request names the source: a facet is counted without its own
+    values.
+    """
     requested = urlencode({"q": query, "facets": "true", "source": f"{FOREIGN['secretx']}/source:secretx"})
     files = json.loads(site.ask(f"/api/v1/search?{requested}", token=bound).body)["facets"]["files"]
     assert files["source"] == {f"{OWN}/source:own": 2}

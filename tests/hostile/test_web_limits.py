@@ -84,7 +84,7 @@ def connected(address: str) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the other side closes within the timeout of the socket."""
+    """Return whether the other side closes within the timeout of the socket."""
     try:
         while connection.recv(65_536):
             pass
@@ -96,7 +96,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def refuses(address: str) -> bool:
-    """Whether the server closes a new connection at once; one that it holds stays open for longer."""
+    """Return whether the server closes a new connection at once; an accepted one stays open for longer."""
     with connected(address) as connection:
         connection.settimeout(0.5)
         return is_closed(connection)
@@ -110,7 +110,7 @@ def is_healthy(address: str) -> bool:
 
 
 def is_refused(connection: socket.socket, parts: list[bytes]) -> bool:
-    """Whether what is sent gets an answer of a client error, or none because the other side has closed."""
+    """Return whether the answer to ``parts`` is a client error, or missing because the other side has closed."""
     try:
         for part in parts:
             connection.sendall(part)
