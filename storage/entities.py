@@ -21,7 +21,7 @@ _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _TYPE = re.compile(r"[a-z][a-z0-9_]*")
 
 TEMPLATE = "org:{org}/project:{group}/source:{name}"
-"""The entity of a repository, unless the fleet has a template of its own."""
+"""The template for the entities of repositories, unless the fleet has its own."""
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _PLACEHOLDERS = frozenset({"org", "group", "name", "path", "id"})
 

@@ -273,7 +273,7 @@ KNOWN: tuple[Rule, ...] = (
     _token("atlassian", "ATATT3", r"[\w=-]{100,}"),
     _token("doppler", r"dp\.(?:pt|st|ct|sa|scim|audit)\.", r"[A-Za-z0-9._-]{40,}"),
     _token("driftline", "driftline_", r"[\w-]{43}(?![\w-])", "driftline_[A-Za-z0-9_-]{43}"),
-    # forms of their own
+    # other forms
     Rule("jwt", r"eyJ[A-Za-z0-9_-]{8,}\.eyJ", r"(?<![\w-])eyJ[\w-]{10,}\.eyJ[\w-]{8,}\.[\w-]{20,}", _is_jwt),
     Rule("authorization-header", "(?i:authorization)", r"[\w+/=.~-]{16,}",
          lambda value: _varied(8)(value) and _is_random(value),

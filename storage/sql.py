@@ -280,7 +280,7 @@ class _Scanned(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
         try:
             for batch in self._view.read(names, where):
                 yield batch.select(names).cast(schema)
-        except DriftlineError as error:  # DuckDB would report it as an error of its own
+        except DriftlineError as error:  # DuckDB would report it as its own error
             self._failures.append(error)
             raise
 

@@ -62,7 +62,7 @@ _ERROR_TYPES: tuple[tuple[type[DriftlineError], str], ...] = (
 
 
 class ActionError(DriftlineError):
-    """A failure with an ``error_type`` of its own, and further fields of its dictionary."""
+    """A failure with its own ``error_type``, and further fields for the dictionary."""
 
     def __init__(self, error_type: str, what: str, **details: Any) -> None:
         super().__init__(what)

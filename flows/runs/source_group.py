@@ -1,6 +1,6 @@
 """Run small sources together, so that the effort of a run grows with their lines (DESIGN, "Index run").
 
-Each source has its lease, its staged delta and its commit marker as in a run of its own. They share the batch, its
+Each source has its own lease, staged delta and commit marker, as in a separate run. They share the batch, its
 fragments, and the transaction, which commits all of them or none.
 """
 

@@ -215,7 +215,7 @@ class SourceRun:
     # -- together with other sources ---------------------------------------------------------
 
     def has_much_to_do(self) -> bool:
-        """Return whether the changes that ``begin`` has found are worth commits of their own."""
+        """Return whether the changes that ``begin`` has found are worth separate commits."""
         changes = self._work.changes
         return len(changes) > BATCH_DOCUMENTS // 4 or (pc.sum(changes["size_bytes"]).as_py() or 0) > BATCH_BYTES // 4
 

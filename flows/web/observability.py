@@ -152,7 +152,7 @@ class Observed:
         async def watched(message: Message) -> None:
             nonlocal status, sent_bytes
             if is_gone and status == _UNANSWERED:
-                return  # the client cannot receive an answer any more
+                return  # the client can no longer receive an answer
             if message["type"] == "http.response.start":
                 status = message["status"]
             sent_bytes += len(message.get("body", b""))

@@ -137,7 +137,7 @@ def _forget_old(folder: Path) -> None:
 
 
 def _close_in_child() -> None:
-    """Release the parent's lock in a forked child, which gets a liveness file of its own."""
+    """Release the parent's lock in a forked child, which gets its own liveness file."""
     own = _process.own
     if own is not None and own.descriptor >= 0:
         with contextlib.suppress(OSError):
@@ -178,7 +178,7 @@ class ProcessIdentity:
 
     @classmethod
     def current(cls) -> ProcessIdentity:
-        """Return the identity of the calling process; a forked child has an identity of its own."""
+        """Return the identity of the calling process; a forked child has another identity."""
         pid = os.getpid()
         return cls(platform.node(), _boot_id(), pid, _start_time(pid) or "", own_file_name())
 
@@ -223,7 +223,7 @@ class ProcessIdentity:
 
 @cache
 def _boot_id() -> str:
-    """Return the boot id and the pid namespace: containers share a boot id but have process ids of their own."""
+    """Return the boot id and the pid namespace: containers share a boot id, but have separate process ids."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"

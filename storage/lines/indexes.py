@@ -211,7 +211,7 @@ def plan_new_segments(table: LineTable, scope: IndexScope, planned: set[int]) ->
     dataset = table.open()
     rows = _rows(dataset)
     known = planned.union(*(covered for segments in _segments(dataset).values() for covered in segments))
-    # The next commit replaces the commit marker, which has a fragment of its own.
+    # The next commit replaces the commit marker, which is in a separate fragment.
     new = {fragment for fragment in rows.keys() - known if rows[fragment] > 1}
     groups = packed(rows, new)
     ready = [group for group in groups if sum(rows[fragment] for fragment in group) >= SMALL_SEGMENT_ROWS]
@@ -320,9 +320,7 @@ def _segments(dataset: LanceDataset) -> dict[str, list[set[int]]]:
 
 
 def _drop_unusable(table: LineTable, *, thorough: bool) -> set[str]:
-    """Drop indexes whose files cannot be read, and a vector index of too few vectors; ``maintain`` builds the former
-    again.
-    """
+    """Drop unreadable indexes, which ``maintain`` then rebuilds, and a vector index of too few vectors."""
     dataset = table.open()
     stats = index_stats(dataset)
     unusable = {name for name, found in stats.items() if found is None}

@@ -53,9 +53,9 @@ class MemoryStore(EntityRegistry):
     Every call is confined to one tenant: the tenant of its entity or ``scope``, by default the configured root's
     tenant. A store writes nothing outside of its root. Without a root, a call without a scope sees the entries of all
     tenants; if two tenants have the same key, a call that names it raises BadEntry, which lists both. A scope below the
-    tenant shows only entries at or below it. Threads may share a store. Each process opens a store of its own, and
-    processes share one PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context
-    manager, so that the last writes reach the indexes at once; a closed store raises StoreClosed.
+    tenant shows only entries at or below it. Threads may share a store. Each process opens its own store, and processes
+    share one PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context manager,
+    so that the last writes reach the indexes at once; a closed store raises StoreClosed.
 
     Raises BadEntity, BadEntry and UsageError for bad input, before anything is written. Raises StorageError if the
     workspace fails; the catalog is unchanged then. Raises CatalogError if the catalog fails, with the path of a blob

@@ -147,7 +147,7 @@ def common_dir_of(git_dir: str) -> str:
 def _excludes_file(top: str, settings: list[tuple[str, str]]) -> str:
     """Return the file that ``core.excludesFile`` names, or its default.
 
-    A repository may name a file of its own work tree only.
+    A repository may only name a file of its own work tree.
     """
     scope, value = "global", None
     for each, setting in settings:

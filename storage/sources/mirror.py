@@ -413,7 +413,7 @@ def _run(
                         why = _too_large(pack_bytes)
                     if why:
                         _end(process)
-        except BaseException:  # Ctrl-C does not reach a process in a session of its own
+        except BaseException:  # Ctrl-C does not reach a process in another session
             _end(process)
             process.communicate()
             raise
@@ -503,7 +503,7 @@ class Mirror:
     def environment(self, commit: str) -> dict[str, str]:
         """Return the variables with which git reads ``commit``, and no settings of the repository.
 
-        Raises SourceNotFound for a repository on this disk that is not there any more.
+        Raises SourceNotFound if a repository on this disk no longer exists.
         """
         if not self.remote.is_local:
             return {"GIT_DIR": self.git_dir}

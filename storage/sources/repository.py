@@ -34,7 +34,9 @@ _ENTRY_BYTES = 100
 """Approximate memory of an entry of a folder, without its path."""
 MAX_BLOB_BYTES = 1 << 30
 OPEN_READERS = 4
-"""Number of git processes that wait for further reads, apart from those of ``more_readers``; others are ended."""
+"""Number of git processes that wait for further reads, in addition to the processes of ``more_readers``; others are
+ended.
+"""
 MAX_MORE_READERS = 128
 """Maximum number of git processes that ``more_readers`` adds, enough for four groups of sources; each takes 0.3 MB."""
 _FILES_A_READER = 8
@@ -362,7 +364,7 @@ def _time_of(commit: bytes) -> datetime:
 
 
 class _Reader:
-    """A ``git cat-file`` process in a mirror, which cannot be deleted meanwhile; threads take turns. Before git 2.36,
+    """A ``git cat-file`` process in a mirror, which it keeps from being deleted; threads take turns. Before git 2.36,
     there are two processes.
     """
 

@@ -69,7 +69,7 @@ _CREDENTIAL_ERRORS = frozenset(
 def translate(error: BaseException, where: str, what: str = "Reading failed") -> DriftlineError:
     """Return ``error`` as a DriftlineError about ``where``.
 
-    ``what`` describes a failure that has no class of its own.
+    ``what`` describes a failure without a specific error class.
     """
     if isinstance(error, DriftlineError):
         return error

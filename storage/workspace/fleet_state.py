@@ -1,6 +1,6 @@
 """Keep the state of fleets: the repositories that their hosts listed, their indexed commits, and failures.
 
-``_fleet.json`` holds the state of all fleets; one sync at a time writes it, under a lease of its own. Pure functions
+``_fleet.json`` holds the state of all fleets; one sync at a time writes it, under a separate lease. Pure functions
 decide what follows from a listing: an incomplete one removes nothing, a renamed repository keeps its entity, and a
 missing one stays for a grace period.
 """

@@ -504,7 +504,7 @@ def acquire_source(
 
 
 def _record(workspace: Workspace, branch: Branch) -> BranchRecord:
-    """Return the record of the cut that holds ``branch``. Raises LeaseLost if it does not exist any more."""
+    """Return the record of the cut that holds ``branch``. Raises LeaseLost if it no longer exists."""
     record = read_record(workspace.objects, branch.record_path, BranchRecord)
     if record is None or record.cut != branch.cut:
         where = f"{workspace.objects.uri}/{branch.record_path}"

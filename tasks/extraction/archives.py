@@ -1,4 +1,4 @@
-"""Open archives and mail as folders: a file inside is a document of its own, with the path ``a.zip!/b/c.txt``.
+"""Open archives and mail as folders: a file inside is a separate document, with the path ``a.zip!/b/c.txt``.
 
 Zip files (jar, whl), tar files, compressed or not, and messages with their attachments are containers. With the option
 ``archives``, a run lists the members of each new or changed container, and reads the changed ones. Both happen in a
@@ -338,7 +338,9 @@ def _from_tar(archive: tarfile.TarFile, info: tarfile.TarInfo, limits: _Limits) 
 
 
 def _attachments(data: bytes, limits: _Limits, *, is_mailbox: bool) -> Iterator[tuple[str, _Unpack]]:
-    """Yield the attachments of a message; for a mailbox, those of each message, in a folder named by its number."""
+    """Yield the attachments of a message; for a mailbox, the attachments of each message, in a folder named by its
+    number.
+    """
     from driftline.tasks.extraction.text_formats import attachments, messages
 
     taken: set[str] = set()

@@ -182,7 +182,7 @@ class TrackedFiles:
 
 @dataclass(frozen=True, slots=True)
 class NestedRepository:
-    """A repository in a folder (with a trailing slash) of a source, with a work tree of its own."""
+    """A repository in a folder (with a trailing slash) of a source, with its own work tree."""
 
     folder: str
     git_dir: str

@@ -30,7 +30,7 @@ def where_named(workspace: Workspace, names: Iterable[str], kind: Kind = "either
 
     Names are files and folders on this machine, which may be links or contain sources, URIs, or paths inside a source.
     A name in the current folder takes precedence over one inside a source; ``.``, ``./x``, ``..`` and absolute paths
-    are only the former. Raises UsageError for a name that leads outside its source and does not exist.
+    never refer to a source. Raises UsageError for a name that leads outside its source and does not exist.
     """
     roots = [(entity, record.uri) for entity, record in workspace.readable_sources()]
     found: dict[Entity | None, set[str]] = {}
@@ -248,7 +248,7 @@ def further_conditions(search_filter: SearchFilter) -> tuple[LineFilter, ...]:
 
 
 def conditions(search_filter: SearchFilter) -> Iterator[tuple[str, str, SearchFilter]]:
-    """Yield each value as a filter of its own: ``(name, message if it allows nothing, filter)``.
+    """Yield a separate filter for each value: ``(name, message if it allows nothing, filter)``.
 
     The name is "" for line filters.
     """

@@ -571,7 +571,7 @@ class _Finder:
             wait([finding])  # a search that fails leaves nothing running
 
     def _of_tables(self, find: Callable[..., _Found], *known: Iterable[Any]) -> list[_Found]:
-        """Return the result of ``find`` for each table, such as those of many branches, and what is ``known`` of it.
+        """Return the result of ``find`` for each table, such as the tables of many branches, or its ``known`` result.
 
         Tables are searched in parallel.
         """
