@@ -414,7 +414,7 @@ def redact_lines(lines: Sequence[str], mode: Redaction) -> list[str]:
 
 
 def holds_redacted(text: str) -> bool:
-    """Return whether a text is, or looks, redacted: only then can it differ from the same lines of its document."""
+    """Return whether a text is or looks redacted. Only such text can differ from the same lines of its document."""
     return _REDACTED in text
 
 

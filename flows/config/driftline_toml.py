@@ -489,7 +489,8 @@ def _schedule(given: str | float | None) -> Schedule | None:
 
 
 def fleets_of(tables: Sequence[FleetTable]) -> tuple[ConfiguredFleet, ...]:
-    """Return the fleets that ``tables`` describe: each is a ``ConfiguredFleet.table`` from a configuration elsewhere.
+    """Return the fleets that ``tables`` describe. Each is the ``ConfiguredFleet.table`` of a configuration on another
+    machine.
 
     Raises UsageError.
     """

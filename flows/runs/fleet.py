@@ -61,7 +61,7 @@ from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.git.commits import branch_named, index_name
 
 CONCURRENT_LOOKUPS = 8
-"""Repositories to ask for their commit concurrently: each takes a git process, which mostly waits."""
+"""Number of repositories to ask for their commit concurrently: each takes a git process, which mostly waits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,10 +120,10 @@ log = logging.getLogger(__name__)
 
 
 def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
-    """Return ``plan`` with the claims of each source, and with the known sources that hold files of requested ones.
+    """Return ``plan`` with the claims of each source, and with the known sources that own files of requested sources.
 
-    Such sources are ``joined`` unless the plan stays ``alone``: the request includes their files. Raises CorruptFile,
-    StorageError.
+    Such sources are added as ``joined``, because the request includes their files, unless the plan stays ``alone``.
+    Raises CorruptFile, StorageError.
     """
     known = _known(plan)
     if known is None:
@@ -218,7 +218,7 @@ def _is_gone(record: SourceRecord) -> bool:
 
 
 def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[SourcePlan]:
-    """Return the known sources that hold files of a requested one."""
+    """Return the known sources that own files of a requested source."""
     neighbours, found = Neighbours(known), dict[Entity, SourcePlan]()
     for part in plan.sources:
         for entity in neighbours.at_or_below(part.record.uri):

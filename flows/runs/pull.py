@@ -37,7 +37,7 @@ from driftline.storage.workspace.workspace import Workspace
 ATTEMPTS = 3
 """Attempts to copy a snapshot, which a compaction of the original may invalidate, before the pull gives up."""
 THREADS = 4
-"""Files to fetch in parallel; each is held in memory, and may have about 100 MB."""
+"""Number of files to fetch in parallel; each is kept in memory, and may take about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from driftline.tasks.indexing.batch import BatchResult, BatchSpec, GroupResult, 
 from driftline.tasks.indexing.commit import ChangeSet, Dissolved, Staged, commit_together
 
 GROUP_SOURCES = 32
-"""Sources that share a commit: each holds its lease until then, which a thread renews."""
+"""Maximum number of sources that share a commit. Until then, each holds its lease, which a thread renews."""
 SOURCES_PER_SLOT = 2
-"""Sources or groups that run concurrently for each slot of the executor: their coordinator mostly waits."""
+"""Number of sources or groups that run concurrently per slot of the executor: their coordinator mostly waits."""
 
 Outcome = tuple[SourceRun, DriftlineError | None]
 

@@ -139,7 +139,7 @@ def _verify(
         if catalog is not None:
             catalog.check(workspace.config.workspace_id)
         if catalog is None and not had_catalog and workspace.objects.head(CATALOG_RECORD) is not None:
-            verification.busy.append("the memory")  # a store has created it since the lookup
+            verification.busy.append("the memory")  # a memory store has created it in the meantime
             return verification
         problem = at_hand.problem(workspace)
         if problem is not None:

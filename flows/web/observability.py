@@ -124,7 +124,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Tracer(Protocol):
-    """Create a span for a request; ``tracer`` returns such a function."""
+    """The type of the function from ``tracer``, which creates a span for a request."""
 
     def __call__(self, scope: Scope) -> Any: ...
 

@@ -118,7 +118,7 @@ FORMAT_VERSION = 1
 """The version of the file format. A file of a newer version is refused."""
 ROW_GROUP_ROWS = 122_880
 GROUPS_PER_READ = 4
-"""Row groups to decode in parallel: enough to use all cores, few enough to bound memory."""
+"""Number of row groups to decode in parallel: enough to use all cores, few enough to bound memory."""
 MIN_ROWS_FOR_THREADS = 10_000
 """Decode columns of fewer rows in sequence, because handing them to threads takes longer."""
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]

@@ -31,7 +31,7 @@ class ProcessDied(CorruptFile):
 
 
 class OtherProcess:
-    """A process that runs up to ``threads`` functions in parallel, and that ends with this process in any case.
+    """A process that runs up to ``threads`` functions in parallel; it ends at the latest with this process.
 
     It first calls the function ``begin``, ``module:name``. It does not use ``multiprocessing``, which would import the
     caller's main program again.

@@ -62,7 +62,7 @@ VALUE_FIELDS = (pa.field("inline", pa.binary()), pa.field("blob_path", pa.string
 from them.
 """
 WRITE_THREADS = 8
-"""Deltas to write in parallel; each waits for the disk or for a round trip."""
+"""Number of deltas to write in parallel; each write waits for the disk or for a round trip."""
 
 
 class MemoryIndex(DeltaIndex):

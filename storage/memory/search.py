@@ -140,7 +140,7 @@ class MemorySearch:
         rows = self._vectors([change.row for change in changes if change.row is not None])
         own = self.table(tenant)
         own.apply(latest, rows, changes[-1].id, self.embedder.dim)
-        for other in vector_tables(self._objects, tenant):  # tables of other embeddings only lose rows
+        for other in vector_tables(self._objects, tenant):  # in tables of other embeddings, rows are only removed
             if other.fingerprint != own.fingerprint and other.exists():
                 other.apply(latest, [], changes[-1].id, 0)
 

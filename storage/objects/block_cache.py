@@ -43,7 +43,7 @@ DEFAULT_CACHE_BYTES = 2_000_000_000
 FREED_SHARE = 0.1
 """The share of the limit that an eviction frees in addition, so that not every write evicts."""
 MEMORY_BYTES = 48 * 2**20
-"""Size of the blocks that a process keeps in memory; Lance itself keeps decoded data."""
+"""Maximum size of the blocks that a process keeps in memory; Lance itself keeps decoded data."""
 COUNTED_SHARE = 0.05
 """A process counts all blocks again after writing this share of the limit."""
 STALE_SECONDS = 3600
@@ -54,7 +54,7 @@ LINGER_SECONDS = 0.002
 MERGED_GAP_BYTES = 2**20
 """Ranges of a file with smaller gaps are read with one request."""
 TAIL_BYTES = 2**16
-"""Bytes at the end of a file, which Lance reads first."""
+"""Number of bytes at the end of a file that are read first, as Lance needs them first."""
 WHOLE_FILE_BYTES = 8 * 2**20
 """An index file up to this size is read whole."""
 DATA_END_BYTES, DATA_END_SHARE = 2**20, 0.018

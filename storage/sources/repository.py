@@ -107,7 +107,7 @@ class TreeEntry:
 
 @dataclass(frozen=True)
 class CommitTree:
-    """The tree of ``commit``, or if that is "", of the last fetched commit, of the repository ``uri``. Picklable.
+    """The tree of ``commit`` in the repository ``uri``, or of the last fetched commit if ``commit`` is "". Picklable.
 
     ``credential`` refers to the token of the host, as ``user:NAME`` of an environment variable.
     """

@@ -63,9 +63,9 @@ def _helper() -> _Helper:
 
 
 class _Helper:
-    """The other process.
+    """The process that parses.
 
-    It starts with the first request and ends with its input, at the latest with this process.
+    It starts with the first request, and ends when its input ends, at the latest with this process.
     """
 
     def __init__(self) -> None:

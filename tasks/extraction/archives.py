@@ -31,7 +31,7 @@ from driftline.tasks.extraction.process import Refused, extract_apart
 VERSION = 1
 """The version of the list of members."""
 OF_CONTENT, OF_REASON = OF_MEMBERS = "member:", "member!"
-"""Prefixes of a member's etag."""
+"""Prefixes of the etags of members."""
 MAX_CONTAINER_BYTES = 2**30
 """Maximum unpacked size of a container, nested ones included."""
 MAX_CONTAINED = 100_000

@@ -102,7 +102,7 @@ def _read_members(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator
 
 
 def _read_ends(source: Source, change: dict[str, Any], most_bytes: int) -> ReadFile | SkipReason:
-    """Read the first and last lines of a file between two equal stats."""
+    """Read the first and last lines of a file, which must have the same stat before and after the read."""
     path = change["path"]
     for _ in range(READ_ATTEMPTS):
         started_ns = time.time_ns()
@@ -143,7 +143,7 @@ def _read_remote(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator[
 
 
 def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason:
-    """Read a local file between two equal stats."""
+    """Read a local file, which must have the same stat before and after the read."""
     path = change["path"]
     for _ in range(READ_ATTEMPTS):
         started_ns = time.time_ns()
@@ -301,7 +301,8 @@ def _read(spec: BatchSpec, context: TaskContext, watch: Stopwatch, reporter: Cou
 
 @dataclass(slots=True)
 class _Texts:
-    """The documents to embed of one or several batches. ``first`` is the number of the first one of each batch.
+    """The documents of one or several batches that must be embedded. ``first`` has the number of each batch's first
+    document.
 
     ``counts`` are the documents' numbers of lines, and ``left_out`` the characters left out of lines that are too long.
     """
@@ -480,7 +481,7 @@ def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopw
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A document with new content, ``data``; an older version of it ``was_indexed`` or not.
+    """A document with the new content ``data``; ``was_indexed`` says whether an older version is in the index.
 
     For a part of a larger file, ``mark`` is the mark of that file.
     """

@@ -217,7 +217,9 @@ class Walk:
     def _entered(
         self, folder: str, folder_rules: _FolderRules, ignore_files: Sequence[str], *, has_git: bool
     ) -> _FolderRules | None:
-        """Return the rules for the entries of ``folder``; None if they also exist in another work tree."""
+        """Return the rules for the entries of ``folder``; None if the folder is another work tree of a repository
+        around it.
+        """
         nested = find_nested(self._tree, folder) if has_git and folder else None
         if nested is not None:
             outer = folder_rules.repository

@@ -226,7 +226,7 @@ def _documents(rows: pa.Table) -> list[Document]:
 
 
 JUDGED_LINES = 20
-"""Lines with the best words whose meaning is also scored, per result."""
+"""Number of lines with the best words, per result, whose meaning is also scored."""
 MIN_RESULTS = 10
 DISTANCE_DIGITS = 6
 """Digits to keep of distances. Beyond them, float32 sums depend on their order; a line equal to the query has distance

@@ -55,7 +55,7 @@ _AS_SOURCE = {"github": "plain=1", "gitlab": "plain=1", "gitea": "display=source
 """The query that makes a host show the lines of a file instead of rendering it."""
 _RENDERED = frozenset({"adoc", "asciidoc", "ipynb", "markdown", "md", "mdx", "mkd", "org", "rst", "textile"})
 _HOSTS = {"codeberg": "gitea", "forgejo": "gitea", "gitea": "gitea", "github": "github", "gitlab": "gitlab"}
-"""Host kinds, keyed by a part of the host's name."""
+"""The kinds of hosts, keyed by a part of the host's name."""
 _SSH_HOSTS = {
     "ssh.github.com": "github.com",
     "altssh.gitlab.com": "gitlab.com",
