@@ -35,7 +35,8 @@ from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import acquire_source
 from driftline.tasks.embedding.task_context import Stopwatch
 from driftline.tasks.extraction.archives import without_opened
-from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK, current_marks
+from driftline.tasks.extraction.extractor import current_marks
+from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.commit import ChangeSet, Committer, remove_strays, settle
 from driftline.tasks.indexing.rows import Donations, find_donations, only

@@ -573,6 +573,12 @@ def is_named_like_document(path: str) -> bool:
     return _suffix(path) in BY_SUFFIX
 
 
+def current_marks(*, outputs: bool = False) -> frozenset[str]:
+    """Return the marks of the current extractors; ``outputs`` includes the extractor for outputs of notebooks."""
+    readers = (variant_of(each, outputs=outputs) if isinstance(each, Extractor) else each for each in READERS)
+    return frozenset(each.mark for each in readers if each is not None)
+
+
 def definitions_by_part(
     documents: Sequence[tuple[str, Extracted]],
 ) -> tuple[list[tuple[str, str]], Callable[[list[list[Definition]]], list[list[Definition]]]]:
