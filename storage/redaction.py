@@ -112,9 +112,7 @@ def holds_key(path: str, text: str) -> bool:
 # -- tokens inside text --------------------------------------------------------------------------
 
 RULES_VERSION = 1
-"""Part of the mark of each document in the manifest. Increment it when a rule changes, so that runs read the documents
-again.
-"""
+"""Part of the mark of each document in the manifest. Increment it with each change of a rule to reread documents."""
 _MARKS: dict[Redaction, str] = {
     "off": "",
     "known": f"known/{RULES_VERSION}",

@@ -42,9 +42,7 @@ from driftline.tasks.search.links import address_of
 log = logging.getLogger(__name__)
 
 DEBOUNCE_SECONDS = 1.0
-"""Delay before a run: a push and the pull requests that it updates arrive together, and a burst of pushes needs only
-one run.
-"""
+"""Delay before a run: a push and the pull requests that it updates arrive together, and a burst needs one run."""
 KNOWN_DELIVERIES = 10_000
 """Number of remembered deliveries; replaying a forgotten one costs one listing of the refs of its repository."""
 MAX_WAITING = 1_000

@@ -133,9 +133,7 @@ class ConfiguredFleet:
 
 @dataclass(frozen=True, slots=True)
 class WorkspacePart:
-    """The part of a source in a named workspace: everything below ``dir``, relative to the source; "" is the whole
-    source.
-    """
+    """The part of a source in a named workspace: everything below ``dir`` in the source, "" for all of it."""
 
     source: ConfiguredSource
     dir: str = ""

@@ -1,6 +1,4 @@
-"""Render ``driftline report``, a page about a workspace, as one HTML file that loads and runs nothing; draw its plots
-as SVG.
-"""
+"""Render ``driftline report``, one HTML file with SVG plots that loads and runs nothing."""
 
 from __future__ import annotations
 

@@ -500,9 +500,7 @@ def _due(part: FleetPart, entities: set[str]) -> list[KnownRepository]:
 
 
 def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[str, str]:
-    """Return the entity of the repository at each URI. If two fleets list a repository, the entity that is already
-    indexed wins.
-    """
+    """Return the entity of the repository at each URI. If two fleets list one, the entity already indexed wins."""
     elsewhere = (each for other in others for each in other.repositories.values())
     found = {each.uri: each for each in elsewhere if each.uri and each.missed_since is None and not each.excluded}
     for part in parts:

@@ -189,9 +189,7 @@ def _release(plan: IndexPlan, entity: Entity, claims: Sequence[Claim], run_id: s
 
 
 def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
-    """Remove a source whose folder, inside the folder of another source, no longer exists, unless many documents would
-    be deleted.
-    """
+    """Remove a source whose folder inside another source's folder is gone, unless it has many documents."""
     documents, _ = totals(plan.workspace.manifest(entity).read(columns=["lines", "reason"]))
     if documents > GUARDED_DELETIONS and plan.request.max_delete_fraction < 1:
         progress.message(f"The folder of {entity} is gone; the index keeps its {documents:,} documents.")

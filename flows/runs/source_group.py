@@ -70,9 +70,7 @@ class SourceGroup:
         self._since = 0.0
 
     def execute(self, runs: Sequence[SourceRun], *, may_wait: bool) -> list[Outcome]:
-        """Run the sources. If it ``may_wait``, sources that other runs have leased are run last, waiting for one lease
-        at a time.
-        """
+        """Run the sources. If it ``may_wait``, sources that other runs have leased come last, one at a time."""
         held: list[SourceRun] = []
         marker_token = marker_tokens(runs[0].workspace, [run.entity for run in runs])
         try:
@@ -196,9 +194,7 @@ class SourceGroup:
         return run_stage(f"commit {title}", commit, lambda _: said, after=(f"embed {title}",))
 
     def _end(self, member: _Member, work: Callable[[], None]) -> None:
-        """Do the last ``work`` of a source, and release its lease. A failure is counted in the lease, because it may
-        leave garbage.
-        """
+        """Do the last ``work`` of a source, and release its lease, which counts failures: they may leave garbage."""
         failure: DriftlineError | None = None
         try:
             with member.lease:

@@ -124,9 +124,7 @@ def _id_of_memory(workspace: Workspace, catalog_url: str | None) -> str | None:
 def _verify(
     workspace: Workspace, at_hand: CatalogAtHand, request: VerifyRequest, progress: Progress, *, had_catalog: bool
 ) -> VerifyReport:
-    """Verify a workspace. ``had_catalog`` says whether the workspace had recorded a catalog before ``at_hand`` was
-    opened.
-    """
+    """Verify a workspace. ``had_catalog``: whether it had recorded a catalog before ``at_hand`` was opened."""
     started, catalog = time.monotonic(), at_hand.catalog
     report = VerifyReport(new_ulid(), workspace.objects.uri)
 

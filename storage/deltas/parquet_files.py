@@ -56,7 +56,7 @@ class Keys:
         return self.ranges == (("", None),)
 
     def may_lie_between(self, first: str, last: str) -> bool:
-        """Return whether a range may include a key of ``first <= key <= last``; bounds that are too wide only cost a
+        """Return whether a range may include a key from ``first`` to ``last``; bounds that are too wide only cost a
         read.
         """
         position = bisect_right(self.ranges, last, key=lambda r: r[0])

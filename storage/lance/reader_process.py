@@ -66,9 +66,7 @@ class OtherProcess:
         *args: _Parameters.args,
         **kwargs: _Parameters.kwargs,
     ) -> _Result:
-        """Run ``function`` there, and return or raise its outcome. Raises ProcessDied, and TimeoutError after
-        ``seconds``.
-        """
+        """Run ``function`` there, and return its result or raise its error. Raises ProcessDied, TimeoutError."""
         answer: Future[_Result] = Future()
         data = pickle.dumps((function, args, kwargs))
         with self._lock:

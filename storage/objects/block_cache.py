@@ -239,8 +239,8 @@ class RemoteFiles(Protocol):
         ...
 
     def page(self, prefix: str, after: str) -> tuple[Sequence[tuple[str, int, str, str]], bool]:
-        """Return key, size, etag and time of the objects below ``prefix`` whose keys follow ``after``, and whether
-        there may be more.
+        """Return key, size, etag and time of objects below ``prefix`` that follow ``after``, and whether more may
+        follow.
         """
         ...
 
@@ -336,9 +336,7 @@ class _Files:
         return data, size, found
 
     async def read_ahead(self, key: str, start: int, end: int | None) -> None:
-        """Read a range of a file, or without ``end`` a whole small file, unless a part of it is already cached or
-        requested.
-        """
+        """Read a range, or without ``end`` a whole small file, unless a part of it is already cached or requested."""
         file = self._file(key)
         if file.blocks or file.coming:
             return
@@ -368,9 +366,7 @@ class _Files:
         return file
 
     def _widened(self, file: _CachedFile, start: int, end: int) -> _Part:
-        """Return a larger range to read instead of the first range requested of a file, which is its end, or instead of
-        the second one.
-        """
+        """Return a larger range to read instead of a file's first requested range, which is its end, or its second."""
         if any(first <= start and end <= last for (first, last), _ in (*file.coming, *file.waiting)):
             return start, end
         if len(file.blocks) == 1 and end - start < TAIL_BYTES and (size := file.size):

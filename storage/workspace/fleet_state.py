@@ -209,9 +209,7 @@ class KnownRepository(BaseModel):
         return self.model_copy(update={"branches": self.branches | {name: done}})
 
     def indexed_next(self, *uris: str, is_new: bool = False) -> KnownRepository:
-        """Return the repository as saved before a run that may set its source to any of ``uris``; a new index has no
-        branches.
-        """
+        """Return the repository to save before a run over any of ``uris``; a new index has no branches."""
         branches = {
             name: KnownBranch(pull=each.pull, commit=each.commit) if is_new else each
             for name, each in self.branches.items()
@@ -323,9 +321,7 @@ def _missed(repository: KnownRepository, now: datetime) -> KnownRepository:
 
 
 def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace: timedelta) -> list[str]:
-    """Return the ids of repositories that have been empty, or missing from several complete listings, for the grace
-    period.
-    """
+    """Return the ids of repositories that were empty, or missing from complete listings, for the grace period."""
 
     def since(each: KnownRepository) -> datetime | None:
         return each.missed_since if each.misses >= RETIRED_AFTER_MISSES else each.empty_since

@@ -1,6 +1,4 @@
-"""Find the definitions of many documents in another process, because a parser would hold the interpreter lock of this
-one.
-"""
+"""Find the definitions of many documents in another process, because parsers hold the interpreter lock."""
 
 from __future__ import annotations
 

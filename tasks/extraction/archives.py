@@ -338,9 +338,7 @@ def _from_tar(archive: tarfile.TarFile, info: tarfile.TarInfo, limits: _Limits) 
 
 
 def _attachments(data: bytes, limits: _Limits, *, is_mailbox: bool) -> Iterator[tuple[str, _Unpack]]:
-    """Yield the attachments of a message; for a mailbox, the attachments of each message, in a folder named by its
-    number.
-    """
+    """Yield the attachments of a message, or of all messages of a mailbox, each in a folder named by its number."""
     from driftline.tasks.extraction.text_formats import attachments, messages
 
     taken: set[str] = set()

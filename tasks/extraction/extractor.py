@@ -514,9 +514,7 @@ def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
 
 
 def variant_of(extractor: Extractor | None, *, outputs: bool) -> Extractor | None:
-    """Return the extractor that replaces ``extractor`` if the ``outputs`` of notebooks are included, else
-    ``extractor``.
-    """
+    """Return ``extractor``, or its replacement if the ``outputs`` of notebooks are included."""
     is_replaced = outputs and extractor is not None and extractor.function == "notebook"
     return WITH_OUTPUTS if is_replaced else extractor
 

@@ -260,9 +260,7 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """The batches of a group, in order, each with its result or the reason why it could not be read. All share
-    ``fragments``.
-    """
+    """The result of each batch of a group, in order, or its error. All batches share ``fragments``."""
 
     parts: tuple[BatchResult | DriftlineError, ...]
     fragments: tuple[str, ...]
@@ -554,9 +552,7 @@ class _Drafts:
             self.states[DocumentState.DELETED] += 1
 
     def add_copied(self, document: _Document, donated: Donated) -> None:
-        """Add a document whose lines a donor has. It counts as not opened by this run, even if the donor's run has
-        opened it.
-        """
+        """Add a document whose lines a donor has. This run has not opened it, even if the donor's run has."""
         self._count(document)
         mark = without_opened(donated.extractor)
         self.copied.append(replace(document.meta, lines=donated.lines, reason=None, extractor=mark))

@@ -198,9 +198,7 @@ def _are_renumbered(other_inode: NDArray[np.bool_], comparable: NDArray[np.bool_
 
 
 def _racy(listing: pa.Table, now_ns: int) -> pa.ChunkedArray:
-    """Return which files are racy. An etag from a store reveals a later change; an etag from git is older than the
-    read.
-    """
+    """Return which files are racy. A store's etag reveals a later change; an etag from git is older than the read."""
     young = pc.or_(
         pc.greater(listing["mtime_ns"], now_ns - RACY_NS), pc.greater(listing["ctime_ns"], now_ns - CTIME_TICK_NS)
     )

@@ -680,9 +680,7 @@ def analyze_document_states(
 
 
 def _fingerprint(config: WorkspaceConfig) -> str:
-    """Return the fingerprint that the next run will use: it embeds lines again if an earlier version prepared their
-    text.
-    """
+    """Return the fingerprint of the next run, which embeds lines again if an earlier version prepared their text."""
     bound = config.fingerprint or ""
     try:
         files = resolve_model(config.model) if config.model else None

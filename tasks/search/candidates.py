@@ -240,9 +240,7 @@ words, which have little weight in a small tree.
 LINES_OF_LARGE = 64
 """A definition with this many lines is more than a declaration."""
 OTHER_CASE_OF_CONSTANT = 0.3
-"""Factor for a definition whose name differs from a constant in the query only by case: ``download_delay()`` is not
-DOWNLOAD_DELAY.
-"""
+"""Factor for a definition named like a constant in another case: ``download_delay()`` is not DOWNLOAD_DELAY."""
 IMPLEMENTS = 0.25
 """Deduction for a definition that only extends the type of its name, so that ``struct`` precedes ``impl``."""
 HEAD_OF_FILE = 0.9

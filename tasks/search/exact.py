@@ -577,9 +577,7 @@ def _nearness(homes: Set[Document], importing: Set[Document]) -> Callable[[str, 
 
 
 def _scored(hit: Hit, by_words: Hit | None) -> Hit:
-    """Return ``hit`` with the scores of ``by_words``, the window around it that a search for the words of the query
-    found.
-    """
+    """Return ``hit`` with the scores of ``by_words``, the window around it that the words of the query found."""
     if by_words is None:
         return replace(hit, score=0.0, label="weak")
     values = {name: getattr(by_words, name) for name in ("score", "label", "distance", "relevance")}

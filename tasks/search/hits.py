@@ -60,9 +60,7 @@ MAX_TAIL_LINES = 6
 JUDGED_WINDOWS = 60
 """Number of windows from which the files that a query is about are determined."""
 MAX_WINDOWS_OF_DEFINITION = 3
-"""Maximum number of windows of a function, so that a long function does not fill the results; sections of prose have no
-limit.
-"""
+"""Maximum number of windows of a function, so that it does not fill the results; sections of prose have no limit."""
 
 
 @dataclass(slots=True)
@@ -358,9 +356,7 @@ def _word_of(query: str) -> re.Pattern[str] | None:
 
 
 def match_in(line: str, query: str) -> int:
-    """Return the position at which ``line`` answers ``query``: the start of the window with the most words of the
-    query, 0 without any.
-    """
+    """Return the start of the window of ``line`` with the most words of ``query``; 0 if it has none."""
     anyone = _word_of(query)
     found = [(each.start(), each[0]) for each in anyone.finditer(line.lower())] if anyone else []
     best, most, end = 0, 0, 0

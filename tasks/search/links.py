@@ -92,9 +92,7 @@ class SourceRecords:
         return self._read[entity]
 
     def read_ahead(self, threads: Executor, entities: Iterable[str] | None = None) -> None:
-        """Begin to read the records of a few ``entities`` in a bucket, by default the records that the last search
-        read.
-        """
+        """Begin to read the records of a few ``entities`` in a bucket, by default the ones of the last search."""
         if self.workspace.objects.is_local:
             return
         needed = _NEEDED.get(self._uri, ()) if entities is None else entities
