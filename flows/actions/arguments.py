@@ -307,7 +307,7 @@ def choice(*allowed: str) -> Callable[[object], str]:
 
 
 def _is_pair(value: Sequence[object]) -> bool:
-    """Return whether a list is one entity, not several paths, which would contain colons."""
+    """Return whether a list is the type and id of an entity rather than two entity paths, which contain colons."""
     return len(value) == 2 and isinstance(value[0], str) and not any(c in value[0] for c in ":[")
 
 

@@ -219,7 +219,7 @@ def _restored(part: _Part, text: str, path: Path) -> str | None:
     if present is None:
         return text
     copy = _read(_backup_of(path))
-    with contextlib.suppress(UsageError):  # a copy that is not a configuration restores nothing
+    with contextlib.suppress(UsageError):  # a copy with an invalid configuration is not restored
         if copy is not None and copy != text and present.added_to(copy, path) == text:
             return copy
     after = present.removed_from(text, path)

@@ -325,7 +325,7 @@ def _take(fence: Fence, surveyed: Survey, tenants: Iterable[Entity], sources: It
 def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orphan, ...]:
     """Return the orphans of ``second`` that are also in ``first``.
 
-    A superseded table is returned only if all its files are.
+    The files of a superseded table are returned only together.
     """
     first_paths = {orphan.path for orphan in first}
     growing = {

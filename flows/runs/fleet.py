@@ -113,7 +113,7 @@ class FleetPart:
 
     @property
     def problems(self) -> list[str]:
-        """The reasons why listings are incomplete, of pull requests as well, and the refused deletions."""
+        """The reasons for incomplete listings, also of pull requests, and the refused deletions."""
         found = [str(error) for error in (self.listing.failure, *self.refused) if error is not None]
         unlisted = sum(bool(each.pulls_problem) for each in self.repositories.values())
         if unlisted:

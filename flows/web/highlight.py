@@ -177,7 +177,7 @@ _MARK = ("Mark",)
 
 
 def _in_text(lines: Sequence[str], matches: Sequence[Spans]) -> Iterator[tuple[int, int]]:
-    """Yield ``matches`` as ranges of the joined lines, in order and apart from each other."""
+    """Yield ``matches`` as ranges of the joined lines, in order and without overlaps."""
     start = last = 0
     for line, spans in zip(lines, matches, strict=True):
         for begin, end in spans:

@@ -1,4 +1,4 @@
-"""``--cache``: searches of a bucket keep a copy on this disk, as new as the bucket, within a limit."""
+"""``--cache``: searches of a bucket keep an up-to-date copy on the local disk, within a limit."""
 
 from __future__ import annotations
 

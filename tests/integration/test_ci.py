@@ -274,7 +274,7 @@ def test_builds_of_other_branches_are_skipped(ci: Driftline, repository: Path, t
 def test_a_fork_reaches_neither_the_main_index_nor_a_branch(
     ci: Driftline, driftline: Driftline, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pull request from a fork's main, a tag called main, and a build of which nothing is known."""
+    """A pull request from the main branch of a fork, a tag called main, and an unknown build."""
     assert ci().code == 0
     (repository / "evil.py").write_text("zebra = 1\n")
     commit(repository)

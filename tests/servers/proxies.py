@@ -201,8 +201,9 @@ class CephProxy(Proxy):
 
 
 class SkewedProxy(Proxy):
-    """A store whose clock differs from that of the caller by ``seconds``; it ``tells`` its time, as AWS does,
-    or only the head of its answers does."""
+    """A store whose clock differs from the caller's by ``seconds``. If it ``tells``, errors contain its time, as on
+    AWS; otherwise only the headers of answers do.
+    """
 
     def __init__(self, upstream: Upstream, *, seconds: float, tells: bool) -> None:
         super().__init__(upstream)
