@@ -172,7 +172,7 @@ def compare(found: Sequence[Document], verdict: measure.Verdict) -> None:
 
 
 def _pdf_anchors(lines: Sequence[str], anchors: Sequence[Anchor], reference: str) -> tuple[int, int]:
-    """Return the number of lines whose words are all on the page of their anchor, and the number of lines."""
+    """Return the number of lines whose words are all on the page of their anchor, and of all lines."""
     of_pages = [words(page) for page in reference.split("\f")]
     good = of = 0
     for anchor in anchors:
@@ -183,7 +183,7 @@ def _pdf_anchors(lines: Sequence[str], anchors: Sequence[Anchor], reference: str
 
 
 def _html_anchors(lines: Sequence[str], anchors: Sequence[Anchor], data: bytes) -> tuple[int, int]:
-    """Return the number of lines whose anchor is the nearest id above, within NEAR characters, and the number of lines."""
+    """Return the number of lines whose anchor is the nearest id above, within NEAR characters, and of all lines."""
     whole, locations = _ids(html.document_fromstring(data))
     starts = [location for location, _ in locations]
     at = good = of = 0

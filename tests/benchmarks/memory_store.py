@@ -205,7 +205,7 @@ class Run:
 
 @contextmanager
 def traced_fsyncs(log: Path) -> Iterator[list[int]]:
-    """Yields a list that afterwards holds the number of syncs of this process, or is empty if they cannot be counted."""
+    """Yields a list that afterwards holds the number of syncs of this process; it is empty without strace."""
     counted: list[int] = []
     if not shutil.which("strace"):
         yield counted

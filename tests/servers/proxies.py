@@ -67,11 +67,11 @@ class Proxy(ThreadingHTTPServer):
         return {name: value for name, value in answer.getheaders() if name.lower() not in _OF_A_TRANSFER}
 
     def refusal(self, method: str, headers: Message) -> tuple[int, str] | None:
-        """Status and body of an answer that the proxy gives itself."""
+        """The status and body of an answer that the proxy gives itself, else None."""
         return None
 
     def own_answer(self, method: str, path: str) -> tuple[int, bytes, str] | None:
-        """Status, body and type of what the proxy answers from several requests of its own."""
+        """The status, body and type of an answer for which the proxy sends several requests, else None."""
         return None
 
     def ask(
