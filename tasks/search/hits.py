@@ -28,6 +28,7 @@ from driftline.storage.defaults import (
     MAX_SHOWN_CHARACTERS,
     Redaction,
     container_of,
+    holds_records,
 )
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
@@ -44,7 +45,6 @@ from driftline.storage.sources.source import Source, known_source
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
-from driftline.tasks.scanning.scan import holds_records
 from driftline.tasks.search.links import Links, SourceRecords, find_links, is_archive_unchanged
 from driftline.tasks.search.query_form import QueryForm
 from driftline.tasks.search.ranking import WEIGHTS, Document, FoundLine, Weights, stem_shares
