@@ -114,8 +114,7 @@ def urls_with(location: str, **change: Any) -> dict[str, str | None]:
     (path,) = Path(location).rglob("_source.json")
     before = path.read_bytes()
     known = from_json(SourceRecord, before)
-    changed = replace(known, origin="git@code.example:team/app.git", **change)
-    path.write_bytes(to_json(changed))
+    path.write_bytes(to_json(replace(known, **{"origin": "git@code.example:team/app.git"} | change)))
     try:
         return urls(location)
     finally:
