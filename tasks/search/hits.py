@@ -36,7 +36,7 @@ from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import Definition, anchor_at, anchors_in, fragment_of, innermost, location_of
 from driftline.storage.lines.outline import decode as decode_outline
-from driftline.storage.lines.packs import lines_of_document
+from driftline.storage.lines.packs import lines_of
 from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.model import content_hash, html_table
 from driftline.storage.redaction import holds_redacted, redact, redact_lines
@@ -75,8 +75,8 @@ class Window:
     unless the window is ``outlined``. ``score`` is the score of the hit that ranks the window: its relevance, of which
     ``attainable`` is the maximum, or its cosine if hits are sorted by cosine; nothing is attainable then. ``set_back``
     is what better windows of its file have taken from the score, without making it less likely. ``copies`` are other
-    documents of its source with the same name and content. If the query has ``named`` the definition, the window stays inside
-    it.
+    documents of its source with the same name and content. If the query has ``named`` the definition, the window stays
+    inside it.
     """
 
     entity: str
@@ -444,14 +444,8 @@ def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, 
 
 
 def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, last: int) -> list[str]:
-    query = LineQuery(workspace.lines(entity))
-    if lines := lines_of_document(query, str(entity), path, first, last):
-        return lines
-    rows = query.passages([Passage(str(entity), path, first, last)])
-    known: dict[int, str] = {}
-    for row in rows.sort_by("column_number").to_pylist():
-        known[row["line_number"]] = known.get(row["line_number"], "") + row["text"]
-    return [known.get(number, "") for number in range(first, max(known, default=first - 1) + 1)]
+    passage = Passage(str(entity), path, first, last)
+    return lines_of(LineQuery(workspace.lines(entity)), [passage])[passage]
 
 
 def clipped(line: str, at: int = 0) -> str:
@@ -532,8 +526,8 @@ class Hit:
     a further hit in a file has a lower score than its label; in the mode ``vector``, it is the cosine of the best line,
     without a label. ``distance`` is 1 - the cosine of the best line, ``relevance`` the share of random pairs of lines
     that are farther. ``copies`` are the paths of other documents of the source with the same name and content, which
-    are not shown. ``context`` has the lines from ``start_line`` to ``end_line``, as they were indexed. Of a long line, ``text``
-    and ``context`` have the window around the match (``clipped``).
+    are not shown. ``context`` has the lines from ``start_line`` to ``end_line``, as they were indexed. Of a long line,
+    ``text`` and ``context`` have the window around the match (``clipped``).
 
     ``freshness`` is the state of the best line, and ``line_now`` its current number; None if that would need further
     reads. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind`` its kind
@@ -626,19 +620,20 @@ def hits(
     documents = [read.get((window.entity, window.path)) for window in windows]
     texts = [unchanged_text(window.path, each, window.hash) for each, window in zip(documents, windows, strict=True)]
     anchors, links = anchors_of(tables, windows, read), links_of(workspace, windows, records, read)
-    lacking = [window for window, text in zip(windows, texts, strict=True) if n_lines and text is None]
-    indexed = _indexed(tables, lacking, n_lines)
+    arounds = [_around(window, n_lines, within_definition=within_definitions) for window in windows]
+    passages = [Passage(*window.file, *around) for window, around in zip(windows, arounds, strict=True)]
+    lacking = [passage for passage, text in zip(passages, texts, strict=True) if n_lines and text is None]
+    indexed = _indexed(tables, lacking)
     score = math.inf
-    for rank, (window, document, text) in enumerate(zip(windows, documents, texts, strict=True), start=1):
-        start, end = _around(window, n_lines, within_definition=within_definitions)
+    found = zip(windows, documents, texts, passages, strict=True)
+    for rank, (window, document, text, around) in enumerate(found, start=1):
         if not n_lines:
             start, context = window.best, [window.text]
         elif text is not None:
-            context = redact_lines(lines_between(text, start, end), records.redaction(window.entity))
+            start = around.first
+            context = redact_lines(lines_between(text, start, around.last), records.redaction(window.entity))
         else:
-            known = indexed[window.entity, window.path]  # lines without a letter or digit are empty
-            end = min(end, max((number for number in known if number <= end), default=window.last))
-            context = [known.get(number, "") for number in range(start, end + 1)]
+            start, context = (around.first, indexed[around]) if around in indexed else (window.best, [window.text])
         at = match_in(window.text, query)
         judged = _judged(window, document, records.redaction(window.entity), unchanged=text is not None)
         likely = likelihood(window.score + window.set_back, window.attainable) if window.attainable else None
@@ -784,16 +779,9 @@ def _is_readable(source: Source, path: str) -> bool:
     return info is None or info.size_bytes <= DEFAULT_MAX_DOCUMENT_BYTES
 
 
-def _indexed(
-    tables: Sequence[LineQuery], windows: Sequence[Window], n_lines: int
-) -> dict[tuple[str, str], dict[int, str]]:
-    """Return the indexed lines of ``windows`` and around them, by document and line number."""
-    passages = [
-        Passage(window.entity, window.path, max(0, window.first - n_lines), window.last + n_lines) for window in windows
-    ]
-    found: dict[tuple[str, str], dict[int, str]] = {(window.entity, window.path): {} for window in windows}
+def _indexed(tables: Sequence[LineQuery], passages: Sequence[Passage]) -> dict[Passage, list[str]]:
+    """Return the lines of passages, each from the table that has its document."""
+    found: dict[Passage, list[str]] = {}
     for table in tables if passages else ():
-        for row in table.passages(passages).sort_by("column_number").to_pylist():
-            lines = found[row["entity"], row["path"]]
-            lines[row["line_number"]] = lines.get(row["line_number"], "") + row["text"]
+        found |= {each: lines for each, lines in lines_of(table, passages).items() if lines}
     return found

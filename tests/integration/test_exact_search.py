@@ -18,6 +18,8 @@ from driftline.flows.runs.search import find as served
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.line_queries import Passage
+from driftline.storage.lines.packs import LINES_BEFORE, lines_of
 from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS, Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import (
@@ -107,6 +109,19 @@ def test_a_pack_is_read_once_for_all_searches(workspace: Workspace, monkeypatch:
     monkeypatch.setattr("driftline.storage.lines.packs._scan", lambda query, columns, where: scanned.extend(columns))
     assert found(workspace, Pattern.of("csrf_")) == before
     assert not scanned
+
+
+@pytest.mark.parametrize("lines_before", [10, LINES_BEFORE])
+def test_passages_have_every_line_of_their_documents(
+    workspace: Workspace, tree: Path, lines_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driftline.storage.lines.packs.LINES_BEFORE", lines_before)
+    (table,) = open_tables(workspace, None)
+    (source,) = (str(entity) for entity, _ in workspace.readable_sources())
+    ranges = ((0, 0), (0, 3), (2, 2), (4, 900), (1_000, 1_900), (7_000, 7_010), (7_990, 9_000), (9_000, 9_001))
+    texts = dict(documents(tree))
+    passages = [Passage(source, name, *each) for name in texts for each in ranges]
+    assert lines_of(table, passages) == {each: texts[each.path][each.first : each.last + 1] for each in passages}
 
 
 @pytest.mark.parametrize("ignore_case", [False, True], ids=["with case", "without case"])
