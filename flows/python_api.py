@@ -482,8 +482,8 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
             ``rerank`` lets a transformer reorder the best 10 windows, or the given number. With ``branch``, sources
             that have this branch are searched as it has them. With ``explain``, the report describes the search.
             ``fixed`` texts and expressions ``regex`` find only lines of files that hold them all, and the words of the
-            query rank these; the query itself may hold such terms (``"a phrase" /regex/ def:Name lang:go``). The
-            report's ``exact`` says whether the ``top_k`` lines are all.
+            query rank these; the query itself may hold such terms (``"a phrase" /regex/ def:Name lang:go``), and
+            filters alone list files. The report's ``exact`` says whether the ``top_k`` lines are all.
 
     Returns:
         A report that iterates over its hits.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from threading import Lock
@@ -210,6 +210,13 @@ def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
         return np.ones(len(found.rows), np.bool_)
     rows = _scan(query, [], f"{PACK_LINE_COLUMN} IS NOT NULL AND ({query.sql})")
     return np.asarray(pc.is_in(found.rows["_rowid"], value_set=rows["_rowid"].combine_chunks()).to_numpy())
+
+
+def documents_of(query: LineQuery) -> Iterator[tuple[str, str, str]]:
+    """Yield path, entity and hash of each document that the filter of ``query`` allows, unordered."""
+    first = f"{PACK_LINE_COLUMN} = 0" + (f" AND ({query.sql})" if query.sql else "")
+    rows = _scan(query, ["path", "entity", "hash"], first)
+    yield from zip(*(rows[name].to_pylist() for name in ("path", "entity", "hash")), strict=True)
 
 
 _TEXTS: LRUCache[tuple[str | int, ...], pa.StringArray] = LRUCache(64 * 2**20, lambda text: text.nbytes)

@@ -206,6 +206,21 @@ def test_lines_are_counted_and_files_are_listed(workspace: Workspace, tree: Path
     assert [hit.path for hit in listed.results] == ["src/app.py", "src/cr.txt", "tests/test_app.py", "vendor/lib.py"]
 
 
+def test_filters_alone_list_the_files_that_they_allow(workspace: Workspace) -> None:
+    report = find(workspace, "lang:python -file:naive", top_k=2, n_lines=1, facets=True)
+    assert locations(report) == [("src/app.py", 1), ("tests/test_app.py", 1)]
+    assert report.results[0].context == ("def csrf_token(request):", "    return request.csrf_cookie")
+    assert (report.exact, report.notes[0][:15]) == (ExactCounts(0, 3), "3 files match, ")
+    assert report.facets is not None
+    assert report.facets.counts["dirs"] == {"src": 1, "tests": 1, "vendor": 1}
+    assert find(workspace, "lang:python", tests=False, count=True).exact == ExactCounts(0, 3)
+    assert locations(find(workspace, "file:separators")) == [("separators.txt", 1)], "a file without a word"
+    nothing = find(workspace, "lang:go")
+    assert (nothing.exact, nothing.notes) == (ExactCounts(0, 0), ("No indexed document matches the ending 'go'.",))
+    with pytest.raises(UsageError, match="Filters without words cannot be combined with kinds"):
+        find(workspace, "lang:python", kinds=["function"])
+
+
 def test_all_matches_of_a_line_are_reported_with_their_columns(workspace: Workspace) -> None:
     (first, *_) = find(workspace, "/foo/ file:marks", n_lines=1).results
     assert (first.matches, first.context) == (((5, 8), (9, 12)), ("a\ufdd0b foo foo", "\ufdd2 foo"))
@@ -423,6 +438,7 @@ def test_everything_beyond_a_boundary_is_hidden_and_not_counted(tmp_path: Path) 
         {"query": '"csrf_token" return'},
         {"query": "def:csrf_token"},
         {"query": "uses:csrf_token"},
+        {"query": "lang:python"},
     )
     for options in requested:
         everything, bound = (
@@ -430,8 +446,8 @@ def test_everything_beyond_a_boundary_is_hidden_and_not_counted(tmp_path: Path) 
         )
         assert everything.exact is not None
         assert bound.exact is not None
-        assert 2 * bound.exact.lines == everything.exact.lines > 0
-        assert 2 * bound.exact.documents == everything.exact.documents
+        assert 2 * bound.exact.lines == everything.exact.lines
+        assert 2 * bound.exact.documents == everything.exact.documents > 0
         assert {hit.path for hit in bound.results} <= {"own.py"}
     assert {hit.path for hit in driftline.search(opened, "token", within=own)} == {"own.py"}
 
