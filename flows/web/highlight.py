@@ -25,7 +25,7 @@ MAX_COLOURED_CHARACTERS = 200_000
 MAX_KEPT_CHARACTERS = 8_000
 """Maximum length of a text whose tokens are cached."""
 KEPT_CHARACTERS = 1_000_000
-"""Maximum total length of the texts whose tokens are cached; these take some 25 bytes per character."""
+"""Maximum total length of the texts whose tokens are cached; tokens take some 25 bytes per character of text."""
 _PART = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|[^\W_]+")
 """A word of a text: ``parse_HTTPRequests`` has parse, HTTP, Requests."""
 
@@ -71,7 +71,7 @@ _BEFORE_STRING = re.compile(r"(?:^|[=(,\[{:+%]|\breturn|\byield|\bin)\s*[rRbBuUf
 
 
 def begins_in_string(path: str, lines: Sequence[str]) -> bool:
-    """Return whether lines of Python seem to begin inside a string in triple quotes, which the first quotes then end.
+    """Return whether lines of Python seem to begin inside a triple-quoted string, so that the first quotes end it.
 
     Quotes alone on a line end a string, unless a colon ends the line before. After text, they begin one only where
     Python allows an expression.
