@@ -41,7 +41,7 @@ def colour_styles() -> str:
     """Return the style sheet of the colours, light and dark."""
     light = HtmlFormatter(style="xcode").get_style_defs(".code")
     dark = HtmlFormatter(style="github-dark").get_style_defs(".code")
-    quiet = ".code .sd { color: var(--dim); }"  # prose must not outshine the code
+    quiet = ".code .sd { color: var(--dim); }"  # prose must not stand out more than code
     return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n{quiet}\n"
 
 

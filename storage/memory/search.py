@@ -62,7 +62,7 @@ TEXT_FIELD = "text_field"
 """The metadata field that names the text field of the value; without it, the whole value is embedded."""
 EMBED_AT_ONCE = 1_000
 WORD_CANDIDATES = 100
-"""Number of the best matches by words whose meaning is also scored."""
+"""Number of the best word matches for which the distance is computed, too."""
 MAX_ROUNDS = 6
 """Maximum number of searches per query; each fetches four times as many hits, until the catalog confirms enough."""
 

@@ -162,7 +162,7 @@ class KnownRepository:
         return replace(self, failures=self.failures + 1, retry_at=now + pause, reason=str(error), stamp="")
 
     def at_commit(self, commit: str, now: datetime, settings: str, *, stamp: str) -> KnownRepository:
-        """Return the repository after its host has named ``commit``."""
+        """Return the state of the repository with the ``commit`` that its host reported."""
         is_behind = bool(commit) and (commit, settings) != (self.indexed, self.settings)
         since = (self.behind_since or now) if is_behind else None
         empty_since = (self.empty_since or now) if self.uris and not commit else None
@@ -185,7 +185,9 @@ class KnownRepository:
         return replace(self, branches=gone | known, skipped_branches=dict(skipped), followed=followed)
 
     def with_pulls(self, commits: Mapping[int, str], etag: str) -> KnownRepository:
-        """Return the repository after its host has named the ``commits`` of pull requests, "" for closed ones."""
+        """Return the state of the repository with the ``commits`` of pull requests that its host reported, "" for
+        closed ones.
+        """
         named = {
             number: f"pr/{number}" for number, commit in commits.items() if commit or f"pr/{number}" in self.branches
         }

@@ -418,7 +418,7 @@ def _open(
 
 
 _UNNAMED = (SkipReason.ODD_KEY, SkipReason.BAD_NAME, SkipReason.REPLACED)
-"""Reasons of members that the manifest cannot have: their names are not unique, or not plain paths."""
+"""Reasons for which members are not recorded in the manifest: their names are not unique, or not plain paths."""
 
 
 def _admitted(spec: ScanSpec, listing: Listing, members: Sequence[Member], files: pa.ChunkedArray) -> list[Member]:

@@ -243,7 +243,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
 
 @from_keywords(SearchRequest)
 def search(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Return the ``answer`` to the request that these arguments make."""
+    """Return the ``answer`` to a request with these arguments."""
     return answer(workspace, request)
 
 

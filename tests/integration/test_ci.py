@@ -299,7 +299,7 @@ def test_a_fork_reaches_neither_the_main_index_nor_a_branch(
     found = driftline("search", "zebra", "--workspace", tmp_path / "index", "--mode", "text", "--json")
     assert found.json["results"] == []
     assert "branches delete" in driftline("branches", "delete", "--workspace", tmp_path / "index").err
-    assert driftline("branches", "delete", "--of-build", "--workspace", tmp_path / "index").code == 2  # of a tag
+    assert driftline("branches", "delete", "--of-build", "--workspace", tmp_path / "index").code == 2  # a tag
 
 
 # The gate.
