@@ -18,7 +18,6 @@ from driftline.storage.lines.line_filter import LineFilter, normalise
 from driftline.storage.lines.outline import Definition
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.scanning.overlap import below
 from driftline.tasks.search.request import FILTERS, WILDCARD, SearchFilter, extensions_of
 
 Kind = Literal["file", "folder", "either"]
@@ -74,6 +73,8 @@ def _interpretations(name: str, roots: Sequence[tuple[Entity, str]]) -> list[tup
 
 def inside_of(folder: str, path: str) -> str | None:
     """Return ``path`` relative to ``folder``, as ``below`` does, with accents composed or decomposed."""
+    from driftline.tasks.scanning.overlap import below  # a search without absolute paths does not load it
+
     inside = below(folder, path)
     if inside is not None or (folder.isascii() and path.isascii()):
         return inside
