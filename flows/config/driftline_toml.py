@@ -1,9 +1,9 @@
 """Read ``driftline.toml``: the sources of a team, their schedules, named workspaces and storage options.
 
 Paths in the file are relative to its folder. The whole file is validated before a command writes anything; an error
-names the key, its table, and the fix. A file found in a parent folder may be by somebody else, whose storage options
-and references could send this user's credentials to an endpoint of theirs. These are used only after ``driftline
-trust``, which records path and content, as direnv does.
+names the key, its table, and the fix. A file found in a parent folder may be somebody else's, and its storage options
+and references could send this user's credentials to a foreign endpoint. They are used only after ``driftline trust``,
+which records the path and the content, as direnv does.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ if TYPE_CHECKING:  # a command in a folder without the file loads none of these
         WorkspaceTable,
     )
     from driftline.storage.lines.line_filter import LineFilter
-    from driftline.storage.sources.discovery import Host, OwnerKind, Selection
+    from driftline.storage.sources.discovery import Selection
+    from driftline.storage.sources.hosts import Host, OwnerKind
 
 
 def is_trusted(file: Path, content: bytes) -> bool:
@@ -512,7 +513,8 @@ def _fleets(tables: Sequence[FleetTable], file: Path) -> list[ConfiguredFleet]:
 
 
 def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
-    from driftline.storage.sources.discovery import OWNERS, Host, Selection
+    from driftline.storage.sources.discovery import Selection
+    from driftline.storage.sources.hosts import OWNERS, Host
 
     provider = table.provider
     owners = {kind: name for kind in ("org", "group", "user") if (name := getattr(table, kind)) is not None}

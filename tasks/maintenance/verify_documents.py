@@ -46,7 +46,7 @@ _COLUMNS = ["path", "hash", "lines", "reason"]
 
 @dataclass(frozen=True, slots=True)
 class BranchFinding:
-    """A branch whose content contradicts its record or its manifest, and how."""
+    """A branch whose content contradicts its record or its manifest, with a description of the contradiction."""
 
     entity: Entity
     name: str
@@ -173,7 +173,7 @@ def restore_config(objects: ObjectStore, run_id: str, workspace_id: str | None =
     config = WorkspaceConfig() if workspace_id is None else WorkspaceConfig(workspace_id=workspace_id)
     fingerprint, dim = _embedding(Workspace(objects, config))
     data = to_json(replace(config, fingerprint=fingerprint, dim=dim, model=_default_model(fingerprint)))
-    with contextlib.suppress(AlreadyExists, PreconditionFailed):  # another process has written it meanwhile
+    with contextlib.suppress(AlreadyExists, PreconditionFailed):  # another process has written it in the meantime
         try:
             damaged, version = objects.get_versioned(CONFIG)
         except ObjectNotFound:
@@ -263,7 +263,7 @@ class Verification:
 
 
 def verify(workspace: Workspace, on_phase: Callable[[str], None]) -> Verification:
-    """Check every tenant of ``workspace``; read access is enough. Damage is a finding, not an error.
+    """Check every tenant of ``workspace``; needs only read access. Damage is a finding, not an error.
 
     Raises WorkspaceTooNew, AccessDenied, StorageError.
     """
