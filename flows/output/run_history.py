@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from driftline.storage.defaults import user_folder
 from driftline.storage.errors import UsageError
-from driftline.storage.model import from_json, to_json
+from driftline.storage.json_records import from_json, to_json
 from driftline.storage.objects.request_counts import price
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from driftline.storage.errors import CorruptFile, StorageError, WorkspaceTooNew, upgrade_command
-from driftline.storage.model import from_json, to_json
+from driftline.storage.json_records import from_json, to_json
 from driftline.storage.objects.store import ObjectStore
 
 Range = tuple[str, str | None]

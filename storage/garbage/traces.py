@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from driftline.storage.errors import AlreadyExists, CorruptFile, ObjectNotFound, PreconditionFailed
+from driftline.storage.json_records import to_json
 from driftline.storage.layout import BRANCH, CLEANUP, Kind, branch_of_lease, is_tenant, parse_name, table_fingerprint
 from driftline.storage.leases.lease import look
-from driftline.storage.model import to_json
 from driftline.storage.objects.store import ObjectInfo, ObjectStore
 from driftline.storage.workspace.records import FORMAT_VERSION, BranchRecord, parse_record, read_record
 from driftline.storage.workspace.workspace import Workspace

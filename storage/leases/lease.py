@@ -31,9 +31,9 @@ from driftline.storage.errors import (
     WorkspaceTooNew,
     upgrade_command,
 )
+from driftline.storage.json_records import from_json, to_json
 from driftline.storage.leases import liveness
 from driftline.storage.leases.liveness import ProcessIdentity
-from driftline.storage.model import from_json, to_json
 from driftline.storage.objects.store import ObjectStore
 
 FORMAT_VERSION = 1

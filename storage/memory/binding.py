@@ -23,13 +23,13 @@ from driftline.storage.errors import (
     ObjectNotFound,
     UsageError,
 )
+from driftline.storage.json_records import to_json
 from driftline.storage.layout import CATALOG, CATALOG_RECORD, Kind, parse_name
 from driftline.storage.memory.catalog import entity_tree
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog, CatalogIdentity, embedded_url
 from driftline.storage.memory.catalog.entry_queries import has_no_entries
 from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.vectors import vector_tables
-from driftline.storage.model import to_json
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import FORMAT_VERSION, read_record
 from driftline.storage.workspace.workspace import Workspace

@@ -16,8 +16,9 @@ from datetime import datetime
 from pathlib import Path
 
 from driftline.storage.errors import LeaseHeld, StorageError, UsageError
+from driftline.storage.json_records import to_json
 from driftline.storage.layout import CONFIG, COPY_RECORD
-from driftline.storage.model import new_ulid, to_json
+from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import FORMAT_VERSION, read_record
 

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from driftline.storage.entities import spelling
 from driftline.storage.errors import DriftlineError, ObjectNotFound
+from driftline.storage.json_records import to_json
 from driftline.storage.layout import FLEET, FLEET_LEASE
 from driftline.storage.leases.lease import Lease, acquire
-from driftline.storage.model import to_json
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.discovery import Listing, Page, moment
 from driftline.storage.sources.hosts import Host, Repository

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import CorruptFile, ObjectNotFound, UsageError, WorkspaceTooNew, upgrade_command
+from driftline.storage.json_records import from_json, to_json
 from driftline.storage.layout import run_directory, run_id_of
-from driftline.storage.model import from_json, to_json
 from driftline.storage.objects.store import ObjectStore
 
 FORMAT_VERSION = 1

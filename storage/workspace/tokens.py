@@ -14,8 +14,8 @@ from typing import Literal, get_args
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AlreadyExists, ObjectNotFound, PreconditionFailed, UsageError
+from driftline.storage.json_records import to_json
 from driftline.storage.layout import TOKENS
-from driftline.storage.model import to_json
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_record

@@ -28,6 +28,7 @@ from driftline.storage.errors import (
     UsageError,
     WorkspaceNotFound,
 )
+from driftline.storage.json_records import to_json
 from driftline.storage.lance.vector_index import VECTOR
 from driftline.storage.layout import (
     BRANCH,
@@ -44,7 +45,7 @@ from driftline.storage.layout import (
 )
 from driftline.storage.lines.definition_table import DeepTable
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.model import DeepModel, WorkspaceStats, to_json
+from driftline.storage.model import DeepModel, WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import LOCAL, SourceAccess
 from driftline.storage.workspace.copies import read_copy_record

@@ -25,6 +25,7 @@ from driftline.storage.errors import (
     PreconditionFailed,
     StorageError,
 )
+from driftline.storage.json_records import to_json
 from driftline.storage.lance.lance_table import quote
 from driftline.storage.lance.reader_process import ProcessDied, survived
 from driftline.storage.lance.retries import reading
@@ -33,7 +34,6 @@ from driftline.storage.leases.lease import Sighting, acquire, look
 from driftline.storage.lines.indexes import drop, maintain
 from driftline.storage.lines.line_counts import EMPTY, Inventory, check_indexes, index_names, take_inventory
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.model import to_json
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
 from driftline.storage.workspace.records import BranchRecord, WorkspaceConfig, read_record

@@ -21,8 +21,8 @@ import measure
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from driftline.storage.entities import TEMPLATE, Entity, entity_of
+from driftline.storage.json_records import from_json, to_json
 from driftline.storage.layout import FLEET
-from driftline.storage.model import from_json, to_json
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.hosts import Repository
 from driftline.storage.workspace.fleet_state import FleetFile

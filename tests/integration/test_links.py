@@ -15,7 +15,7 @@ from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest, SourceRequest
 from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.storage.entities import Entity
-from driftline.storage.model import from_json, to_json
+from driftline.storage.json_records import from_json, to_json
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.search import links

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from driftline.storage.model import from_json, to_json
+from driftline.storage.json_records import from_json, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
