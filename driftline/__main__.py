@@ -1,17 +1,17 @@
 """Start the command ``driftline``, also as ``python -m driftline``."""
 
 import signal
-from typing import NoReturn
+import sys
 
 
-def run() -> NoReturn:
+def run() -> int:
     """Import the command line, and run it. Until it can answer Ctrl-C, that ends the process without a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as in the background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from driftline.flows.commands.main import command_line
 
-    command_line()
+    return command_line()
 
 
 if __name__ == "__main__":
-    run()
+    sys.exit(run())

@@ -207,6 +207,8 @@ ALL_LINES = LineKinds()
 
 
 _ESCAPED = re.compile(r"\\([][*?{}!])")
+_SEPARATED = re.compile(r"\\[*?]")
+"""A wildcard after a backslash, which separates folders on Windows and escapes in a shell."""
 MAX_REPORTED = 20
 """Maximum number of values of one filter to report individually."""
 _LABELS = {
@@ -272,7 +274,10 @@ def _note_on(name: str, value: str | tuple[str, str]) -> tuple[str, str]:
         advice = f" Alternatives have braces: {'{' + text + '}'!r}."
     elif "\\" in text:
         unescaped = _ESCAPED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[{" else found[1], text)
-        advice = f" A backslash is an ordinary character: write {unescaped.replace(chr(92), '/')!r}."
+        spellings = [repr(unescaped.replace("\\", "/"))]
+        if _SEPARATED.search(text):
+            spellings.insert(0, repr(text.replace("\\", "/")))
+        advice = f" A backslash is an ordinary character: write {' or '.join(spellings)}."
     elif name == "globs" and not WILDCARD.search(text):
         advice = f" A directory is the glob {text.rstrip('/') + '/'!r}."
     return condition, f"No indexed document matches the {condition}.{advice}"

@@ -95,7 +95,7 @@ _TENANTS: LRUCache[str, list[Entity]] = LRUCache(64)
 class ExactCounts:
     """The numbers of ``lines`` and ``documents`` that an exact search has found: all, if it is ``complete``.
 
-    Otherwise ``reason`` says why not: the ``limit`` of results, or the ``time``.
+    Otherwise ``reason`` says why not: the ``limit`` of results, or the ``time``. Filters alone find no line.
     """
 
     lines: int
@@ -254,7 +254,7 @@ def _explained(
     calibration, queries = Calibration.of(finder.embedder), finder.tables
     windows = replace(finder, max_distance=None).nearest_allowed() if finder.embedded.any() else []
     near = [*hits(workspace, queries, windows, report.query, 0, records, calibration, False)]
-    unmatched, notes = _why_nothing(workspace, queries, request)
+    unmatched, notes = why_nothing(workspace, queries, request)
     notes = notes or (_why_left_out(near, request.mode, finder.max_distance, finder.only),)
     return replace(report, notes=notes, nearest=near[0] if near else None, unmatched=unmatched)
 
@@ -292,7 +292,7 @@ def _trivially(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
     return ("The query is blank.",) if not request.query.strip() else (nothing_indexed(workspace),)
 
 
-def _why_nothing(
+def why_nothing(
     workspace: Workspace, queries: Sequence[LineQuery], filters: SearchFilter
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the globs that match no document, and messages about filters that allow nothing.
