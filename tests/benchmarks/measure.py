@@ -25,6 +25,8 @@ _MAX_PAUSES = 20
 """The pause between two samples as a multiple of the CPU time of one, which reads the whole process table."""
 RECORDS = "DRIFTLINE_BENCH_RECORDS"
 """The environment variable that names the file in which ``bench.py`` collects records."""
+MISSED = 3
+"""The exit code of a complete run that has missed a target; a run that fails has another one."""
 PROGRAM = "DRIFTLINE_BENCH_PROGRAM"
 """The environment variable that replaces the command ``driftline`` by another program, where figures do not matter."""
 DRIFTLINE = (
@@ -121,8 +123,9 @@ def median(values: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class Verdict:
-    """The targets of a benchmark; ``exit_code`` is 1 if a target is missed. Small runs are not judged. ``obstacle`` is
-    the reason to print if a target is missed.
+    """The targets of a benchmark; ``exit_code`` is MISSED if a target is missed. Small runs are not judged.
+
+    ``obstacle`` is the reason to print if a target is missed.
     """
 
     small: bool
@@ -147,7 +150,7 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        return 1 if self.missed else 0
+        return MISSED if self.missed else 0
 
 
 def bars(title: str, unit: str, values: Mapping[str, float]) -> None:
