@@ -120,10 +120,10 @@ log = logging.getLogger(__name__)
 
 
 def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
-    """Return ``plan`` with the claims of each source, and with the known sources that hold files of requested ones.
+    """Return ``plan`` with the claims of each source, and with the known sources that own files of requested sources.
 
-    Such sources are ``joined`` unless the plan stays ``alone``: the request includes their files. Raises CorruptFile,
-    StorageError.
+    Such sources are added as ``joined``, because the request includes their files, unless the plan stays ``alone``.
+    Raises CorruptFile, StorageError.
     """
     known = _known(plan)
     if known is None:
@@ -189,9 +189,7 @@ def _release(plan: IndexPlan, entity: Entity, claims: Sequence[Claim], run_id: s
 
 
 def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
-    """Remove a source whose folder, inside the folder of another source, no longer exists, unless many documents would
-    be deleted.
-    """
+    """Remove a source whose folder inside another source's folder is gone, unless it has many documents."""
     documents, _ = totals(plan.workspace.manifest(entity).read(columns=["lines", "reason"]))
     if documents > GUARDED_DELETIONS and plan.request.max_delete_fraction < 1:
         progress.message(f"The folder of {entity} is gone; the index keeps its {documents:,} documents.")
@@ -218,7 +216,7 @@ def _is_gone(record: SourceRecord) -> bool:
 
 
 def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[SourcePlan]:
-    """Return the known sources that hold files of a requested one."""
+    """Return the known sources that own files of a requested source."""
     neighbours, found = Neighbours(known), dict[Entity, SourcePlan]()
     for part in plan.sources:
         for entity in neighbours.at_or_below(part.record.uri):

@@ -24,9 +24,9 @@ from driftline.tasks.indexing.batch import BatchResult, BatchSpec, GroupResult, 
 from driftline.tasks.indexing.commit import ChangeSet, Dissolved, Staged, commit_together
 
 GROUP_SOURCES = 32
-"""Sources that share a commit: each holds its lease until then, which a thread renews."""
+"""Maximum number of sources that share a commit. Until then, each holds its lease, which a thread renews."""
 SOURCES_PER_SLOT = 2
-"""Sources or groups that run concurrently for each slot of the executor: their coordinator mostly waits."""
+"""Number of sources or groups that run concurrently per slot of the executor: their coordinator mostly waits."""
 
 Outcome = tuple[SourceRun, DriftlineError | None]
 
@@ -70,9 +70,7 @@ class SourceGroup:
         self._since = 0.0
 
     def execute(self, runs: Sequence[SourceRun], *, may_wait: bool) -> list[Outcome]:
-        """Run the sources. If it ``may_wait``, sources that other runs have leased are run last, waiting for one lease
-        at a time.
-        """
+        """Run the sources. If it ``may_wait``, sources that other runs have leased come last, one at a time."""
         held: list[SourceRun] = []
         marker_token = marker_tokens(runs[0].workspace, [run.entity for run in runs])
         try:
@@ -196,9 +194,7 @@ class SourceGroup:
         return run_stage(f"commit {title}", commit, lambda _: said, after=(f"embed {title}",))
 
     def _end(self, member: _Member, work: Callable[[], None]) -> None:
-        """Do the last ``work`` of a source, and release its lease. A failure is counted in the lease, because it may
-        leave garbage.
-        """
+        """Do the last ``work`` of a source, and release its lease, which counts failures: they may leave garbage."""
         failure: DriftlineError | None = None
         try:
             with member.lease:

@@ -35,7 +35,8 @@ from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import acquire_source
 from driftline.tasks.embedding.task_context import Stopwatch
 from driftline.tasks.extraction.archives import without_opened
-from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK, current_marks
+from driftline.tasks.extraction.extractor import current_marks
+from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.commit import ChangeSet, Committer, remove_strays, settle
 from driftline.tasks.indexing.rows import Donations, find_donations, only
@@ -220,9 +221,7 @@ class SourceRun:
         return len(changes) > BATCH_DOCUMENTS // 4 or (pc.sum(changes["size_bytes"]).as_py() or 0) > BATCH_BYTES // 4
 
     def shared_batch(self) -> BatchSpec | None:
-        """Return the changes as a batch to embed and commit together with other sources; None if ``complete`` must be
-        called instead.
-        """
+        """Return the changes as a batch to commit with other sources; None if ``complete`` must be called instead."""
         changes = self._work.changes
         deleted = sum(len(scan.diff.deleted) for scan in self._work.scans)
         if not len(changes) or self.has_much_to_do() or deleted > GUARDED_DELETIONS or self._plan.replaces is not None:
@@ -319,9 +318,7 @@ class SourceRun:
         self.report.base = last.id if last is not None and changes.paths is not None else None
 
     def _is_complete(self, scans: Iterable[ScanResult]) -> bool:
-        """Return whether every scanned file is indexed or permanently skipped, so that only a change needs another
-        scan.
-        """
+        """Return whether every scanned file is indexed or permanently skipped, until it changes."""
         return all(scan.complete for scan in scans) and not any(reason in _PASSING for _, reason in self.report.skipped)
 
     # -- scan --------------------------------------------------------------------------------
@@ -602,9 +599,7 @@ class SourceRun:
         return totals(self._plan.workspace.manifest(self._source.entity).read(columns=["lines", "reason"]))
 
     def _count_deltas(self, lease: Lease | None) -> None:
-        """Count the deltas, and fold them under ``lease`` if they are many but small, because a compaction may not be
-        scheduled.
-        """
+        """Count the deltas, and fold many small ones under ``lease``, as there may be no scheduled compaction."""
         documents = self._plan.workspace.manifest(self._source.entity)
         log = documents.log()
         deltas = len(log.deltas)
@@ -644,9 +639,7 @@ class SourceRun:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Defer a first Ctrl-C or SIGTERM until the block ends, so that its commits are recorded. A second one takes effect
-    at once.
-    """
+    """Defer a first Ctrl-C or SIGTERM until the block ends, so that its commits are recorded, but not a second one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -71,7 +71,7 @@ MAX_FOLD_BYTES = 96 * 1024 * 1024
 """Compressed size of the deltas folded at once, about 1.5 million documents, which bounds memory."""
 READ_ATTEMPTS = 5
 READ_THREADS = 4
-"""Deltas in a bucket to open in parallel, because each costs a round trip."""
+"""Number of deltas in a bucket to open in parallel, because each takes a round trip."""
 
 ADD, REMOVE = "add", "remove"
 

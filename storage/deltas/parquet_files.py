@@ -56,7 +56,7 @@ class Keys:
         return self.ranges == (("", None),)
 
     def may_lie_between(self, first: str, last: str) -> bool:
-        """Return whether a range may include a key of ``first <= key <= last``; bounds that are too wide only cost a
+        """Return whether a range may include a key from ``first`` to ``last``; bounds that are too wide only cost a
         read.
         """
         position = bisect_right(self.ranges, last, key=lambda r: r[0])
@@ -118,7 +118,7 @@ FORMAT_VERSION = 1
 """The version of the file format. A file of a newer version is refused."""
 ROW_GROUP_ROWS = 122_880
 GROUPS_PER_READ = 4
-"""Row groups to decode in parallel: enough to use all cores, few enough to bound memory."""
+"""Number of row groups to decode in parallel: enough to use all cores, few enough to bound memory."""
 MIN_ROWS_FOR_THREADS = 10_000
 """Decode columns of fewer rows in sequence, because handing them to threads takes longer."""
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]

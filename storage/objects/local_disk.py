@@ -27,9 +27,7 @@ from driftline.storage.model import ObjectInfo, Range
 TEMPORARY_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"
 LOCK_TIMEOUT_SECONDS = 60.0
-"""The time for which a lease lasts without a renewal. A holder needs the lock for milliseconds, unless the machine
-stalls.
-"""
+"""As long as a lease lasts without renewal. A holder needs the lock for milliseconds, unless the machine stalls."""
 LOCK_POLL_SECONDS = 0.005
 DIRECTORY_ATTEMPTS = 20
 MTIME_STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)

@@ -1,4 +1,4 @@
-"""Fleets: what is discovered, what a sync indexes and costs, and what happens to what is renamed, gone or failing."""
+"""Fleets: discovery, the work and cost of a sync, and repositories that are renamed, deleted or failing."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_two_fleets_with_one_repository_index_it_once(
     files = fleet.documents()
     uri = f"git+file://{projects['a'].remote}"
     fleet.tables = f'[[fleet]]\nprovider = "list"\nname = "other"\nrepositories = ["{uri}"]\n'
-    report = fleet.sync(has_all_fleets=False)  # as a deployment does, which has the table of its own fleet only
+    report = fleet.sync(has_all_fleets=False)  # like a deployment, which has only the table of its own fleet
     assert states(report) == {str(projects["a"].remote)[1:].removesuffix(".git"): "failing"}
     assert fleet.documents() == files
 

@@ -241,7 +241,7 @@ def test_a_workspace_that_leaves_its_project_keeps_the_locations_of_its_sources(
 
 
 def test_two_first_runs_of_sources_run_concurrently(tmp_path: Path, tiny_model: Path) -> None:
-    """The other run has written fragments, and no version of their table yet."""
+    """The other run has written fragments, but no version of the table yet."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text(f"{name} valve\n")
