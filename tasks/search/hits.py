@@ -27,6 +27,7 @@ from driftline.storage.defaults import (
     MAX_SHOWN_CHARACTERS,
     Redaction,
     container_of,
+    holds_records,
 )
 from driftline.storage.errors import DriftlineError, ObjectNotFound
 from driftline.storage.lines.line_queries import LineQuery, Passage
@@ -39,7 +40,6 @@ from driftline.storage.redaction import holds_redacted, redact, redact_lines
 from driftline.storage.sources.source import Source, known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
-from driftline.tasks.scanning.scan import holds_records
 from driftline.tasks.search.links import Links, SourceRecords, find_links
 from driftline.tasks.search.query_form import QueryForm
 from driftline.tasks.search.ranking import WEIGHTS, Document, FoundLine, Weights, stem_shares
