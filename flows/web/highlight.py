@@ -53,6 +53,8 @@ def coloured(path: str, lines: Sequence[str], query: str = "", matches: Sequence
     if begins_in_string(path, lines):
         # The lexer needs the quotes that the lines lack.
         return coloured(path, ['"""', *lines], query, [(), *matches] if matches else ())[1:]
+    if quotes := open_quotes(path, lines):  # the lexer takes an unfinished docstring for an ordinary string
+        return coloured(path, [*lines, quotes], query, [*matches, ()] if matches else ())[:-1]
     short = [_cut(line) for line in lines]
     text = "\n".join(short)
     if len(text) <= MAX_COLOURED_CHARACTERS:
@@ -96,6 +98,19 @@ def begins_in_string(path: str, lines: Sequence[str]) -> bool:
             return _BEFORE_STRING.search(left.rstrip()) is None
         before = line.strip() or before
     return False
+
+
+def open_quotes(path: str, lines: Sequence[str]) -> str:
+    """Return the triple quotes that end the string in which lines of Python seem to end, "" outside of strings.
+
+    Examples:
+        >>> open_quotes("a.py", ["def f():", "    '''Renew", "    the lease."])
+        "'''"
+        >>> open_quotes("a.py", ["def f():", "    '''Renew the lease.'''"])
+        ''
+    """
+    found = [quotes for line in lines for quotes in _QUOTES.findall(line)] if path.endswith((".py", ".pyi")) else []
+    return found[-1] if len(found) % 2 else ""
 
 
 def _characters(tokens: Sequence[_Token]) -> int:
