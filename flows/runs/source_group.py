@@ -20,7 +20,7 @@ from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.objects.request_counts import phase
 from driftline.storage.workspace.workspace import marker_tokens
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, GroupResult, embed_group
-from driftline.tasks.indexing.commit import ChangeSet, Dissolved, Staged, commit_together
+from driftline.tasks.indexing.commit import ChangeSet, Dissolved, Staged, commit_together, publish_together
 
 GROUP_SOURCES = 32
 """Sources that share a commit: each holds its lease until then, which a thread renews."""
@@ -153,10 +153,14 @@ class SourceGroup:
                 if str(member.run.entity) not in ended:
                     self._fail(member, error)
         else:
-            for (member, part, changes), delta in zip(ready, staged, strict=True):
-                self._end(member, partial(_publish, member.run, part, changes, delta))
-            if ready:
-                self._builds.committed(members[0].run.owner, members[0].run.committer.table)
+            if not ready:
+                return
+            for (member, part, changes), failure in zip(ready, publish_together(staged), strict=True):
+                if failure is not None:
+                    self._fail(member, failure)
+                else:
+                    self._end(member, partial(_record, member.run, part, changes))
+            self._builds.committed(members[0].run.owner, members[0].run.committer.table)
 
     def _embed(self, members: Sequence[_Member]) -> GroupResult:
         batches = tuple(member.batch for member in members)
@@ -219,8 +223,7 @@ def _start_again(run: SourceRun) -> None:
     run.complete()
 
 
-def _publish(run: SourceRun, result: BatchResult, changes: ChangeSet, staged: Staged) -> None:
-    run.committer.publish(staged)
+def _record(run: SourceRun, result: BatchResult, changes: ChangeSet) -> None:
     run.committed(result, changes)
     run.end(changes=changes)
 
