@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType, TracebackType
@@ -213,6 +213,20 @@ class SourceRun:
         with ExitStack() as stack:
             self._begin(stack, request.wait_seconds)
             self.complete()
+
+    @property
+    def has_remote(self) -> bool:
+        """Return whether the run reads a mirror, which it fetches first."""
+        source = self._source.source
+        return isinstance(source, RepositorySource) and not source.tree.remote.is_local
+
+    def fetch(self) -> None:
+        """Fetch the commit of a changed repository ahead of ``begin``, which reports a failure."""
+        source = self._source.source
+        if isinstance(source, RepositorySource):
+            with suppress(DriftlineError):
+                if not self._is_unchanged():
+                    source.tree.mirror.ensure(source.tree.known_commit)
 
     def begin(self, stack: ExitStack, marker_token: Callable[[Entity], int]) -> bool:
         """Take the lease, which ``stack`` releases, without waiting for it, and scan. Return False if that was all.
