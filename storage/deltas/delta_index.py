@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.storage.deltas.files import (
+from driftline.storage.deltas.parquet_files import (
     DEFAULT_ENCODING,
     Encoding,
     FileReader,
