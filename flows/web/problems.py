@@ -106,8 +106,7 @@ async def only_known_parameters(request: Request) -> None:
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
-            advice = nearest_name(name, known) if known else "It has none."
-            raise UsageError(f"Unknown parameter {name[:100]!r}", request.url.path, advice)
+            raise UsageError(f"Unknown parameter {name[:100]!r}", request.url.path, nearest_name(name, known))
 
 
 def wrong_parameters(errors: Sequence[Any]) -> UsageError:
