@@ -31,7 +31,14 @@ from driftline.flows.runs.branches import delete_branch, enter_branch, leave_bra
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
 from driftline.flows.runs.segment_builds import SegmentBuilds, build_on
-from driftline.flows.runs.source_group import SOURCES_PER_SLOT, Outcome, SourceGroup, grouped, run_alone
+from driftline.flows.runs.source_group import (
+    FETCHES_AT_ONCE,
+    SOURCES_PER_SLOT,
+    Outcome,
+    SourceGroup,
+    grouped,
+    run_alone,
+)
 from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS, SourceRun
 from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.entities import Entity
@@ -264,11 +271,12 @@ def run_all(
     def execute(group: Sequence[SourceRun]) -> list[Outcome]:
         if len(group) == 1:
             return [(group[0], run_alone(group[0]))]
-        return SourceGroup(executor, shared, builds, committing).execute(group, may_wait=may_wait)
+        return SourceGroup(executor, shared, builds, committing, fetches).execute(group, may_wait=may_wait)
 
     at_once = SOURCES_PER_SLOT * executor.slots
     pool = ThreadPoolExecutor(at_once, thread_name_prefix="source")
-    with pool, more_readers(at_once * max(map(len, groups))):
+    fetches = ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="fetch")
+    with pool, fetches, more_readers(at_once * max(map(len, groups))):
         running: list[Future[list[Outcome]]] = []
         try:
             # Requests are counted per context, so each group needs its own.

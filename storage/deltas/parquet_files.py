@@ -164,6 +164,11 @@ class Encoding:
 DEFAULT_ENCODING = Encoding()
 
 
+def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return ``rows`` with exactly ``schema``. A cast that changes nothing takes as long as writing a small table."""
+    return rows if rows.schema.equals(schema) else rows.select(schema.names).cast(schema)
+
+
 class FileWriter:
     """Write rows of ``file_schema``, sorted by key, into a buffer, in full row groups."""
 
@@ -197,7 +202,7 @@ class FileWriter:
     def _flush(self, count: int) -> None:
         if not count:
             return
-        table = pa.concat_tables(self._pending).cast(self._schema)
+        table = conformed(pa.concat_tables(self._pending), self._schema)
         self._writer.write_table(table[:count], row_group_size=self._group)
         self._pending, self._pending_rows = [table[count:]], len(table) - count
 
