@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from tests.faults.damage import ABORTED, COMMANDS, KINDS, Example, cells
+from tests.support.effort import examples
 
 LOST_FOR_GOOD = {"value of a memory entry"}
 """No other file holds it; verify names it."""
@@ -20,6 +21,9 @@ BY_ANOTHER_COMMAND = {
     *("version of the table of memory", "deletions of memory"),
 }
 """The error or finding names the command, or the file to delete, since ``verify --repair`` cannot judge."""
+REPAIRED_ALIKE = ("empty", "cut")
+"""What a repair leaves of them is what it leaves of a missing file: a run and a compaction, half of the work, find that
+again, and are tried under ``make proofs`` only."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,9 @@ def test_damage_causes_no_traceback_and_can_be_repaired(example: Example, kind: 
         location.mkdir()
         damaged = example.copy(location)
         damaged.damage(kind, way)
-        ended = {name: damaged.run(*command) for name, command in COMMANDS.items()}
+        is_known = way in REPAIRED_ALIKE and kind not in LOST_FOR_GOOD | BY_ANOTHER_COMMAND and examples(1) == 1
+        names = [name for name in COMMANDS if not (is_known and name in ("index", "compact"))]
+        ended = {name: damaged.run(*COMMANDS[name]) for name in names}
         assert ABORTED not in [each.kind for each in ended.values()], f"{kind}, {way}"
         unclear = {name: each.output[-800:] for name, each in ended.items() if not each.is_clear}
         assert unclear == {}, f"{kind}, {way}"
