@@ -26,7 +26,7 @@ from driftline.tasks.extraction import extractor
 from driftline.tasks.extraction.extractor import read_document
 from driftline.tasks.indexing import batch
 from driftline.tasks.indexing.rows import Donated
-from driftline.tasks.search.hits import read_excerpt
+from driftline.tasks.search.documents import read_excerpt
 from driftline.tasks.search.search import search
 from tests.servers.s3_server import S3Server
 from tests.support.documents import DOCUMENTS, pdf

@@ -30,7 +30,7 @@ from driftline.flows.commands.main import COMMANDS, main
 
 
 def runs(process: psutil.Process, words: str) -> bool:
-    """Whether a process that has not ended has ``words`` in its command line."""
+    """Return whether a process that has not ended has ``words`` in its command line."""
     try:
         return words in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # also of a zombie
@@ -38,7 +38,7 @@ def runs(process: psutil.Process, words: str) -> bool:
 
 
 def stands_still(process: psutil.Process) -> bool:
-    """Whether a process is stopped."""
+    """Return whether a process is stopped."""
     try:
         return bool(process.status() == psutil.STATUS_STOPPED)
     except psutil.NoSuchProcess:
@@ -77,7 +77,7 @@ PRELOADED = (
     *("dateutil.relativedelta", "lance.commit", "lance.dataset", "numpy.ma", "pyarrow.dataset", "safetensors.numpy"),
     *("rich.console", "rich.table"),
 )
-"""What commands import, for most of a second."""
+"""Modules that commands import, which takes most of a second."""
 
 
 LIMITS = (
@@ -273,7 +273,7 @@ def _serve(path: str, patience_seconds: float, more: Sequence[str]) -> Callable[
 def prepare(*more: str) -> None:
     """Do once, before this process forks, what each command would do by itself for most of a second.
 
-    Import what commands import and the modules ``more``, load the default model, whose files commands check as ever,
+    Import what commands import and the modules ``more``, load the default model, whose files commands still check,
     and build the arguments of all commands.
     """
     for name in (*PRELOADED, *more):
