@@ -25,8 +25,10 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "support" / "user_program.py"
 CONTENT = ("pyproject.toml", "README.md", "LICENSE", "driftline", "flows", "tasks", "storage", "deployments")
 INSTALLS = ("editable", "wheel", "sdist")
-USED = ("editable", "wheel")
-"""The installs that are used at length: a source distribution installs the files of the wheel."""
+USED = ("wheel",)
+"""The install that is used at length: a source distribution installs its files, and all other tests use an editable
+install.
+"""
 PACKAGE_DATA = (
     "py.typed",
     "deployments/prefect.yaml",
