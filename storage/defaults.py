@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -51,6 +52,13 @@ def container_of(path: str) -> str:
     ('old/a.zip', 'c.txt')
     """
     return path.partition(INSIDE)[0]
+
+
+def holds_records(path: str) -> bool:
+    """Return whether a file has the name of a log, CSV or JSON lines, which stays useful however large it is: its first
+    and last lines alone say what it holds.
+    """
+    return re.search(r"\.(?i:csv|jsonl|log|log\.\d+|ndjson|tsv)$", path) is not None
 
 
 FALLBACK_THRESHOLD = 0.5
@@ -104,7 +112,7 @@ def nearest_name(name: str, known: Sequence[str]) -> str:
     plain = name.strip("-").replace("-", "_").lower()
     same = [each for synonyms in SYNONYMS if plain in synonyms for each in known if each in synonyms]
     near = same or difflib.get_close_matches(plain, known, 1)
-    return f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+    return f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known) or 'none'}."
 
 
 _USER_FOLDERS = {"XDG_CACHE_HOME": "~/.cache", "XDG_DATA_HOME": "~/.local/share", "XDG_STATE_HOME": "~/.local/state"}

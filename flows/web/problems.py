@@ -106,11 +106,11 @@ async def only_known_parameters(request: Request) -> None:
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
-            advice = nearest_name(name, known) if known else "It has none."
-            raise UsageError(f"Unknown parameter {name[:100]!r}", request.url.path, advice)
+            raise UsageError(f"Unknown parameter {name[:100]!r}", request.url.path, nearest_name(name, known))
 
 
 def wrong_parameters(errors: Sequence[Any]) -> UsageError:
-    """Return the validation error of each parameter, without its value."""
-    found = "; ".join(f"{error['loc'][-1]}: {error['msg']}" for error in errors[:10])
+    """Return the validation error of each parameter, without its value or, of a list, the number of its value."""
+    names = [[part for part in error["loc"] if isinstance(part, str)][-1] for error in errors[:10]]
+    found = "; ".join(f"{name}: {error['msg']}" for name, error in zip(names, errors, strict=False))
     return UsageError("Invalid request parameters", found, "See /api/v1/openapi.json.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -337,6 +338,25 @@ def test_memory_on_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
         pytest.skip("a read-only mount needs root, or user namespaces")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "cannot be written to" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(errno.EROFS, dl.AccessDenied), (errno.EACCES, dl.AccessDenied), (errno.ENOSPC, dl.CatalogError)],
+)
+def test_a_catalog_that_cannot_be_created_is_an_error_of_the_tree(
+    code: int, kind: type[dl.DriftlineError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = os.open
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if os.fsdecode(path).endswith("_catalog.sqlite"):
+            raise OSError(code, os.strerror(code))
+        return really(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(kind, match=f"cannot be created \\({os.strerror(code)}"):
+        Catalog(f"sqlite:///{tmp_path}/_catalog.sqlite").make_private()
 
 
 @pytest.mark.parametrize("call", ["retrieve", "retrieve_by_entity", "search", "search_memory", "delete"])

@@ -6,12 +6,12 @@ adjacent file (SQLite).
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -153,10 +153,20 @@ class Catalog:
         return self._expect(found, workspace_id)
 
     def make_private(self) -> None:
-        """Create the file of a new SQLite catalog so that only its owner can read it."""
-        if self.is_sqlite:
-            with suppress(FileExistsError):
-                os.close(os.open(self.url.database or "", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        """Create the file of a new SQLite catalog so that only its owner can read it.
+
+        Raises AccessDenied, CatalogError.
+        """
+        if not self.is_sqlite:
+            return
+        try:
+            os.close(os.open(self.url.database or "", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            pass
+        except OSError as error:
+            kind = AccessDenied if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else CatalogError
+            what = f"The catalog cannot be created ({error.strerror})"
+            raise kind(what, self.where, "Make its folder writable, or free some space.") from error
 
     def check(self, workspace_id: str) -> None:
         """Check that the catalog belongs to ``workspace_id``. Raises CatalogMismatch."""
