@@ -23,7 +23,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
 from driftline.storage.lance.retries import without_panic
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_queries import NOTHING, RESULT_COLUMNS, LineQuery, Scored
+from driftline.storage.lines.line_queries import NOTHING, RESULT_COLUMNS, LineQuery, Scored, nearest_blocks
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.tokenizer import keywords, query_for_index
 from driftline.storage.model import Embedder, html_table
@@ -589,7 +589,7 @@ class _Finder:
         return [each.result() for each in finding]
 
     def _near_blocks(self, limit: int) -> list[Scored]:
-        return _best([table.near(self.embedded, limit) for table in self.tables], limit)
+        return _best(nearest_blocks(self.tables, self.embedded, limit), limit)
 
     def _read(
         self, matching: Sequence[Scored], named: Sequence[NDArray[np.uint64]], near: Sequence[Scored]

@@ -25,6 +25,8 @@ _MAX_PAUSES = 20
 """The pause after a look, as a multiple of its CPU time: each look reads the whole process table."""
 RECORDS = "DRIFTLINE_BENCH_RECORDS"
 """The environment variable that names the file in which ``bench.py`` collects records."""
+MISSED = 3
+"""The exit code of a complete run that has missed a target; a run that fails has another one."""
 PROGRAM = "DRIFTLINE_BENCH_PROGRAM"
 """The environment variable with another program for the command ``driftline``, where figures do not matter."""
 DRIFTLINE = (
@@ -121,7 +123,7 @@ def median(values: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class Verdict:
-    """The targets of a benchmark; ``exit_code`` is 1 if one is missed. Small runs prove nothing and miss none.
+    """The targets of a benchmark; ``exit_code`` is MISSED if one is missed. Small runs prove nothing and miss none.
 
     ``obstacle`` is printed if a target is missed: the reason.
     """
@@ -148,7 +150,7 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        return 1 if self.missed else 0
+        return MISSED if self.missed else 0
 
 
 def bars(title: str, unit: str, values: Mapping[str, float]) -> None:
