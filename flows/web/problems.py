@@ -76,9 +76,7 @@ class Problem(JsonAnswer):
 
 
 def status_of(error: DriftlineError) -> int:
-    """Return 404 for missing data, 400 for other errors that the client can fix, 503 for errors that only the owner can
-    fix.
-    """
+    """Return 404 for missing data, 400 for other errors of the client, 503 for errors that only the owner can fix."""
     if isinstance(error, NotIndexed):
         return NOT_FOUND
     return BAD_REQUEST if isinstance(error, UsageError) and not isinstance(error, _OF_THE_SERVER) else UNAVAILABLE

@@ -193,9 +193,7 @@ _CODES: LRUCache[str, BlockCodes] = LRUCache(512 * 2**20, lambda codes: codes.nb
 """For each table and each branch of a table, the codes of the last version that this process has searched."""
 _ONE_AT_A_TIME = Lock()
 _READING: defaultdict[str, Lock] = defaultdict(Lock)
-"""A lock for each table, held while codes of the table or of one of its branches are read: most of the codes are the
-same for all of them.
-"""
+"""A lock for each table: its branches share most codes, so only one of them should read."""
 
 
 def codes_of(dataset: LanceDataset, read: _Read, announce: Callable[[Sequence[LanceFragment]], None]) -> BlockCodes:

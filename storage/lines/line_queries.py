@@ -541,9 +541,7 @@ class LineQuery:
 
     @once
     def _kept_blocks(self) -> pa.Table | None:
-        """All allowed blocks, keyed by row, if they are few; None until blocks read one by one have taken as long as
-        reading all.
-        """
+        """All allowed blocks, keyed by row, if they are few, and once it pays to read them all; else None."""
         if not self.table.is_local:
             return None
         with _FILTERED_AT_ONCE:
@@ -719,9 +717,7 @@ class LineQuery:
         return {line: known[block] for line, block in blocks if block in known}
 
     def _matching_afterwards(self, search: Any, limit: int, fetch: int) -> Scored:
-        """Like ``_matching``, but search all blocks, and filter the best ``fetch`` or more results until enough are
-        left.
-        """
+        """Like ``_matching``, but search all blocks, then filter the best ``fetch`` or more until enough are left."""
         while True:
             found = self._matching(search, fetch, where=None)
             if self.filters_afterwards:

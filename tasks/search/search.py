@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
 FETCH_FACTOR = 3
-"""Lines to fetch per result, because neighbouring ones merge; more are fetched if that is not enough."""
+"""Number of lines to fetch per result, because neighbouring lines merge; more are fetched if these are not enough."""
 CANDIDATE_BLOCKS = 100
 CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {
     "name": 100,
@@ -79,7 +79,7 @@ CANDIDATE_LINES = 30
 A search with too few results takes more. A sentence describes one definition, and more blocks by meaning tend to hide
 it."""
 CANDIDATE_DEFINITIONS = 20
-"""Definitions to look up for each name in a query."""
+"""Number of definitions to look up for each name in a query."""
 MAX_TENANTS_AT_ONCE, MAX_TABLES_AT_ONCE = 8, 8
 """Number of tenants, and of tables per tenant, to open in parallel; each waits for a bucket."""
 MAX_THREADS = 64
@@ -243,7 +243,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
 
 @from_keywords(SearchRequest)
 def search(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Return the ``answer`` to the request that these arguments make."""
+    """Return the ``answer`` to a request with these arguments."""
     return answer(workspace, request)
 
 

@@ -1,8 +1,8 @@
 """Run all benchmarks one after another, and write their results into RESULTS.md beside this file.
 
-    make bench                                          # all of them; an hour and a half on 2 cores
-    .venv/bin/python tests/benchmarks/bench.py --small  # to check that they run; writes nothing
-    .venv/bin/python tests/benchmarks/bench.py searching quality   # some of them; keeps the results of the others
+    make bench                                          # all of them; an hour and a half on 2 cores .venv/bin/python
+    tests/benchmarks/bench.py --small  # check that they run; write nothing .venv/bin/python tests/benchmarks/bench.py
+    searching quality   # only these; keep the results of the others
 
 The results of each benchmark are kept in results/NAME.json, so that they can be run one by one. A run that fails leaves
 the results of the last one.
@@ -160,7 +160,7 @@ def plots(records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def bar_plot(title: str, unit: str, values: Mapping[str, float]) -> str:
-    """An ``<svg>`` with a bar for each value, from 0 to the greatest; those of Driftline are highlighted."""
+    """An ``<svg>`` with a bar for each value, from 0 to the largest; bars of Driftline are highlighted."""
     height, top = 34 + BAR * len(values), max([*values.values(), 1e-9])
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '

@@ -1,4 +1,4 @@
-"""The actions for YAML agents, called as a host calls them, and the workflows of their reference."""
+"""The actions for YAML agents, called like an engine calls them, and the workflows of their reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Blocks by meaning: codes find what vectors find, under filters, after commits, and without reading again."""
+"""Block search by vector codes: it finds what exact search finds, with filters, after commits, and without repeated
+reads.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ def test_codes_find_most_blocks_that_vectors_find(table: LineTable, monkeypatch:
         assert locations(near)[0] == best[0] == (paths[document], first)
         assert near["cosine"].to_pylist() == sorted(near["cosine"].to_pylist(), reverse=True)
         found, total = found + len({*locations(near)} & {*best[:5]}), total + 5
-    assert found / total >= 0.6  # of blocks that have little in common: chance finds 2 %
+    assert found / total >= 0.6  # of unrelated blocks: chance finds 2 %
 
 
 @pytest.mark.parametrize("strategy", ["auto", "prefilter", "postfilter"])

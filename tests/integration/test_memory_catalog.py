@@ -278,7 +278,7 @@ def test_a_damaged_record_is_reported_and_rewritten(location: str) -> None:
 
 @pytest.fixture
 def backup(location: str, tmp_path: Path) -> str:
-    """A workspace whose catalog has been replaced by its backup from before the last entry."""
+    """A workspace whose catalog was replaced by a backup from before the last entry."""
     fill(location)
     shutil.copy(Path(location) / CATALOG, tmp_path / "backup")
     with MemoryStore(location) as store:
@@ -314,7 +314,7 @@ def test_a_catalog_from_a_backup_may_be_adopted(backup: str, driftline: Callable
 
 
 def test_memory_on_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
-    """``get``, ``search``, ``list`` and ``verify`` need no write access; ``put`` says that it has none."""
+    """``get``, ``search``, ``list`` and ``verify`` need no write access; ``put`` reports that it is missing."""
     if shutil.which("unshare") is None:
         pytest.skip("unshare is not installed (Debian: apt-get install util-linux)")
     location = tmp_path / "memory"

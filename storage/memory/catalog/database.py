@@ -61,9 +61,7 @@ def catalog_file(url: URL) -> URL:
 
 
 def find_schema(connection: Any, _: object) -> None:
-    """Put the catalog's schema first on the search path of a new PostgreSQL connection, if the schema contains a
-    catalog.
-    """
+    """Put the catalog's schema, if it has a catalog, first on the search path of a new PostgreSQL connection."""
     cursor = connection.cursor()
     if cursor.execute(f"SELECT to_regclass('{SCHEMA}.{tables.version.name}')").fetchone()[0] is not None:
         cursor.execute(_TO_SCHEMA)
