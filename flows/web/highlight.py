@@ -41,7 +41,7 @@ def colour_styles() -> str:
     """Return the style sheet of the colours, light and dark."""
     light = HtmlFormatter(style="xcode").get_style_defs(".code")
     dark = HtmlFormatter(style="github-dark").get_style_defs(".code")
-    quiet = ".code .sd { color: var(--dim); }"  # prose must not outshine the code
+    quiet = ".code .sd { color: var(--dim); }"  # prose must not stand out more than code
     return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n{quiet}\n"
 
 
@@ -161,7 +161,7 @@ _MARK = ("Mark",)
 
 
 def _in_text(lines: Sequence[str], matches: Sequence[Spans]) -> Iterator[tuple[int, int]]:
-    """Yield ``matches`` as ranges of the joined lines, in order and apart from each other."""
+    """Yield ``matches`` as ranges of the joined lines, in order and without overlaps."""
     start = last = 0
     for line, spans in zip(lines, matches, strict=True):
         for begin, end in spans:

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 MAX_FACETS = 12
 MAX_PAGE_LINES = 2_500
-"""Lines of a document on each side of the requested one."""
+"""Number of lines of a document to show on each side of the requested line."""
 _FOLDER = "driftline.flows.web"
 _OF_EVERY_PAGE = ("n_lines", "facets")
 _MOST = int((OPTIONS["top_k"].served or (0, 0))[1])
-"""Number of results on a page that shows more."""
+"""Number of results to which a page links if there are more."""
 _TITLES = {"sources": "Source", "languages": "Language", "kinds": "Kind", "dirs": "Directory", "tests": "Tests"}
 
 

@@ -308,7 +308,7 @@ LOCATIONS = [
     ("bittern", ("a.srt", "00:00:01")),
     ("dipper", ("a.vtt", "00:00:01")),
 ]
-"""A word of each format, and where it stands."""
+"""A word in a document of each format, and its location."""
 
 
 @pytest.mark.parametrize(("query", "location"), LOCATIONS)
