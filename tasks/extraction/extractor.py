@@ -14,8 +14,9 @@ import lzma
 import posixpath
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 from driftline.storage.defaults import INSIDE, NAMED_LIKE_ARCHIVE, Redaction
 from driftline.storage.lines.outline import Anchor, Definition
 from driftline.storage.model import SkipReason
-from driftline.storage.redaction import split_mark
+from driftline.storage.redaction import redact, split_mark
 from driftline.tasks.definitions.outlines import nested_sections
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.text import decode, has_replaced_bytes
@@ -129,6 +130,18 @@ def _encodable(text: str) -> str:
 
 
 EMPTY = Extracted("")
+
+
+def redacted(found: Sequence[Extracted], mode: Redaction) -> tuple[list[Extracted], Counter[str]]:
+    """Return texts without credentials in their lines and anchors, and how many each rule replaced."""
+    texts, counts = redact([each.text for each in found], mode)
+    names, of_names = redact([anchor.name for each in found for anchor in each.anchors], mode)
+    if not counts and not of_names:
+        return [*found], counts
+    left = iter(names)
+    anchors = [tuple(replace(anchor, name=next(left)) for anchor in each.anchors) for each in found]
+    changed = zip(found, texts, anchors, strict=True)
+    return [replace(each, text=text, anchors=named) for each, text, named in changed], counts + of_names
 
 
 @dataclass(slots=True)
