@@ -329,7 +329,7 @@ def _codepage(number: bytes) -> str:
 
 _LEVELS = {"SH": "## ", "Sh": "## ", "SS": "### ", "Ss": "### "}
 _ENDING = "PP P LP HP IP TP TQ It Pp sp br Bl El D1 Dl RS RE Sp"
-_WITHOUT_TEXT = "IX PD DT UC AT RS RE Sp TP TQ EQ EN Bl El Bk Ek Dd Os Sm Rs Re ME UE YS"
+_WITHOUT_TEXT = "IX PD DT UC AT RS RE Sp TP TQ EQ EN Bl El Bk Ek Dd Os Sm Rs Re YS"
 _OF_FONTS = "BR BI IR IB RB RI"
 _OF_MDOC = """
 Ad An Ao Ac Ap Aq Ar Bo Bc Bq Bx Cd Cm Dq Do Dc Dv Em Er Es Ev Fa Fd Fl Fn Fo Fc Ft Fx Ic In It Li Lk Ms Mt Nd Nm No Ns
