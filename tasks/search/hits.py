@@ -75,8 +75,8 @@ class Window:
     unless the window is ``outlined``. ``score`` is the score of the hit that ranks the window: its relevance, of which
     ``attainable`` is the maximum, or its cosine if hits are sorted by cosine; nothing is attainable then. ``set_back``
     is what better windows of its file have taken from the score, without making it less likely. ``copies`` are other
-    documents of its source with the same name and content. If the query has ``named`` the definition, the window stays inside
-    it.
+    documents of its source with the same name and content. If the query has ``named`` the definition, the window stays
+    inside it.
     """
 
     entity: str
@@ -532,8 +532,8 @@ class Hit:
     a further hit in a file has a lower score than its label; in the mode ``vector``, it is the cosine of the best line,
     without a label. ``distance`` is 1 - the cosine of the best line, ``relevance`` the share of random pairs of lines
     that are farther. ``copies`` are the paths of other documents of the source with the same name and content, which
-    are not shown. ``context`` has the lines from ``start_line`` to ``end_line``, as they were indexed. Of a long line, ``text``
-    and ``context`` have the window around the match (``clipped``).
+    are not shown. ``context`` has the lines from ``start_line`` to ``end_line``, as they were indexed. Of a long line,
+    ``text`` and ``context`` have the window around the match (``clipped``).
 
     ``freshness`` is the state of the best line, and ``line_now`` its current number; None if that would need further
     reads. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind`` its kind
