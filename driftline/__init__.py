@@ -80,8 +80,8 @@ if TYPE_CHECKING:
     )
     from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
     from driftline.tasks.indexing.line_store import LineStore, Store
-    from driftline.tasks.search.documents import Document
-    from driftline.tasks.search.hits import Excerpt, Hit
+    from driftline.tasks.search.documents import Document, Excerpt
+    from driftline.tasks.search.hits import Hit
     from driftline.tasks.search.request import Explanation, SearchFilter, SearchRequest
     from driftline.tasks.search.search import SearchReport
 
@@ -141,11 +141,8 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "LineStore",
         "Store",
     ),
-    "tasks.search.documents": ("Document",),
-    "tasks.search.hits": (
-        "Excerpt",
-        "Hit",
-    ),
+    "tasks.search.documents": ("Document", "Excerpt"),
+    "tasks.search.hits": ("Hit",),
     "tasks.search.search": ("SearchReport",),
     "tasks.search.request": (
         "Explanation",

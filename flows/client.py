@@ -20,8 +20,7 @@ from driftline.storage import errors
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
 from driftline.storage.model import WorkspaceStats
 from driftline.storage.request_options import from_keywords
-from driftline.tasks.search.documents import Document
-from driftline.tasks.search.hits import Excerpt
+from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.request import Mode, SearchRequest, options_in
 from driftline.tasks.search.search import SearchReport
 
@@ -180,8 +179,8 @@ class Client:
         """Return lines of an indexed document, with ``n_lines`` on each side of one.
 
         Args:
-            source: the entity of its source.
-            path: its path in the source.
+            source: the entity of the document's source.
+            path: the document's path in the source.
             line: the number of the line, counted from 1.
             n_lines: how many lines to add before and after.
             branch: read the document as this branch has it.
@@ -202,9 +201,9 @@ class Client:
         """Yield the indexed documents, sorted by source and path.
 
         Args:
-            sources: only those of these sources, projects or organisations.
-            dirs: only those below these directories.
-            exts: only those with these endings.
+            sources: only documents of these sources, projects or organisations.
+            dirs: only documents below these directories.
+            exts: only documents with these file extensions.
 
         Yields:
             Documents; the server is asked for a page of them at a time.

@@ -10,14 +10,14 @@ from pydantic import BaseModel
 
 from driftline.flows.runs.branches import BranchReport
 from driftline.storage.model import WorkspaceStats
-from driftline.tasks.search.documents import Document
+from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.facets import Facets
-from driftline.tasks.search.hits import Excerpt, Hit
+from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.search import ExactCounts, SearchReport
 
 
 class ExactMatches(BaseModel):
-    """The numbers of lines and documents that match exactly; ``reason`` says why they are not all."""
+    """The numbers of lines and documents that match exactly; ``reason`` says why the counts are incomplete."""
 
     lines: int
     documents: int

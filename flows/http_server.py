@@ -63,7 +63,7 @@ class TimeoutProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Every byte that is left to send is noticed: pause_writing follows at once, resume_writing once all are sent.
+        # Call pause_writing as soon as a byte waits to be sent, and resume_writing once none does.
         transport.set_write_buffer_limits(high=1, low=0)
         self.app = cast("ASGIApp", _HeadLimit(self.app, self.config.h11_max_incomplete_event_size))
         self._make_room()
@@ -73,7 +73,7 @@ class TimeoutProtocol(H11Protocol):
         self._expect_request()
         super().data_received(data)
         if self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:
-            self.cycle.keep_alive = False  # a client that sends further requests before its answer gets one
+            self.cycle.keep_alive = False  # a client that pipelines requests gets one answer
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_timer()
 
@@ -133,7 +133,7 @@ class TimeoutProtocol(H11Protocol):
     def waits_since(self) -> float | None:
         """The time since when the server has waited for a request or for the client to read.
 
-        Returns None if the server works.
+        Returns None while the server works on a request.
         """
         if self._write_timer is not None:
             return self._write_timer.when() - WRITE_SECONDS

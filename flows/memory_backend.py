@@ -46,26 +46,10 @@ _OF_ENTRIES = frozenset({"key", "metadata", "expires_at", "items"})
 """Arguments whose errors have the kind ``bad_entry``."""
 
 
-def entry_to_dict(entry: MemoryEntry) -> Result:
-    """Return an entry as JSON: times are ISO 8601 with their zone, the entity is its path."""
-    return {
-        "key": entry.key,
-        "value": entry.value,
-        "entity": entry.entity.directory,
-        "metadata": entry.metadata,
-        "size_bytes": entry.size_bytes,
-        "content_hash": entry.content_hash,
-        "created": entry.created.isoformat(),
-        "updated": entry.updated.isoformat(),
-        "expires": entry.expires.isoformat() if entry.expires else None,
-    }
-
-
 def hits_to_dict(hits: MemoryHits[MemoryEntry]) -> Result:
     """Return ``{results: [{record, score, rank, distance}]}``, and ``explanation`` if the hits have one."""
     results = [
-        {"record": entry_to_dict(hit.record), "score": hit.score, "rank": hit.rank, "distance": hit.distance}
-        for hit in hits
+        {"record": hit.record.to_dict(), "score": hit.score, "rank": hit.rank, "distance": hit.distance} for hit in hits
     ]
     return {"results": results, **({"explanation": hits.explanation.to_dict()} if hits.explanation else {})}
 
@@ -230,7 +214,7 @@ ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "range": (_range, "the first key and the one behind the last: [low, high]"),
     "rev": (_revision, "a revision: the rev of an entry"),
 }
-"""The check of each argument, by its name, and its description in errors."""
+"""The check of each argument, keyed by its name, and the description of valid values in errors."""
 
 
 def failure(error: DriftlineError) -> Result:
@@ -271,7 +255,7 @@ class HierarchicalLTMBackend:
         within: EntityName | None = None,
         errors: Errors = "return",
     ) -> None:
-        """Open a store; the arguments are those of ``create_ltm_backend``."""
+        """Open a store. ``create_ltm_backend`` explains the arguments."""
         if errors not in get_args(Errors):
             raise UsageError("errors must be 'return' or 'raise'", _shown(errors), "Pass one of them.")
         sections: dict[str, tuple[Any, Any]] = {
@@ -387,7 +371,7 @@ class HierarchicalLTMBackend:
             False
         """
         entry = self.core.retrieve(key, entity)
-        found = entry_to_dict(entry) if entry is not None else None
+        found = entry.to_dict() if entry is not None else None
         return {"found": entry is not None, "entry": found, "value": entry.value if entry else None}
 
     @_as_result
@@ -406,7 +390,7 @@ class HierarchicalLTMBackend:
             ['missing']
         """
         found = self.core.retrieve_batch(keys, entity)
-        entries = {key: entry_to_dict(entry) for key, entry in found.items()}
+        entries = {key: entry.to_dict() for key, entry in found.items()}
         return {"entries": entries, "missing": [key for key in keys if key not in found]}
 
     @_as_result
@@ -444,7 +428,7 @@ class HierarchicalLTMBackend:
             self.core.retrieve_by_entity, entity_type, entity_id, include_descendants, limit, offset
         )
         page = ask(within=within, allowed_ancestors=allowed_ancestors, cursor=cursor)
-        entries = [entry_to_dict(entry) for entry in page.entries]
+        entries = [entry.to_dict() for entry in page.entries]
         more = {"total_count": page.total_count, "has_more": page.has_more, "cursor": page.cursor}
         return {"entries": entries, **more}
 
@@ -474,7 +458,7 @@ class HierarchicalLTMBackend:
         allowed_ancestors: Sequence[EntityName] | None = None,
         limit: int = 1_000,
     ) -> Result:
-        """Return entries by the words of their keys and by metadata, latest first.
+        """Find entries by the words of their keys and by metadata; return them, latest first.
 
         Args:
             query: words that the key must contain.
@@ -491,7 +475,7 @@ class HierarchicalLTMBackend:
             []
         """
         found = self.core.search(query, metadata_filter, entity, allowed_ancestors=allowed_ancestors, limit=limit)
-        return {"entries": [entry_to_dict(entry) for entry in found]}
+        return {"entries": [entry.to_dict() for entry in found]}
 
     @_as_result
     def search_memory(
@@ -698,7 +682,7 @@ class HierarchicalLTMBackend:
 
     @_as_result
     def cleanup_orphans(self, max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS, dry_run: bool = False) -> Result:
-        """Delete files that nothing refers to; a bound store cleans the memory blobs within its boundary.
+        """Delete files that nothing refers to; a bound store deletes only memory blobs within its boundary.
 
         Args:
             max_age_seconds: keep younger files.
@@ -795,5 +779,5 @@ def create_ltm_backend(
 
 
 def _given(expires_at: datetime | str | None) -> datetime | None:
-    """Return an expiry as a time, into which ``ARGUMENTS`` has converted it, or None."""
+    """Return an expiry, which ``ARGUMENTS`` has already converted to a time, or None."""
     return expires_at if isinstance(expires_at, datetime) else None

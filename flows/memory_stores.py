@@ -1,7 +1,7 @@
 """Keep the memory stores of the servers: at most a fixed number, each bound to one boundary.
 
-Servers search memory in another process, like lines, because a damaged file of a table can crash its reader. They
-therefore hold only the location of a memory, which they pass to that process.
+Servers search memory, like lines, in another process, because a damaged table file can crash its reader. They therefore
+hold only the location of a memory, which they pass to that process.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class MemoryStores:
 
 
 def no_memory() -> NotIndexed:
-    """Return the error for a search of memory in a workspace without memory."""
+    """Return the error for a memory search in a workspace without memory."""
     return NotIndexed("The workspace holds no memory", "", "Store some: driftline memory put")
 
 

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from driftline.storage.model import DocumentState, WorkspaceStats
     from driftline.storage.workspace.records import RunRecord
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
-    from driftline.tasks.search.documents import Document
-    from driftline.tasks.search.hits import Excerpt
+    from driftline.tasks.search.documents import Document, Excerpt
     from driftline.tasks.search.search import SearchReport
 
     Searchable: TypeAlias = "Workspace | StoredWorkspace | str"
@@ -229,7 +228,7 @@ class Workspace:
             ('the holder renews the lease',)
         """
         from driftline.flows.config.locate import on_named_branch
-        from driftline.tasks.search.hits import read_excerpt
+        from driftline.tasks.search.documents import read_excerpt
 
         return read_excerpt(on_named_branch(self.storage, branch), path, line, n_lines=n_lines, source=source)
 
@@ -239,9 +238,9 @@ class Workspace:
         """Yield the indexed documents, sorted by source and path.
 
         Args:
-            sources: only those of these sources, projects or organisations.
-            dirs: only those below these directories.
-            exts: only those with these endings.
+            sources: only documents of these sources, projects or organisations.
+            dirs: only documents below these directories.
+            exts: only documents with these file extensions.
 
         Yields:
             Documents.
@@ -419,7 +418,7 @@ def index(
     Args:
         sources: folders, git work trees, bucket URIs, or requests for them.
         workspace: a path, a URI or ``@name``.
-        entity: the entity of the only source, if that is given as text; a ``SourceRequest`` has its own.
+        entity: the entity of a single source given as text; a ``SourceRequest`` has its own.
         include: index only files that match one of these patterns.
         exclude: skip files that match one of these patterns.
         model: a model2vec directory or name, by default the model that is installed with Driftline.
@@ -475,15 +474,16 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
     Args:
         workspace: the result of ``driftline.open``, or a path, a URI or ``@name``.
         request: the fields as keyword arguments. ``max_distance`` (1 - cosine, 0 to 2) drops lines farther away;
-            ``min_relevance`` (0 to 1) drops lines that are nearer than a smaller share of random lines, which means the
-            same with every model. ``n_lines`` is the context on each side. ``mode`` ranks by words and meaning
-            (``hybrid``), by meaning (``vector``) or by words (``text``). Filters narrow each other; ``where`` is a
-            ``LineFilter``, ``workspace_name`` a view of ``driftline.toml``. ``strategy`` says when filters apply.
-            ``rerank`` lets a transformer reorder the best 10 windows, or the given number. With ``branch``, sources
-            that have this branch are searched as it has them. With ``explain``, the report describes the search.
-            ``fixed`` texts and expressions ``regex`` find only lines of files that hold them all, and the words of the
-            query rank these; the query itself may hold such terms (``"a phrase" /regex/ def:Name lang:go``). The
-            report's ``exact`` says whether the ``top_k`` lines are all.
+            ``min_relevance`` (0 to 1) drops lines with a lower relevance, the share of random pairs of lines that are
+            farther apart; unlike a distance, it means the same for every model. ``n_lines`` is the context on each
+            side. ``mode`` ranks by words and meaning (``hybrid``), by meaning (``vector``) or by words (``text``).
+            Filters narrow each other; ``where`` is a ``LineFilter``, ``workspace_name`` a view of ``driftline.toml``.
+            ``strategy`` says when filters apply. ``rerank`` lets a transformer reorder the best 10 windows, or the
+            given number. With ``branch``, sources that have this branch are searched as it has them. With ``explain``,
+            the report describes the search. ``fixed`` texts and ``regex`` expressions restrict the search to lines that
+            match, in files that match all of them, and the words of the query rank these lines; the query may contain
+            such terms, too (``"a phrase" /regex/ def:Name lang:go``). The report's ``exact`` says whether there are
+            more matches than the ``top_k`` lines.
 
     Returns:
         A report that iterates over its hits.
@@ -596,7 +596,8 @@ def grep(
         model: a model2vec directory or name, by default the model that is installed with Driftline.
         top_k: the maximum number of results.
         max_distance: drop lines that are farther (1 - cosine, 0 to 2).
-        min_relevance: drop lines that are nearer than a smaller share of random lines, 0 to 1.
+        min_relevance: drop lines with a lower relevance (0 to 1), the share of random pairs of lines that are farther
+            apart.
         n_lines: lines of context on each side.
         ignore_case: compare without case.
         redact: which credentials inside text to replace.
@@ -644,7 +645,7 @@ def analyze_document_states(
     Args:
         paths: the files, or the workspace.
         workspace: the workspace (default: the one that commands in the current folder use), or the source.
-        documents: paths relative to the source. Paths of neither documents nor files to be indexed are omitted.
+        documents: paths relative to the source. The result omits paths that are neither documents nor files to index.
 
     Returns:
         ``(path, state)`` pairs.

@@ -21,7 +21,7 @@ DEFAULT_MAX_DELTAS = 100
 DEFAULT_VERSION_RETENTION_SECONDS = 3_600.0
 """Compaction keeps younger versions of a table for readers and writers that opened one."""
 DEFAULT_MAX_AGE_SECONDS = 3_600.0
-"""Cleanup keeps younger objects: a run may still be writing the reference to them."""
+"""Cleanup keeps younger objects, because a run may not have written the reference to them yet."""
 DEFAULT_CI_TIMEOUT_SECONDS = 3_600.0
 """Seconds that ``driftline ci`` waits for a deployment."""
 DEFAULT_EXECUTOR = "inline"
@@ -30,7 +30,8 @@ DEFAULT_EXECUTOR = "inline"
 Redaction = Literal["off", "known", "strict"]
 """Selects the credentials that are replaced in text before it is stored.
 
-``known`` replaces those with a checkable form, and ``strict`` also random values behind a word such as ``password``."""
+``known`` replaces credentials that can be recognised by their form. ``strict`` also replaces random values after a word
+such as ``password``."""
 DEFAULT_REDACTION: Redaction = "known"
 """How the text of a new source is redacted."""
 
@@ -40,7 +41,7 @@ NAMED_LIKE_ARCHIVE = (
     r"\.(?i:zip|jar|war|ear|aar|apk|whl|egg|nupkg|vsix|conda|crate|gem|eml|mbox"
     r"|tar|tgz|tbz2?|txz|tzst|tar\.(?:gz|bz2|xz|zst|zstd|lz4))$"
 )
-"""Names of the files that a run opens as folders if asked."""
+"""Names of files that a run opens as folders if ``archives`` is set."""
 
 
 def container_of(path: str) -> str:
@@ -67,12 +68,12 @@ __all__ = ["DEFAULT_N_LINES", "DEFAULT_RERANKED", "DEFAULT_TOP_K", "FALLBACK_THR
 
 DEFAULT_TOP_K = 10
 DEFAULT_ENTRIES = 5
-"""Entries that a search of memory finds at most."""
+"""Default maximum number of entries that a memory search returns."""
 DEFAULT_N_LINES = 3
 """Lines of context on each side of a window."""
 DEFAULT_RERANKED, MAX_RERANKED = 10, 200
-"""Windows that a reranking transformer reads. More windows gained nothing on the tuning halves, and each costs several
-milliseconds.
+"""Number of windows that a reranking transformer reads. More windows improved nothing on the tuning halves, and each
+takes several milliseconds.
 """
 MAX_SHOWN_CHARACTERS, CUT = 500, "…"
 """A longer line is shown as a window of this many characters around the match, with CUT at each cut end."""

@@ -21,7 +21,7 @@ _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _TYPE = re.compile(r"[a-z][a-z0-9_]*")
 
 TEMPLATE = "org:{org}/project:{group}/source:{name}"
-"""The entity of a repository, unless the fleet has a template of its own."""
+"""The template for the entities of repositories, unless the fleet has its own."""
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _PLACEHOLDERS = frozenset({"org", "group", "name", "path", "id"})
 
@@ -354,7 +354,8 @@ def is_within(entity: Entity, scope: Entity) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The entities whose data may be seen: each of ``tops``, and all below. ``of`` drops those below another.
+    """The entities whose data may be seen: each of ``tops``, and everything below it. ``of`` drops entities below
+    another one.
 
     Examples:
         >>> acme, web = Entity.parse("org:acme"), Entity.parse("org:acme/project:web")
@@ -369,7 +370,7 @@ class Boundary:
 
     @classmethod
     def of(cls, *entities: Entity) -> Boundary:
-        """Return the boundary around ``entities`` and all below them; it allows nothing if there are none."""
+        """Return the boundary that allows ``entities`` and everything below them; without any, it allows nothing."""
         distinct = sorted(set(entities), key=str)
         return cls(tuple(e for e in distinct if not any(is_within(e, each) for each in distinct if each != e)))
 
@@ -390,7 +391,7 @@ class Boundary:
         return any(f"{name}/".startswith(f"{top}/") for top in self.tops)
 
     def narrowed(self, other: Boundary) -> Boundary:
-        """Return the boundary of the entities that both allow."""
+        """Return the boundary that allows what both boundaries allow."""
         inside = [top for top in self.tops if other.allows(top)]
         return Boundary.of(*inside, *(top for top in other.tops if self.allows(top)))
 

@@ -126,7 +126,7 @@ def _origin() -> Mapping[str, Any]:
     checkout = Path(__file__).resolve().parents[1]
     if (checkout / "pyproject.toml").is_file():
         return {"url": checkout.as_uri(), "dir_info": {"editable": True}}
-    import json  # with the next, ten milliseconds that only a failure has to pay
+    import json  # these imports take ten milliseconds, which only failures need
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
@@ -149,7 +149,7 @@ def _installed_from(origin: Mapping[str, Any], extras: str) -> tuple[str | None,
 
 
 def _installer() -> str:
-    """Return the command prefix that installs into this environment, for whichever tool created it."""
+    """Return the start of the command that installs into this environment, for the tool that created it."""
     if os.path.isfile(os.path.join(sys.prefix, "uv-receipt.toml")):
         return "uv tool install --force"
     if os.path.isfile(os.path.join(sys.prefix, "pipx_metadata.json")):
@@ -171,7 +171,7 @@ class DriftlineError(Exception):
     """Base of all errors.
 
     ``what`` describes the failure, ``where`` is the path, URI or entity, and ``fix`` is the next step for the user.
-    User, password and query string are removed from all URIs in them.
+    User, password and query string are removed from all URIs in these texts.
     """
 
     kind: ClassVar[str] = "driftline_error"

@@ -2,9 +2,9 @@
 
 ``redact`` replaces a token with ``[redacted:RULE]``, so that its line is still found by its other words. Rules of the
 mode ``known`` find credentials by a form that can be checked: a prefix, an alphabet, a length. ``strict`` also replaces
-a random value behind a word such as ``password``. One RE2 expression over all texts of a batch selects the lines that a
-rule may concern; almost none are left for the rules themselves. No rule looks beyond a line, so any part of a text is
-redacted exactly like the whole.
+a random value behind a word such as ``password``. One RE2 expression over all texts of a batch selects the lines to
+which a rule may apply, so the rules themselves run on very few lines. No rule looks beyond a line, so any part of a
+text is redacted exactly like the whole.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _KEY = re.compile(
 )
 """A PEM, OpenSSH or PGP private key with its headers, if any, even inside source code or JSON.
 
-In text that only mentions keys, no key follows the line that looks like the first line of one."""
+In text that only mentions keys, no key follows a line that looks like the first line of a key."""
 _BEGINS_KEY = re.compile(
     r"\s*(?:-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----"
     r"|PuTTY-User-Key-File-\d)"
@@ -112,7 +112,9 @@ def holds_key(path: str, text: str) -> bool:
 # -- tokens inside text --------------------------------------------------------------------------
 
 RULES_VERSION = 1
-"""Part of the mark of each document in the manifest. Increment it when a rule changes, so that runs read them again."""
+"""Part of the mark of each document in the manifest. Increment it when a rule changes, so that runs read the documents
+again.
+"""
 _MARKS: dict[Redaction, str] = {
     "off": "",
     "known": f"known/{RULES_VERSION}",
@@ -121,7 +123,7 @@ _MARKS: dict[Redaction, str] = {
 _IS_MARK = re.compile(r"(?:known|strict)/\d+")
 _REDACTED = "[redacted:"
 _FEW_CHARACTERS = 6_000
-"""Less text is preselected by ``re``, because RE2 compiles the hints at each call, in half a millisecond."""
+"""Shorter texts are preselected with ``re``: RE2 takes half a millisecond at each call to compile the hints."""
 _STARTS = r"(?<![A-Za-z0-9_])"
 _ENDS = r"(?![A-Za-z0-9_])"
 
@@ -155,7 +157,7 @@ def _is_password(value: str) -> bool:
 
 
 MIN_BITS = 3.0
-"""``strict`` considers a value after a key word random from this entropy per character on, in bits."""
+"""Minimum entropy per character, in bits, at which ``strict`` considers a value after a key word random."""
 
 
 def entropy(value: str) -> float:
@@ -271,7 +273,7 @@ KNOWN: tuple[Rule, ...] = (
     _token("atlassian", "ATATT3", r"[\w=-]{100,}"),
     _token("doppler", r"dp\.(?:pt|st|ct|sa|scim|audit)\.", r"[A-Za-z0-9._-]{40,}"),
     _token("driftline", "driftline_", r"[\w-]{43}(?![\w-])", "driftline_[A-Za-z0-9_-]{43}"),
-    # forms of their own
+    # other forms
     Rule("jwt", r"eyJ[A-Za-z0-9_-]{8,}\.eyJ", r"(?<![\w-])eyJ[\w-]{10,}\.eyJ[\w-]{8,}\.[\w-]{20,}", _is_jwt),
     Rule("authorization-header", "(?i:authorization)", r"[\w+/=.~-]{16,}",
          lambda value: _varied(8)(value) and _is_random(value),
@@ -330,7 +332,7 @@ class Redactor:
 @cache
 def _redactor(mode: Redaction) -> Redactor:
     rules = STRICT if mode == "strict" else KNOWN
-    hints = tuple(re.compile(rule.hint) for rule in rules)  # apart, ``re`` looks for their first letters only
+    hints = tuple(re.compile(rule.hint) for rule in rules)  # one by one: ``re`` then looks for their first letters
     return Redactor({rule.group: rule for rule in rules}, hints)
 
 

@@ -2,7 +2,8 @@
 
 A request is a frozen dataclass whose fields are made by ``option``. ``options_of`` returns its table, from which the
 command line, the HTTP and MCP servers, the actions and the configuration take their declarations; ``Option.check``
-checks a value wherever it comes from. Free of libraries, so that ``--help`` and ``import driftline`` stay fast.
+checks a value wherever it comes from. The module imports no libraries, so that ``--help`` and ``import driftline`` stay
+fast.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _OPTION = "driftline.option"
 class Option:
     """One row of a request's table of options: all that an interface needs to declare, check and explain it.
 
-    ``type`` is the type of one value or, for a list, of its items. ``bounds`` limit numbers; servers accept
-    the narrower ``served`` ones. ``flag``, ``parameter`` and ``argument`` are its names on the command line, in HTTP
+    ``type`` is the type of one value or, for a list, of its items. ``bounds`` limit numbers; servers accept the
+    narrower ``served`` ones. ``flag``, ``parameter`` and ``argument`` are its names on the command line, in HTTP
     requests and in actions; ``aliases`` are further flags or, with an underscore or capitals, keys of the
-    configuration. ``pattern`` and ``choices`` describe valid values in schemas. If a switch is off, documents are not
-    results if ``leaves_out`` returns true for their paths. A setting has a default in ``driftline.toml``.
+    configuration. ``pattern`` and ``choices`` describe valid values in schemas. If a switch is off, the search leaves
+    out documents for whose paths ``leaves_out`` returns true. A setting can have a default in ``driftline.toml``.
     """
 
     help: str

@@ -35,7 +35,8 @@ from driftline.storage.deltas.manifest import SCHEMA as MANIFEST
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError
 from driftline.storage.layout import BASE, is_delta
-from driftline.storage.lines.line_table import MARKER_LINE, LineTable
+from driftline.storage.lines.commit_marker import MARKER_LINE
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode
 from driftline.storage.memory.memory_indexes import FIELDS as MEMORY_FIELDS
 from driftline.storage.memory.memory_indexes import MemoryIndex
@@ -107,7 +108,7 @@ def query(
             for name, view in views(workspace, within, searches).items():
                 shown = connection.from_arrow(_Scanned(view, limits.failures)).filter(view.where).project(view.shown)
                 (shown.distinct() if view.distinct else shown).create_view(name)
-            connection.execute("SET TimeZone = 'UTC'")  # else now() has the zone of the machine
+            connection.execute("SET TimeZone = 'UTC'")  # otherwise, now() has the time zone of the machine
             connection.execute("SET lock_configuration = true")
             _check(connection, text)
             timer.start()
@@ -120,7 +121,7 @@ def query(
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """The bounds of a query, and failures of reading the workspace, which DuckDB reports as its own."""
+    """The limits of a query, and the errors from reading the workspace, which DuckDB would report as its own."""
 
     max_seconds: float
     max_bytes: int
@@ -128,7 +129,7 @@ class _Limits:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise DuckDB's refusals as errors of Driftline."""
+        """Translate DuckDB's errors into errors of Driftline."""
         import duckdb
 
         try:
@@ -219,7 +220,7 @@ def as_json(value: Any) -> object:
 
 
 def _connect(max_bytes: int) -> DuckDBPyConnection:
-    """Connect to a database in memory that can reach nothing, and spills nothing to a disk."""
+    """Connect to a database in memory that has no access to anything else and spills nothing to the disk."""
     import duckdb
 
     return duckdb.connect(
@@ -552,7 +553,7 @@ class _Contents:
                 info.path.rpartition("/")[2] for info in self.workspace.objects.list(owner.directory, recursive=False)
             )
             if self.within is not None and owner.type == self.workspace.config.hierarchy[-1]:
-                continue  # the index there is the manifest of the source
+                continue  # the index of this directory is the manifest of a source
             if not any(name == BASE or is_delta(name) for name in names_there):
                 continue
             rows = MemoryIndex(self.workspace.objects, owner.directory).read(columns=_MEMORY.names)

@@ -36,8 +36,9 @@ _BEFORE_BYTES = 4 * 1024
 """Context before the first byte that is not UTF-8, for the detection of the encoding."""
 _DETECTABLE_BYTES = 32
 _MAX_WESTERN_FRACTION = 0.5
-"""Text counts as Western if it has fewer non-ASCII bytes than ``_DETECTABLE_BYTES``, too few for statistics, and they
-are a lower share of its letters than this."""
+"""Text counts as Western if its non-ASCII bytes are fewer than ``_DETECTABLE_BYTES``, too few for statistics, and a
+smaller share of its letters than this.
+"""
 _MAX_REPLACED_FRACTION = 0.01
 REPLACEMENT = "\ufffd"
 _HIGH_BYTES = bytes(range(128, 256))
@@ -54,8 +55,9 @@ _UNMARKED = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 _MIN_PLAIN_FRACTION = 0.02
 _MAX_ODD_FRACTION = 0.01
 _MAX_ASCII_PAIRS = 0.85
-"""The maximum share of other characters whose two bytes are both printable ASCII. If bytes are misread in pairs, nearly
-all characters are such."""
+"""Maximum share of other characters that consist of two printable ASCII bytes. If single bytes are misread as pairs,
+nearly all characters do.
+"""
 _JUDGED_CHARACTERS = 2_048
 _PLAIN = re.compile("[\\t\\n\\r -~\u3000-\u3002\uff01-\uff1f]")
 """ASCII, and the punctuation of Chinese and Japanese: all text has some of it, but bytes misread in pairs do not."""
@@ -67,10 +69,10 @@ _ODD_CHARACTERS = dict.fromkeys((*_ODD_ASCII, *range(0x80, 0xA0)))
 def decode(data: bytes) -> tuple[str, SkipReason | None]:
     r"""Decode a file: ``(text, None)``, or ``("", reason)`` if it has no text. Lines of the text end with ``\n``.
 
-    A byte order mark selects UTF-16 or UTF-32; so do bytes whose NUL bytes make sense in no other way. Otherwise, the
-    encoding is UTF-8, even if some bytes are damaged, or a legacy encoding. The few bytes that it cannot decode become
-    U+FFFD. Any other NUL byte in the first 8 KiB, or many control characters, mean BINARY. The text never begins with a
-    byte order mark and can always be encoded as UTF-8.
+    A byte order mark selects UTF-16 or UTF-32, and so do NUL bytes at positions that only these encodings explain.
+    Otherwise, the encoding is UTF-8, even if some bytes are damaged, or a legacy encoding. The few bytes that it cannot
+    decode become U+FFFD. Any other NUL byte in the first 8 KiB, or many control characters, mean BINARY. The text never
+    begins with a byte order mark and can always be encoded as UTF-8.
     """
     text, reason = _decode(data)
     return _unix_line_ends(text), reason
@@ -170,7 +172,7 @@ def _detect(sample: bytes) -> str | None:
     high = len(sample) - len(sample.translate(None, _HIGH_BYTES))
     letters = len(sample) - len(sample.translate(None, _LETTERS))
     if high < _DETECTABLE_BYTES and high < _MAX_WESTERN_FRACTION * letters:
-        return "cp1252"  # too little evidence to tell it from its neighbours
+        return "cp1252"  # too little evidence to distinguish it from similar encodings
     # The cut may split a multibyte character, which would exclude its encoding.
     start, end = sample.find(b"\n") + 1, sample.rfind(b"\n") + 1
     best = from_bytes(sample[start:end] if len(sample) == _SAMPLE_BYTES and start < end else sample).best()

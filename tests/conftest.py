@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -40,6 +41,17 @@ CI_MARKERS = (
 """Variables by which ``driftline ci`` detects a CI system; the one that runs the tests builds none of their trees."""
 for _name in CI_MARKERS:
     os.environ.pop(_name, None)
+
+
+GARBAGE_THRESHOLD = 50_000
+"""New objects between two garbage collections, as the commands set it."""
+
+
+def pytest_collection_finish() -> None:
+    """Spare garbage collections the tests and modules of this process, which last as long as it does."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_THRESHOLD)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,10 +5,10 @@ An action declares its arguments by annotations with a ``Kind``: ``top_k: Count 
 
 - scalars become text if text is expected, and text becomes numbers, booleans and times;
 - JSON text becomes a list or a mapping if one is expected;
-- None and blank text mean the default of an optional argument (not of ``Anything``, which is the user's value);
+- None and blank text mean the default of an optional argument, unless its type is ``Anything``, which accepts both;
 - positional arguments fill the declared arguments in their order;
 - the engines' own arguments (``ENGINE_ARGUMENTS``, names that begin with ``_``, objects that YAML cannot express) are
-  dropped, and any other unknown name is an error that names the nearest.
+  dropped, and any other unknown name is an error that suggests the nearest known one.
 
 Parameters without a Kind (``state``, handles) are not arguments: ``read`` passes them on by name.
 """
@@ -207,7 +207,7 @@ def version(value: object) -> str:
 
 
 def whole(at_least: int) -> Callable[[object], int]:
-    """Return a reader of whole numbers, or such numbers as text, from ``at_least`` to MAX_NUMBER."""
+    """Return a reader of whole numbers, given as numbers or as text, from ``at_least`` to MAX_NUMBER."""
 
     def read(value: object) -> int:
         if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
@@ -224,7 +224,9 @@ def whole(at_least: int) -> Callable[[object], int]:
 
 
 def real(at_least: float, at_most: float = math.inf, *, above: bool = False) -> Callable[[object], float]:
-    """Return a reader of finite numbers, or such numbers as text, in these bounds; ``above`` excludes the lower one."""
+    """Return a reader of finite numbers, given as numbers or as text, within bounds; ``above`` excludes the lower
+    bound.
+    """
     low = f"more than {at_least:g}" if above else f"at least {at_least:g}"
     expected = f"a number of {low}" if at_most == math.inf else f"a number from {at_least:g} to {at_most:g}"
 
@@ -241,7 +243,7 @@ def real(at_least: float, at_most: float = math.inf, *, above: bool = False) -> 
 
 
 def flag(value: object) -> bool:
-    """Parse a boolean, given as such, as text or as a number. Raises Unfit."""
+    """Parse a boolean, which may also be given as text or as a number. Raises Unfit."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int) and value in (0, 1):
@@ -295,7 +297,7 @@ def entities(value: object) -> list[str | tuple[str, str]]:
 
 
 def choice(*allowed: str) -> Callable[[object], str]:
-    """Return a reader that accepts these words in any case, or raises Unfit."""
+    """Return a reader that accepts only these words, in upper or lower case. It raises Unfit for others."""
 
     def read(value: object) -> str:
         found = value.strip().lower() if isinstance(value, str) else ""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 BACKEND = "hierarchical"
 _SETTINGS = ("settings", "config", "_config")
-"""Attributes in which engines keep the settings of their agent, or its whole document."""
+"""Attributes in which engines keep their agent's settings or its whole document."""
 
 
 _action = partial(action, type_of=own_type)

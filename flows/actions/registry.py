@@ -62,7 +62,7 @@ _ERROR_TYPES: tuple[tuple[type[DriftlineError], str], ...] = (
 
 
 class ActionError(DriftlineError):
-    """A failure with an ``error_type`` of its own, and further fields of its dictionary."""
+    """A failure with its own ``error_type``, and further fields for the dictionary."""
 
     def __init__(self, error_type: str, what: str, **details: Any) -> None:
         super().__init__(what)
@@ -120,7 +120,7 @@ def action(
 
 
 def _comes_from_lance(error: Exception) -> bool:
-    """Return whether Lance raised a built-in exception, by the frames of its traceback."""
+    """Return whether a built-in exception comes from Lance, judging by the frames of its traceback."""
     frames = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(str(name).partition(".")[0] in ("lance", "lancedb") for name in frames)
 
@@ -144,9 +144,9 @@ class Handles:
         self._closed = False
 
     def locate(self, name: str) -> str:
-        """Return the URI or absolute path of a workspace: a name, with or without its @, is in the home.
+        """Return the URI or absolute path of a workspace. A name, with or without @, refers to the home folder.
 
-        A workspace in the current folder is found by its bare name while the home has none of this name.
+        A name without @ refers to the current folder if that has a workspace of this name and the home folder has none.
         """
         if is_plain_name(name):
             named = absolute_workspace(f"{NAME_SIGN}{name}", self._home)
@@ -251,9 +251,10 @@ def bind(
 ) -> None:
     """Put ``actions`` into ``registry`` with the arguments ``given``.
 
-    Each has two names: its own, and ``actions.`` with its name and an underscore. Existing names are kept unless
-    ``replace``. So are names that ``engine`` resolves to its own actions, which it would overwrite with the entries of
-    an empty registry: it gets ours with OWN_PREFIX, and below every namespace by their plain names.
+    Each action gets two names: its own, and ``actions.`` with its name and an underscore. Unless ``replace`` is set,
+    existing names are kept, including names of the engine's own actions. The engine would overwrite those actions with
+    our entries in an empty registry, so such entries have the prefix OWN_PREFIX, and their plain names only below a
+    namespace (``UnderNamespace``).
     """
     own = _registry_of(engine)
     for name, function in actions.items():

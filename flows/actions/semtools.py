@@ -161,9 +161,9 @@ def parse_json(answer: str) -> list[Match]:
 
 
 def parse_text(answer: str, texts: Mapping[str, str], n_lines: int) -> list[Match]:
-    """Return the matches of versions 1 and 2, which print no context, because they do not say which line matches.
+    """Return the matches that versions 1 and 2 print. They do not mark the matching line, so they run without context.
 
-    ``texts`` maps the names of the files to their texts, which provide ``n_lines`` of context on each side.
+    ``texts`` maps file names to texts, from which ``n_lines`` of context are added on each side.
     """
     try:
         return list(_blocks(answer.split("\n"), texts, n_lines))
@@ -265,7 +265,7 @@ def _search(
     timeout_seconds: float,
 ) -> list[Match]:
     named = {f"./{text.path}" if text.path.startswith("-") else text.path: text for text in texts}
-    # In a workspace of its own, the program stops at three results without a number.
+    # Without --top-k, a program that uses its own workspace returns only three results.
     limits = ["--max-distance", str(max_distance), "--top-k", str(min(max(n_results, 1), _MAX_TOP_K))]
     options = [*(("--json", "--n-lines", str(n_lines)) if program.has_json else ("--n-lines", "0")), *limits]
     arguments = [*options, "--", query, *named] if query.startswith("-") else [query, *named, *options]
@@ -315,9 +315,10 @@ def _semtools_search(
     """Search files line by line: ``{matches, best_match, has_matches, total_matches, query, engine, version}``.
 
     ``engine="cli"`` uses an installed semtools program, for at most ``timeout`` seconds; ``engine="auto"`` does so if
-    there is one. ``check_version`` requires MIN_VERSION, ``min_version`` that version. A match is ``{file, line, score,
-    text, context}``; with Driftline's engine, it also has its ``column``, ``distance`` and ``relevance``, and an answer
-    without matches names the ``nearest`` line. Files that cannot be searched are ``skipped_files``.
+    there is one. ``check_version`` requires at least MIN_VERSION, and ``min_version`` at least the given version. A
+    match is ``{file, line, score, text, context}``; with Driftline's engine, it also has its ``column``, ``distance``
+    and ``relevance``, and an answer without matches names the ``nearest`` line. Files that cannot be searched are
+    ``skipped_files``.
     """
     from driftline.tasks.search.grep import grep, read_texts
 
@@ -356,7 +357,7 @@ def _match(hit: Hit) -> Match:
 
 
 def _bounded(match: Match, query: str) -> Match:
-    """Return a match of a program with windows of its long lines."""
+    """Return a program's match with long lines clipped."""
     text, context = match["text"], match["context"]
     at = match_in(text, query)
     return {

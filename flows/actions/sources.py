@@ -1,7 +1,7 @@
 """Turn the paths of an action into sources of its workspace, and into filters.
 
 A folder is a source. Single files in one folder share a source, to which each call adds files; each glob is a source.
-Files stay in the source that has them, until their whole folder is indexed: it takes over the files and globs inside.
+Files stay in their source until their whole folder is indexed; its source then takes over the files and globs inside.
 ``SkippedFiles`` collects requested files that were skipped, for the answer.
 """
 

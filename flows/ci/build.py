@@ -85,7 +85,9 @@ class Build:
 
     @classmethod
     def detect(cls, environ: Variables, folder: str) -> Build:
-        """Detect the build from ``environ`` and the work tree around ``folder``; the commit of the CI system wins."""
+        """Detect the build from ``environ`` and the work tree around ``folder``. The CI system's commit takes
+        precedence.
+        """
         build = cls._of_variables(environ)
         checked_out = head(folder)
         if checked_out is None:
@@ -109,7 +111,7 @@ class Build:
         commit = environ.get(system.commit, "")
         build = cls(
             system=system.name,
-            commit=commit if _ID.fullmatch(commit) else None,  # Buildkite knows a commit called HEAD
+            commit=commit if _ID.fullmatch(commit) else None,  # Buildkite may name the commit HEAD
             committed=_moment(environ.get("CI_COMMIT_TIMESTAMP")),
             url=_first(environ, system.url),
             number=_number(environ.get(system.number)),
@@ -436,7 +438,7 @@ _JENKINS = _System(
         *("ghprb", "gitlabMergeRequest", "BITBUCKET_PULL_REQUEST_", "GERRIT_CHANGE_"),
     ),
 )
-"""Jenkins numbers builds for each branch job, which may be recreated, so the numbers say nothing."""
+"""Jenkins numbers the builds of each branch job. Recreating the job restarts the numbers, so they give no order."""
 _BUILDKITE = _System(
     "Buildkite",
     ("BUILDKITE",),

@@ -182,7 +182,7 @@ def _remotes(payload: Payload) -> Iterator[str]:
         clones = _at(named, "links", "clone")
         for each in clones[:10] if isinstance(clones, list) else ():
             yield _text(each, "href")
-    request = payload.get("pullRequest")  # Bitbucket's server names it only here
+    request = payload.get("pullRequest")  # Bitbucket Data Center names the repository only here
     clones = _at(request, "toRef", "repository", "links", "clone")
     for each in clones[:10] if isinstance(clones, list) else ():
         yield _text(each, "href")
@@ -239,7 +239,7 @@ HOSTS: Mapping[str, Host] = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A run on the main index of a source, or on the ``branch`` that indexes ``ref``; or its deletion."""
+    """A run on the main index of a source or on the ``branch`` that indexes ``ref``, or the deletion of that branch."""
 
     source: SourceRequest
     branch: str | None = None
@@ -331,7 +331,7 @@ class Runs:
             (replace(work.source, uri=work.uri),),
             self.configuration.workspace,
             model=self.configuration.model,
-            executor="inline",  # it takes one core, and leaves the others to searches
+            executor="inline",  # the run takes one core; searches have the others
             wait_seconds=WAIT_SECONDS,
             storage_options=self.configuration.options(),
             branch=work.branch,
@@ -534,7 +534,7 @@ def _key(source: SourceRequest) -> tuple[str, str] | None:
 def hooks_of(configuration: Configuration) -> Hooks | None:
     """Return the webhooks that a configuration allows, with their secrets; None if it allows none.
 
-    Raises UsageError for a secret without a value, and if no source is a repository by its URL.
+    Raises UsageError for a secret without a value, and if no source is the URL of a repository.
     """
     settings = configuration.hooks
     if settings is None:

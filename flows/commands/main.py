@@ -77,7 +77,7 @@ COMMANDS = {
     "grep": "grep",
     "sql": "sql",
     "agents": "agents",
-    "pull": "pull",
+    "pull": "watch",
     "compact": "compact",
     "cleanup": "compact",
     "verify": "compact",
@@ -89,15 +89,15 @@ COMMANDS = {
     "branches": "branches",
     "diff": "branches",
     "ci": "ci",
-    "runs": "runs",
-    "report": "runs",
+    "runs": "status",
+    "report": "status",
     "memory": "memory",
     "token": "token",
-    "trust": "trust",
+    "trust": "token",
 }
 """The commands, and the modules of this folder that add them to ``app``."""
 _MEANT = {"help": "--help", "version": "--version", "-h": "--help", "-V": "--version"}
-"""Commands of other programs, with their names here."""
+"""Commands that other programs have, and the options that replace them here."""
 _HINTS = {("grep", "FILE"): "Name files or folders, such as '.', or - for standard input. "}
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _STOPPED = threading.Event()

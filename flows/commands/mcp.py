@@ -31,7 +31,7 @@ def mcp(
         list[str] | None,
         typer.Option(
             metavar="URI",
-            help="The workspace: a folder, s3://, gs:// or az://, or @NAME; several, and each call names one. "
+            help="The workspace: a folder, s3://, gs:// or az://, or @NAME. If there are several, each call names one. "
             "Default: $DRIFTLINE_WORKSPACE, else the nearest .driftline folder.",
         ),
     ] = None,
@@ -57,7 +57,7 @@ def mcp(
         raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
 
     with ExitStack() as until_end, suppress(KeyboardInterrupt):  # the usual way to stop it
-        # One client asks, so one process reads: a damaged file of a table ends that one, and not the server.
+        # One client needs one reading process. A damaged table file crashes that process, not the server.
         reads = until_end.enter_context(closing(SearchProcesses(1, CONCURRENT_SEARCHES)))
         opened = [
             _tools_of(target, given, within, cache, reads, until_end.enter_context) for target, given in targets.items()
@@ -130,7 +130,7 @@ def _warm_in_background(reads: SearchProcesses, newest: Iterable[Callable[[], Wo
         from driftline.tasks.search.search import warm
 
         for each in newest:
-            with suppress(DriftlineError):  # calls tell it, too
+            with suppress(DriftlineError):  # calls report it, too
                 reads.run(warm, each())
 
     threading.Thread(target=load, daemon=True).start()

@@ -96,13 +96,11 @@ def get(
     as_json: JsonOption = False,
 ) -> int:
     """Print the value of a key; with --json, the whole entry. Exit code 1 if the key does not exist."""
-    from driftline.flows.memory_backend import entry_to_dict
-
     with _opened(workspace, config, within) as store:
         entry = store.retrieve(key, scope)
     if entry is None:
         return _nothing({"key": key, "entry": None}, as_json, f"No entry has the key {key!r}.")
-    return _show(entry_to_dict(entry), as_json, json.dumps(entry.value, ensure_ascii=False))
+    return _show(entry.to_dict(), as_json, json.dumps(entry.value, ensure_ascii=False))
 
 
 @memory.command(name="list")
@@ -129,7 +127,7 @@ def list_entries(
             listing.list(directory, prefix=prefix, after=behind, limit=limit).to_pylist() for directory in directories
         ]
         every = sorted((row for rows in found for row in rows), key=lambda row: row["key"])
-        # Tenants may share a key, and --after continues behind it, so a page ends with all of them.
+        # Tenants may have the same key, and --after continues behind it, so a page ends after all entries of a key.
         last = every[limit - 1]["key"] if 0 < limit <= len(every) else None
         rows = [{**row, "key": shown(row["key"])} for n, row in enumerate(every) if n < limit or row["key"] == last]
         total = sum(listing.totals(directory, prefix=prefix).entries for directory in directories)
@@ -210,7 +208,7 @@ def rebuild(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Rebuild from the catalog the indexes of an entity and those below it, and the vectors of a tenant."""
+    """Rebuild the indexes at and below an entity, and the vectors of a tenant, from the catalog."""
     with _opened(workspace, config, within) as store:
         sizes = store.rebuild(scope)
     return _show({"indexes": sizes}, as_json, f"rebuilt {len(sizes):,} indexes")

@@ -1,4 +1,4 @@
-"""Define ``driftline token``: create, list and revoke the tokens of the web server."""
+"""Define ``driftline token``, for the tokens of the web server, and ``driftline trust``, for configuration files."""
 
 from __future__ import annotations
 
@@ -126,3 +126,23 @@ def _print_created(result: dict[str, Any]) -> None:
     where, ends = result["within"] or "the whole workspace", result["expires"] or NEVER
     warn(f"token {result['id']}: {', '.join(result['scopes'])} in {where}; expires: {ends}. It is shown only now:")
     say(result["token"])
+
+
+@app.command()
+def trust(
+    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="Default: the nearest driftline.toml.")] = None,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Revoke trust in the file.")] = False,
+) -> int:
+    """Allow a driftline.toml found in a parent directory to set storage options, [memory], [web.hooks] and tokens.
+
+    Trust ends when the file changes.
+    """
+    from driftline.flows.config.driftline_toml import trust_config
+
+    config = trust_config(file, revoke=revoke)
+    say(f"{'no longer trusted' if revoke else 'trusted'}: {config.path}")
+    for key, value in config.storage_options.items():
+        say(f"  {key} = {value}")  # contains references, not secrets
+    for section in config.memory:
+        say(f"  [memory.{section}]")
+    return DONE

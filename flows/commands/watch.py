@@ -1,17 +1,18 @@
-"""Define ``driftline watch``: update the index of a folder while people work in it."""
+"""Define ``driftline watch`` and ``pull``: keep the index of a folder, or a copy of a workspace, up to date."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftline.flows.commands.app import DONE, ModelOption, WorkspaceOption, app
+from driftline.flows.commands.app import DONE, JsonOption, ModelOption, WorkspaceOption, app, show
+from driftline.flows.config.environment import absolute_workspace
 from driftline.flows.config.locate import workspace_for_indexing
-from driftline.flows.output.plain_text import warn
+from driftline.flows.output.plain_text import say_done, warn
 from driftline.storage.errors import DeletionRefused, DriftlineError
 
 if TYPE_CHECKING:
@@ -78,3 +79,32 @@ def watching_sources(workspace: Workspace) -> Iterator[None]:
         stop.set()
         for thread in threads:
             thread.join()
+
+
+@app.command()
+def pull(
+    origin: Annotated[str, typer.Argument(metavar="ORIGIN", help="The workspace to copy: a path or URI.")],
+    directory: Annotated[
+        str | None, typer.Argument(metavar="[DIR]", help="Directory of the copy; default: the last name in ORIGIN.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Copy the newest version of a workspace to a local disk, to search it offline and without credentials.
+
+    Later pulls fetch only new files. Searches see either the old or the new version.
+    """
+    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.output.progress import open_progress
+    from driftline.flows.runs.pull import PullRequest, pull_workspace
+
+    uri = absolute_workspace(origin)
+    request = PullRequest(uri, directory or uri.rstrip("/").rpartition("/")[2], options_for(uri))
+    with open_progress() as progress:
+        report = pull_workspace(request, progress)
+    show(report.to_dict(), as_json, _print_pull)
+    return DONE
+
+
+def _print_pull(report: dict[str, Any]) -> None:
+    files = f"{report['fetched']:,} of {report['files']:,} files fetched"
+    say_done(f"{report['copy']}: {files}, {report['bytes'] / 1e6:,.1f} MB, in {report['seconds']:.1f} s")

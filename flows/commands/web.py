@@ -154,7 +154,7 @@ def _hooks(target: str) -> Hooks | None:
 
 
 def _searching(is_local: bool, processes: int | None) -> SearchProcesses:
-    """Return the processes that read the index. Searches of a bucket wait for it, but not for each other."""
+    """Return the processes that read the index. Searches wait for the bucket, but not for each other."""
     from driftline.flows.web import search_processes as made
 
     if not is_local:

@@ -382,7 +382,7 @@ def _others(config: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _comparable(config: Mapping[str, Any], key: str) -> str:
-    """Return the other entries as text that ignores their order; values would not do: NaN != NaN, and 1 == True."""
+    """Return the other entries as text, in a fixed order. Values cannot be compared: NaN != NaN, and 1 == True."""
     return json.dumps(_others(config, key), sort_keys=True, default=repr)
 
 

@@ -1,9 +1,9 @@
 """Read ``driftline.toml``: the sources of a team, their schedules, named workspaces and storage options.
 
 Paths in the file are relative to its folder. The whole file is validated before a command writes anything; an error
-names the key, its table, and the fix. A file found in a parent folder may be by somebody else, whose storage options
-and references could send this user's credentials to an endpoint of theirs. These are used only after ``driftline
-trust``, which records path and content, as direnv does.
+names the key, its table, and the fix. A file found in a parent folder may be somebody else's, and its storage options
+and references could send this user's credentials to a foreign endpoint. They are used only after ``driftline trust``,
+which records the path and the content, as direnv does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from driftline.flows.config.toml_schema import (
 from driftline.storage.defaults import Redaction, user_folder, with_home
 from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
 from driftline.storage.errors import BadEntity, UsageError
-from driftline.storage.sources.discovery import OWNERS, Host, OwnerKind, Selection
+from driftline.storage.sources.discovery import Selection
+from driftline.storage.sources.hosts import OWNERS, Host, OwnerKind
 from driftline.storage.sources.mirror import parse_remote
 
 if TYPE_CHECKING:

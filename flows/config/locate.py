@@ -25,7 +25,7 @@ WORKSPACE_VARIABLE = "DRIFTLINE_WORKSPACE"
 
 
 def workspace_for_reading(given: str | None) -> str:
-    """Return the workspace to search: ``given``, else the environment's, else the nearest one above the working
+    """Return the workspace to search: ``given``, else $DRIFTLINE_WORKSPACE, else the nearest one above the working
     directory.
 
     The nearest is a ``.driftline`` folder or the workspace of a ``driftline.toml``. Returns an absolute path or a URI.
@@ -54,7 +54,8 @@ def workspace_for_indexing(
     sources: Sequence[str],
     configuration: Configuration | None = None,
 ) -> str:
-    """Return the workspace to write: ``given``, else the environment's, else the file's, else that of all sources.
+    """Return the workspace to write: ``given``, else $DRIFTLINE_WORKSPACE, else the one in ``configuration``, else the
+    one that all sources propose.
 
     Each local source proposes the nearest ``.driftline`` in its folder or a parent folder, else a new one at its root.
     Returns an absolute path or a URI; creates nothing. Raises UsageError if the sources disagree.

@@ -19,14 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from driftline.flows.config.driftline_toml import memory_table_for
 from driftline.flows.config.environment import DATABASE_VARIABLE, absolute_workspace
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS, DEFAULT_REDACTION, Redaction, with_home
-from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
+from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import ROOT_ID, Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntity, CatalogError, UsageError
 from driftline.storage.memory.binding import belongs, has_embedded_catalog, holds_memory
 from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from driftline.storage.deltas.files import Encoding
+    from driftline.storage.deltas.parquet_files import Encoding
     from driftline.storage.memory.store import MemoryStore
     from driftline.storage.workspace.workspace import Workspace
 
@@ -63,7 +63,7 @@ class CatalogSection(_Section):
     """
 
     type: Literal["sqlite", "postgresql", "sqlalchemy"] | None = Field(
-        default=None, description="Checked against the URL."
+        default=None, description="Kind of database; must match the URL."
     )
     url: str | None = Field(
         default=None,
@@ -137,10 +137,10 @@ class IndexSection(_Section):
         default=122_880, description="Rows in a row group of the Parquet indexes."
     )
     compression: Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"] = Field(
-        default="zstd", description="`zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`, of the Parquet indexes."
+        default="zstd", description="Of the Parquet indexes: `zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`."
     )
     compaction_threshold: Annotated[int, Field(ge=0)] = Field(
-        default=DEFAULT_MAX_DELTAS, description="Fold an index that has more deltas."
+        default=DEFAULT_MAX_DELTAS, description="Fold an index that has more deltas than this."
     )
 
 
@@ -162,7 +162,7 @@ class MemoryConfiguration(_Section):
     index: IndexSection = IndexSection()
     embedding: EmbeddingSection = EmbeddingSection()
     inline_threshold: Annotated[int, Field(ge=0, le=65_536)] = Field(
-        default=1_024, description="Values above this many bytes go to a blob."
+        default=1_024, description="Values of more bytes than this are stored in blobs."
     )
     redact: Redaction = Field(
         default=DEFAULT_REDACTION,
@@ -245,7 +245,7 @@ def open_memory(
 
 def encoding_of(configuration: MemoryConfiguration) -> Encoding:
     """Return the encoding of memory indexes."""
-    from driftline.storage.deltas.files import Encoding
+    from driftline.storage.deltas.parquet_files import Encoding
 
     return Encoding(configuration.index.compression, configuration.index.row_group_size)
 
@@ -253,7 +253,7 @@ def encoding_of(configuration: MemoryConfiguration) -> Encoding:
 def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entity:
     """Return the entity whose path from the first level on is ``within``. Raises BadEntity.
 
-    Nothing is looked up, because lines and memory must mean the same entity.
+    The catalog is not consulted, so that the path names the same entity for lines and for memory.
     """
     found = hierarchy_of(configuration)
     parts = found.parts(within)
@@ -442,7 +442,8 @@ def _of_application(workspace: Workspace, url: str | None) -> str | None:
 def boundary_in(workspace: Workspace, within: str) -> Entity:
     """Return the entity whose complete path is ``within``: one in the hierarchy of the memory, or a source.
 
-    Looks nothing up, because lines and memory must mean the same entity. Raises BadEntity, UsageError.
+    The catalog is not consulted, so that the path names the same entity for lines and for memory. Raises BadEntity,
+    UsageError.
     """
     levels = workspace.config.hierarchy
     if within.strip("/").rpartition("/")[2].startswith(f"{levels[-1]}:"):

@@ -24,7 +24,7 @@ from pydantic import (
 
 from driftline.storage.defaults import MAX_RERANKED, Redaction, Strategy
 from driftline.storage.errors import UsageError
-from driftline.storage.sources.discovery import Provider, Visibility
+from driftline.storage.sources.hosts import Provider, Visibility
 
 SHORTEST_INTERVAL_SECONDS = 1.0
 _CRON_FIELDS = 5
@@ -126,7 +126,7 @@ class FleetTable(Table):
         default=[], description="Select only these: `public`, `internal`, `private`. Default: all."
     )
     max_size: PositiveInt | None = Field(
-        default=None, description="Leave out repositories that the host says are larger, in bytes."
+        default=None, description="Leave out repositories that have more bytes than this, according to the host."
     )
     token: Annotated[str, Field(pattern=r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$")] | None = Field(
         default=None, description="A reference `${NAME}` to the variable that holds the token, for the API and for git."
@@ -232,8 +232,8 @@ class SearchTable(Table):
     deep: bool | None = Field(
         default=None,
         description=(
-            "Join the [definitions](../guides/search.md#deep) of a transformer. Default: if `index "
-            "--deep` has embedded any."
+            "Also search the [definition embeddings](../guides/search.md#deep) of a transformer. Default: if "
+            "there are any."
         ),
     )
     cache: bool | None = Field(

@@ -13,12 +13,12 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from driftline.flows.http_answers import ExactMatches
-from driftline.flows.memory_backend import entry_to_dict
 from driftline.storage.defaults import CUT, MAX_SHOWN_CHARACTERS, is_clipped
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHit
 from driftline.storage.model import WorkspaceStats
-from driftline.tasks.search.hits import Excerpt, Hit, clipped
+from driftline.tasks.search.documents import Excerpt
+from driftline.tasks.search.hits import Hit, clipped
 from driftline.tasks.search.search import SearchReport
 
 MAX_SOURCES = 100
@@ -341,7 +341,7 @@ def memory_answer(query: str, hits: Iterable[MemoryHit[MemoryEntry]], max_bytes:
     budget, every = max_bytes - _RESERVED_BYTES, [*hits]
     for hit in every:
         result = MemoryResult(
-            record=_short(entry_to_dict(hit.record)), score=hit.score, rank=hit.rank, distance=hit.distance
+            record=_short(hit.record.to_dict()), score=hit.score, rank=hit.rank, distance=hit.distance
         )
         budget -= len(result.model_dump_json().encode())
         if budget < 0 and results:

@@ -25,6 +25,7 @@ from pydantic import Field, ValidationError, create_model, model_validator
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from driftline.flows.http_guard import HttpGuard
 from driftline.flows.http_server import HttpServer, TimeoutProtocol, listen, own_addresses
 from driftline.flows.mcp_server.tools import LineTools, MemoryTools, protocol_errors
 from driftline.storage.defaults import nearest_name
@@ -33,10 +34,11 @@ from driftline.storage.errors import DriftlineError
 from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
 
-MAX_BODY_BYTES = 1 << 20
 _GRACE_SECONDS = 3
 """Grace period for requests in flight at shutdown."""
-_METHOD_NOT_ALLOWED, _TOO_LARGE = 405, 413
+UNCHECKED = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+"""The SDK need not check Host and Origin: the guards of both servers do."""
+_METHOD_NOT_ALLOWED = 405
 
 
 def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
@@ -47,13 +49,9 @@ def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
     fix = "Use 127.0.0.1 or localhost; 'driftline web' serves /mcp to other machines, with tokens."
     listener = listen(host, port, what="The MCP server", only_loopback=fix)
     addresses = own_addresses(host, listener)
-    # Prevents DNS rebinding: a web page must not reach the server through the browser of its visitor.
-    security = TransportSecuritySettings(
-        allowed_hosts=addresses, allowed_origins=[f"http://{address}" for address in addresses]
-    )
-    app = tools.streamable_http_app(transport_security=security, stateless_http=True)
+    app = tools.streamable_http_app(transport_security=UNCHECKED, stateless_http=True)
     config = uvicorn.Config(
-        WholePosts(app),
+        HttpGuard(WholePosts(app), addresses),
         http=TimeoutProtocol,
         ws="none",
         log_level="warning",
@@ -67,7 +65,7 @@ def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
 class WholePosts:
     """Passes requests to ``app`` once they have arrived completely, and refuses all but POST.
 
-    Without sessions, the stream of a GET would bring nothing and last as long as its client.
+    Without sessions, a GET would open a stream that stays empty until the client leaves.
     """
 
     app: ASGIApp
@@ -85,12 +83,9 @@ class WholePosts:
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return  # no client waits for an answer
+                return  # the client has left, or the body is too large, which the guard answers
             body += message.get("body", b"")
             more = message.get("more_body", False)
-            if len(body) > MAX_BODY_BYTES:
-                await PlainTextResponse("The body is too large.", _TOO_LARGE)(scope, receive, send)
-                return
         whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
         async def receive_whole() -> Message:
@@ -142,8 +137,8 @@ class WorkspaceTools:
 
 
 def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
-    """Return the server of these workspaces, by name. The tools of several take the name of one; the first is the
-    default.
+    """Return the server of ``workspaces``, keyed by name. If there are several, each tool takes the name of one; the
+    first is the default.
     """
     has_memory = any(each.memory for each in workspaces.values())
     instructions = _INSTRUCTIONS + (_MEMORY_INSTRUCTIONS if has_memory else "")

@@ -39,7 +39,7 @@ from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHits
 from driftline.storage.request_options import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.hits import read_excerpt
+from driftline.tasks.search.documents import read_excerpt
 from driftline.tasks.search.query_language import field_term
 from driftline.tasks.search.request import FILTERS, Mode, SearchRequest, options_in, without_empty
 

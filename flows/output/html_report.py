@@ -95,7 +95,7 @@ _TICKS = 4
 HALF_HOUR_SECONDS = 1_800
 """Time that a plot shows on each side of a single moment."""
 _LEAST = 1000 * sys.float_info.min
-"""The top of the smallest axis: below, ticks would lose precision and round to 0."""
+"""The smallest top of an axis; ticks of a lower one would lose precision and round to 0."""
 
 
 def line_plot(

@@ -92,7 +92,7 @@ def log_more(level: int) -> None:
 
 @contextmanager
 def json_lines() -> Iterator[None]:
-    """Log as JSON, from level info up, while the context is open; ``OwnWarnings`` is off meanwhile."""
+    """Log as JSON, from level info up, instead of with ``OwnWarnings``, while the context is open."""
     root, own, handler = logging.getLogger(), logging.getLogger(_OWN), JsonLines()
     before, level = [h for h in root.handlers if isinstance(h, OwnWarnings)], own.level
     for other in before:

@@ -89,7 +89,7 @@ class EarlyProgress:
 
 
 def pace(documents: int, total: int | None, lines: int, seconds: float) -> str:
-    """Return the lines, their rate, and an estimate of the time left once there is one.
+    """Return the lines, their rate and, once it can be estimated, the time left.
 
     >>> pace(250, 1_000, 8_000, 2.0)
     '8,000 lines, 4,000 lines/s, 6 s left'

@@ -44,7 +44,7 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
         lines.append(Text(f"  lines: {embedded}, {source['lines_total']:,} in the index"))
         reasons = Counter(str(skip["reason"]) for skip in source["skipped"])
         if not dry_run and any(source[state] for state in _STATES):
-            del reasons["excluded"]  # as asked: no news, unless nothing is left
+            del reasons["excluded"]  # requested exclusions need no hint, unless no document is left
         if reasons:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
             lines.append(Text(f"  not indexed: {listed}", style="yellow"))

@@ -203,7 +203,8 @@ class History:
         return [Series(tenant, points) for tenant, points in by_tenant.items()]
 
     def requests(self, prices: Mapping[str, float]) -> tuple[list[Series], float | None]:
-        """Return requests to the store by kind, and their cost at ``prices`` per 1,000; None if no kind has a price.
+        """Return the requests to the store by kind, and their cost at ``prices`` per 1,000, which is None if no kind
+        has a price.
 
         Runs that recorded no requests are skipped.
         """

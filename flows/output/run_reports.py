@@ -21,15 +21,15 @@ class SourceReport:
 
     ``skipped`` lists every file that is not indexed as ``(path, reason)``, including those skipped by earlier runs;
     ``shortened`` lists files of this run with too long lines, as ``(path, characters left out)``; ``too_large`` maps
-    paths to sizes, and so does ``in_part``, for files of which only the first and last lines are indexed;
-    ``needing_extra`` counts documents whose extractor is not installed; ``redacted`` counts the credentials that this
-    run replaced, by rule. ``revision`` is the ``rev`` of the run's last commit; the manifest at that ``rev`` is the
-    state in which the run ended. ``commit`` is the commit that git had checked out. If ``base`` is set, the run scanned
-    only the differences between the two; if a full scan replaced such a run, ``full_scan_reason`` says why.
-    ``lines_reused`` were copied from other branches, or from the main index. ``branch_cut`` says why this run cut its
-    ``branch``, or did not. ``phases`` are wall-clock seconds of the coordinator; ``worker_phases`` are the seconds of
-    tasks during the phase ``batches``, summed over workers. ``documents_committed`` and ``lines_committed`` count what
-    this run has embedded and committed.
+    paths to sizes, as does ``in_part`` for files of which only the first and last lines are indexed; ``needing_extra``
+    counts documents whose extractor is not installed; ``redacted`` counts the credentials that this run replaced, by
+    rule. ``revision`` is the ``rev`` of the run's last commit; the manifest at that ``rev`` is the state in which the
+    run ended. ``commit`` is the commit that git had checked out. If ``base`` is set, the run scanned only the
+    differences between the two; if a full scan replaced such a run, ``full_scan_reason`` says why. ``lines_reused``
+    were copied from other branches, or from the main index. ``branch_cut`` says why this run cut its ``branch``, or did
+    not. ``phases`` are wall-clock seconds of the coordinator; ``worker_phases`` are the seconds of tasks during the
+    phase ``batches``, summed over workers. ``documents_committed`` and ``lines_committed`` count what this run has
+    embedded and committed.
     """
 
     entity: str

@@ -244,7 +244,7 @@ def enter_branch(plan: IndexPlan, name: str, progress: Progress) -> IndexPlan:
     """Return ``plan``, moved to the branch ``name`` of each source. Branches that do not exist are cut.
 
     A dry run cuts nothing: it compares with the main index if there is no branch yet. Raises UsageError, StaleBuild,
-    LeaseHeld, StorageError; if ``keep_going``, only when no source is left.
+    LeaseHeld, StorageError; with ``keep_going``, only if none of the sources can be indexed.
     """
     parts: list[SourcePlan] = []
     branches: list[Branch] = []
@@ -311,7 +311,7 @@ def _cut(
 
 
 def _refuse_older(part: SourcePlan, known: BranchRecord, build: int | None, *, by_commit: bool) -> None:
-    """Prevent a build of an earlier state from replacing a later one. Raises StaleBuild."""
+    """Prevent a build of an earlier state from replacing the index of a later one. Raises StaleBuild."""
     if build is not None and known.build is not None:
         if build < known.build:
             raise StaleBuild(f"Build {known.build} has indexed this branch, which is newer than {build}", known.name)

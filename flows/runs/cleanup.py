@@ -26,8 +26,8 @@ from driftline.storage.errors import (
     UsageError,
     is_disk_full,
 )
-from driftline.storage.garbage.orphans import RUN_RETENTION, Orphan, Reason, References, Verdict, find_orphans
-from driftline.storage.garbage.survey import Survey, survey
+from driftline.storage.garbage.classify import RUN_RETENTION, Orphan, Reason, References, Verdict, find_orphans
+from driftline.storage.garbage.references import Survey, survey
 from driftline.storage.garbage.traces import read_traces, tenants_with_other_models, write_traces
 from driftline.storage.lance.lance_table import remove_old_versions
 from driftline.storage.layout import Kind, parse_name
@@ -153,7 +153,7 @@ class _Cleanup:
         elif self._catalog is not None and not self._request.dry_run:
             try:
                 drop_expired(self._workspace, self._catalog)
-            except (CatalogError, StorageError) as error:  # such as a full disk: space is freed below
+            except (CatalogError, StorageError) as error:  # such as a full disk; the deletions below free space
                 self._skip(f"Expired entries are kept: {error}")
         with Fence(self._workspace, self._report.run_id, self._skip) as fence:
             deletion.check = fence.check
@@ -214,7 +214,9 @@ class _Cleanup:
         return (*deletion.deleted, *rest)
 
     def _survey(self) -> Survey:
-        """Survey all tenants, or tenants that may hold garbage; note which objects would be garbage at any age."""
+        """Survey all tenants, or only tenants that may hold garbage; note which objects would be garbage whatever their
+        age.
+        """
         tenants = None if self._report.full else self._traces.suspects
         surveyed = survey(self._workspace, self._catalog, tenants)
         ever = find_orphans(
@@ -224,7 +226,7 @@ class _Cleanup:
             max_age=timedelta(0),
             run_retention=timedelta.max,
         )
-        retired = surveyed.references.retired  # by the catalog, so that the next cleanup finds them without traces
+        retired = surveyed.references.retired  # named by the catalog, so the next cleanup finds them without traces
         self._left = [orphan for orphan in ever.orphans if orphan.path not in retired]
         self._unfinished = tenants_with_other_models(self._workspace, surveyed.references.tracked)
         return surveyed
@@ -247,7 +249,9 @@ class _Cleanup:
         )
 
     def _delete(self, deletion: Deletion, fence: Fence) -> None:
-        """Delete the orphans, the lease of a deleted branch last: after a crash, it shows that garbage is left."""
+        """Delete the orphans, and the leases of deleted branches last: after a crash, a remaining lease shows that
+        garbage is left.
+        """
         orphans = self._report.orphans
         self._progress.phase("deleting orphans", total=len(orphans))
         tenants = [Entity.of_directory(tenant) for tenant in self._traces.leases]

@@ -17,7 +17,7 @@ from driftline.flows.config.memory_settings import compaction_threshold, memory_
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.output.run_reports import CompactReport, TenantCompaction
 from driftline.flows.runs.executors import Executor, open_executor
-from driftline.flows.runs.source_run import build_on
+from driftline.flows.runs.segment_builds import build_on
 from driftline.storage.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, CommitConflict, DriftlineError, LeaseHeld, RecallTooLow

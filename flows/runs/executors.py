@@ -32,16 +32,18 @@ if TYPE_CHECKING:
 
 DEFAULT_WORKERS = 2
 IN_FLIGHT_PER_SLOT = 2
-"""Tasks submitted per slot: one runs and one waits, which bounds the memory and keeps every worker busy."""
+"""Tasks submitted per slot: one runs and one waits. This keeps every worker busy and bounds the memory."""
 CONNECT_TIMEOUT_SECONDS = 10
 LOCAL_CONNECT_TIMEOUT_SECONDS = 300
-"""Time limit for workers that this process has started: they exist, but the machine may be busy."""
+"""Time limit for workers that this process has started, which may be slow on a busy machine."""
 STOP_SECONDS = 0.2
 """Interval at which a thread that waits for tasks checks whether the executor is stopped."""
 REPORT_SECONDS = 0.1
 """Interval at which a task in this process reports its counts."""
 MAX_COUNTS_PER_SECOND = 4
-"""Counts of running tasks that all workers of a cluster send together: many workers finish tasks often enough."""
+"""Limit of the counts of running tasks that all workers of a cluster send together. With many workers, tasks finish
+often enough to show progress.
+"""
 NO_WORKERS_TIMEOUT_SECONDS = 60
 """Time that tasks wait for a worker. Dask restarts workers that die, but not workers that die during their start."""
 LOCAL_NO_WORKERS_TIMEOUT_SECONDS = 300
@@ -356,7 +358,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         self._client.cancel([*self._pending], force=True)
 
     def _receive(self, on_counts: CountsCallback | None, event: tuple[float, dict[str, Any]]) -> None:
-        """Note the beginning of a task, pass on its counts, or log its record as if this process had logged it."""
+        """Handle an event of a task: note that it has begun, pass on its counts, or log its record in this process."""
         match event[1]:
             case {"begun": task}:
                 self.has_repeated |= task in self._begun

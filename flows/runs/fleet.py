@@ -329,7 +329,7 @@ def _environ() -> Mapping[str, str]:
 
 
 def _prepared(request: FleetRequest) -> Workspace:
-    """Return the workspace, created if it does not exist; private if a fleet is of a private folder."""
+    """Return the workspace, and create it if it does not exist: readable only by its owner if a fleet's folder is."""
     folders = [fleet.host.url for fleet in request.fleets if fleet.host.provider == "folder"]
     objects = ObjectStore.open(request.workspace, request.options)
     return Workspace.prepare(objects, private=any(only_owner_reads(folder) for folder in folders))
@@ -342,7 +342,7 @@ def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
     except WorkspaceNotFound:
         return {}, set()
     fleets, objects, entities = read_fleets(workspace.objects), workspace.objects, workspace.entities()
-    if objects.is_local:  # in a bucket, a request for each record would cost more than all listings
+    if objects.is_local:  # in a bucket, reading every record would cost more requests than all listings
         entities = [entity for entity in entities if objects.head(f"{entity.directory}/{SOURCE}") is not None]
     return fleets, {str(entity) for entity in entities}
 
@@ -353,7 +353,7 @@ def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
 def _discover(
     request: FleetRequest, known: Mapping[str, FleetRecord], progress: Progress, now: datetime
 ) -> list[FleetPart]:
-    """Return what the host of each fleet lists. Fleets of the same host and token share its rate limit."""
+    """Return the listing of each fleet's host. Fleets with the same host and token share a rate limit."""
     parts, limits = [], defaultdict[tuple[str, ...], RateLimit](RateLimit)
     for fleet in request.fleets:
         before, host = known.get(fleet.name, FleetRecord()), fleet.host
@@ -440,7 +440,7 @@ def _replace_each(
 
 
 def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
-    """Ask for the open pull requests of each repository. Without an answer, the known ones stay as they are."""
+    """Ask for the open pull requests of each repository. If the host does not answer, the known ones stay."""
     due = [
         (part, identifier)
         for part in parts
@@ -469,7 +469,7 @@ def _selected(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the commits of followed branches, keyed by their names in the index, and why others are skipped.
 
-    Git allows names that a URI cannot have, and bots use them: they are no failure.
+    Git allows names that a URI cannot contain, and bots use them, so skipping such branches is not a failure.
     """
     found, skipped = dict[str, str](), dict[str, str]()
     for branch, commit in branches.items():
@@ -500,7 +500,9 @@ def _due(part: FleetPart, entities: set[str]) -> list[KnownRepository]:
 
 
 def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[str, str]:
-    """Return the entity of the repository at each URI; if two fleets list it, the entity already indexed from there."""
+    """Return the entity of the repository at each URI. If two fleets list a repository, the entity that is already
+    indexed wins.
+    """
     elsewhere = (each for other in others for each in other.repositories.values())
     found = {each.uri: each for each in elsewhere if each.uri and each.missed_since is None and not each.excluded}
     for part in parts:
@@ -741,14 +743,14 @@ def _retire(sync: _Sync) -> None:
 
 
 def _is_gone(part: FleetPart, identifier: str) -> bool:
-    """Return whether an unlisted repository does not answer; if it does, note that as its reason."""
+    """Return whether an unlisted repository is gone; if not, record why it is kept."""
     each = part.repositories[identifier]
     if each.excluded:
         return True
     try:
         listed = part.listing.repositories.values()
         if any(other.path == each.listed.path and other.id != identifier for other in listed):
-            return True  # it is the other one that would answer
+            return True  # the repository that has taken this URL would answer
         commit = current_commit(part.fleet.host.remote(each.listed))
     except (SourceNotFound, AccessDenied):
         return True
@@ -768,5 +770,5 @@ def _remove(request: FleetRequest, repository: KnownRepository) -> None:
     workspace = Workspace.open(request.workspace, options)
     known = workspace.readable_source(Entity.parse(repository.entity))
     if known is None or known.uri not in repository.uris:
-        return  # it was removed by hand, or its name belongs to another source now
+        return  # removed by hand, or the entity now belongs to another source
     remove_source(request.workspace, repository.entity, wait_seconds=request.wait_seconds, storage_options=options)

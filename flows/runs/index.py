@@ -2,9 +2,9 @@
 
 The command line, Python and the Prefect flow share this code; only ``Executor`` and ``Progress`` differ. A few sources
 run concurrently, so that one is embedded while another is listed or commits. If sources select the same files,
-``share_files`` assigns each file to one source, and adds the known sources that the run must update as well; this
-happens only in a workspace on a local disk: in a bucket, one path may mean files on several machines. Definitions are
-embedded after the lines (decision 0016).
+``share_files`` assigns each file to one source, and adds the known sources that the run must update as well. It does so
+only in a workspace on a local disk: in a bucket, one path may name files on several machines. Definitions are embedded
+after the lines (decision 0016).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from driftline.flows.output.run_reports import IndexReport, RemoveReport
 from driftline.flows.runs.branches import delete_branch, enter_branch, leave_branch
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
+from driftline.flows.runs.segment_builds import SegmentBuilds, build_on
 from driftline.flows.runs.source_group import SOURCES_PER_SLOT, Outcome, SourceGroup, grouped, run_alone
-from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS, SegmentBuilds, SourceRun, build_on
+from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS, SourceRun
 from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (
@@ -62,7 +63,7 @@ from driftline.tasks.scanning.path_patterns import Matcher
 
 
 def chosen_model(plan: IndexPlan, progress: Progress) -> DeepModel | None:
-    """Return the transformer of this run: the requested one, else that of the workspace, or None.
+    """Return the transformer of this run: the requested one, else the workspace's, else None.
 
     Raises MissingExtra or ModelNotFound for a requested transformer that is not installed.
     """
@@ -188,7 +189,9 @@ def _release(plan: IndexPlan, entity: Entity, claims: Sequence[Claim], run_id: s
 
 
 def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
-    """Remove a source whose folder no longer exists inside that of another, unless many documents would be deleted."""
+    """Remove a source whose folder, inside the folder of another source, no longer exists, unless many documents would
+    be deleted.
+    """
     documents, _ = totals(plan.workspace.manifest(entity).read(columns=["lines", "reason"]))
     if documents > GUARDED_DELETIONS and plan.request.max_delete_fraction < 1:
         progress.message(f"The folder of {entity} is gone; the index keeps its {documents:,} documents.")
@@ -383,7 +386,7 @@ def _run_sources(
                 report.failed.append((run.report.uri, error))
             elif isinstance(error, (UsageError, AccessDenied, CorruptFile)):
                 raise error
-            if len(plan.sources) > 1:  # the only failure is raised, or reported, and need not be reported twice
+            if len(plan.sources) > 1:  # a single failure is raised or reported, so a message would repeat it
                 progress.message(f"{run.entity} has failed: {error.what}")
             failure = failure or error
         if run.indexes_lag:

@@ -74,7 +74,7 @@ class IndexRequest:
 
     ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports the failure
     of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed, and
-    ``paths`` restricts it to these files of the only source, for a caller that knows that nothing else has changed. If
+    ``paths`` restricts it to these files of the only source, for callers that know that nothing else has changed. If
     ``branch`` is set, the run updates this branch of each source; ``build`` is the number of its CI build. ``deep``
     embeds definitions with a transformer: True means the workspace's or the default one, a name the transformer of that
     name. None keeps the workspace's transformer, if any, and False removes it. ``redact`` says which credentials inside
@@ -286,7 +286,7 @@ def plan_source(
 def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecord | None:
     """Return the record of ``entity``, or None.
 
-    A damaged record counts as missing if the last run shows that it was of ``uri``.
+    A damaged record counts as missing if the last run shows that it belonged to ``uri``.
 
     Raises CorruptFile, WorkspaceTooNew.
     """
@@ -302,7 +302,7 @@ def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecor
 
 
 def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) -> tuple[Entity, SourceRecord | None]:
-    """Return the source at ``uri`` that contains the workspace, under any name; else the new source ``free``."""
+    """Return the source at ``uri`` that contains the workspace, whatever its name, else the new source ``free``."""
     if workspace.local_path is not None and workspace.local_path.startswith(uri.rstrip("/") + "/"):
         for entity, known in workspace.readable_sources(Entity(free.parts[:-1])):
             if known.uri == uri and entity not in taken and not PARTIAL.fullmatch(entity.id):

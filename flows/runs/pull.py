@@ -268,7 +268,7 @@ class FollowedWorkspace:
             if self._copy is None:
                 self._copy, self._failure = self._newest(), None
         if self._failure is not None:
-            raise duplicate(self._failure)  # an exception that is raised again and again collects tracebacks
+            raise duplicate(self._failure)  # an exception that is raised repeatedly accumulates tracebacks
         return self._copy
 
     @contextmanager
@@ -383,7 +383,7 @@ def _last_used(folder: Path) -> float:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Return the bytes that a copy takes on the disk: its versions share files."""
+    """Return the bytes that a copy takes on the disk, where its versions share files."""
     files: dict[int, int] = {}
     for parent, _, names in os.walk(folder):
         for name in names:

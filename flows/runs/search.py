@@ -68,7 +68,8 @@ DEFAULT_CACHE_BYTES = 10 * 2**30
 
 
 def search_request(query: str, given: Mapping[str, Any], **more: Any) -> SearchRequest:
-    """Build a request from the ``given`` options; the file that commands in the current folder use provides the rest.
+    """Build a request from the ``given`` options; other options come from the file that commands in the current folder
+    use.
 
     None means that an option was not given; ``more`` are further fields. Raises UsageError.
     """
@@ -80,7 +81,8 @@ def search_request(query: str, given: Mapping[str, Any], **more: Any) -> SearchR
 
 
 def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
-    """Return whether to search copies of buckets, as the caller or the file says, and their size in bytes at most.
+    """Return whether to search copies of buckets (``cache``, else the setting in the file), and their maximum size in
+    bytes.
 
     Raises UsageError for an invalid file.
     """

@@ -1,6 +1,6 @@
 """Run small sources together, so that the effort of a run grows with their lines (DESIGN, "Index run").
 
-Each source has its lease, its staged delta and its commit marker as in a run of its own. They share the batch, its
+Each source has its own lease, staged delta and commit marker, as in a separate run. They share the batch, its
 fragments, and the transaction, which commits all of them or none.
 """
 
@@ -14,7 +14,8 @@ from functools import partial
 
 from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.runs.executors import Executor
-from driftline.flows.runs.source_run import BATCH_BYTES, BATCH_DOCUMENTS, COMMIT_SECONDS, SegmentBuilds, SourceRun
+from driftline.flows.runs.segment_builds import SegmentBuilds
+from driftline.flows.runs.source_run import BATCH_BYTES, BATCH_DOCUMENTS, COMMIT_SECONDS, SourceRun
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.objects.request_counts import phase
@@ -69,7 +70,9 @@ class SourceGroup:
         self._since = 0.0
 
     def execute(self, runs: Sequence[SourceRun], *, may_wait: bool) -> list[Outcome]:
-        """Run the sources. If it ``may_wait``, it waits for leases of other runs at the end, one after another."""
+        """Run the sources. If it ``may_wait``, sources that other runs have leased are run last, waiting for one lease
+        at a time.
+        """
         held: list[SourceRun] = []
         marker_token = marker_tokens(runs[0].workspace, [run.entity for run in runs])
         try:
@@ -193,7 +196,9 @@ class SourceGroup:
         return run_stage(f"commit {title}", commit, lambda _: said, after=(f"embed {title}",))
 
     def _end(self, member: _Member, work: Callable[[], None]) -> None:
-        """Do the last ``work`` of a source, and release its lease, which counts a failure: it may leave garbage."""
+        """Do the last ``work`` of a source, and release its lease. A failure is counted in the lease, because it may
+        leave garbage.
+        """
         failure: DriftlineError | None = None
         try:
             with member.lease:
@@ -214,7 +219,7 @@ def _title(members: Sequence[_Member]) -> str:
 
 
 def _start_again(run: SourceRun) -> None:
-    """Complete the run of a source whose group was dissolved, and count that as a failure: the group left garbage."""
+    """Complete the run of a source whose group was dissolved. This counts as a failure: the group left garbage."""
     run.committer.lease.expect_garbage()
     run.complete()
 

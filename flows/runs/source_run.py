@@ -1,23 +1,17 @@
-"""Run the index run of one source: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6).
-
-``SegmentBuilds`` builds index segments on the executor, for committed lines during the run and for the rest when it
-ends.
-"""
+"""Run the index run of one source: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6)."""
 
 from __future__ import annotations
 
-import contextvars
 import re
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 import pyarrow as pa
@@ -27,13 +21,12 @@ from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.output.run_reports import SourceReport
 from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
+from driftline.flows.runs.segment_builds import SegmentBuilds
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS, INSIDE, container_of
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CorruptFile, DeletionRefused, DriftlineError, LeaseLost, StorageError
+from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, StorageError
 from driftline.storage.leases.lease import Lease, look
-from driftline.storage.lines.indexes import IndexScope, Segment, SegmentSpec, plan_new_segments
-from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
 from driftline.storage.redaction import RULES_VERSION
@@ -42,9 +35,9 @@ from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import acquire_source
 from driftline.tasks.embedding.task_context import Stopwatch
 from driftline.tasks.extraction.archives import without_opened
-from driftline.tasks.extraction.extractor import ENDS_MARK, MISSING_MARK, current_marks
+from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK, current_marks
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
-from driftline.tasks.indexing.commit import ChangeSet, Committer, SegmentTask, build, remove_strays, settle
+from driftline.tasks.indexing.commit import ChangeSet, Committer, remove_strays, settle
 from driftline.tasks.indexing.rows import Donations, find_donations, only
 from driftline.tasks.scanning.overlap import claimed
 from driftline.tasks.scanning.path_patterns import Matcher
@@ -60,65 +53,6 @@ from driftline.tasks.scanning.scan import (
 )
 from driftline.tasks.scanning.walk import Subtree
 
-
-def build_on(executor: Executor, owner: Entity, table: LineTable, specs: Iterable[SegmentSpec]) -> Generator[Segment]:
-    """Build ``specs`` of ``table`` on ``executor``, in any order."""
-    yield from executor.map(build, (SegmentTask(owner, table.fingerprint, spec) for spec in specs))
-
-
-class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
-    """Builds the segments of new fragments while the next ones are embedded.
-
-    ``finish`` hands them to the holder of the maintenance lease. Unpublished segments are orphans.
-    """
-
-    def __init__(self, executor: Executor, scope: IndexScope, progress: Progress) -> None:
-        self._executor, self._scope, self._progress = executor, scope, progress
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="segments")
-        self._planned: dict[Entity, set[int]] = {}
-        self._builds: dict[Entity, list[Future[list[Segment]]]] = {}
-        self.have_failed = False
-        """Whether a build has failed, which may have left files."""
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
-
-    def committed(self, owner: Entity, table: LineTable) -> None:
-        """Start to build the segments of lines committed to ``table``, once there are enough of them."""
-        if self._scope == "none":
-            return
-        with self._lock:
-            specs = plan_new_segments(table, self._scope, self._planned.setdefault(owner, set()))
-            if specs:  # requests are counted per context
-                work = self._pool.submit(contextvars.copy_context().run, self._build, owner, table, specs)
-                self._builds.setdefault(owner, []).append(work)
-
-    def finish(self, owner: Entity) -> list[Segment]:
-        """Return the segments of a table, once they are built. A failed build is reported and left to the end."""
-        built: list[Segment] = []
-        for work in self._builds.pop(owner, []):
-            try:
-                built += work.result()
-            except DriftlineError as error:
-                self.have_failed = True
-                self._progress.message(f"A segment of the search indexes of {owner} is built again: {error}")
-        return built
-
-    def _build(self, owner: Entity, table: LineTable, specs: list[SegmentSpec]) -> list[Segment]:
-        built: list[Segment] = []
-        with closing(build_on(self._executor, owner, table, specs)) as segments:
-            for segment in segments:
-                built.append(segment)
-                if self._stopped.is_set():
-                    break
-        return built
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopped.set()
-        self._pool.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
-
-
 _STOPS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
 """Signals that end a run after its current commit."""
 BATCH_BYTES = 4 * 1024 * 1024
@@ -127,7 +61,7 @@ BATCH_DOCUMENTS = 2_000
 MEMBER_BATCH_BYTES, MEMBER_BATCH_DOCUMENTS = 32 * 1024 * 1024, 20_000
 """The same for members of archives, because each batch unpacks its archive up to its last member."""
 WORTHWHILE_BYTES = 64 * 1024
-"""The minimum of text for a task on a worker: it takes ten times as long as sending the task."""
+"""Minimum of text for a task on a worker; embedding it takes ten times as long as sending the task."""
 BATCHES_PER_COMMIT = 8
 COMMIT_SECONDS = 15.0
 """A crash loses at most this many batches, or about this many seconds of work."""
@@ -215,7 +149,8 @@ class SourceRun:
             self.complete()
 
     def begin(self, stack: ExitStack, marker_token: Callable[[Entity], int]) -> bool:
-        """Take the lease, which ``stack`` releases, without waiting for it, and scan. Return False if that was all.
+        """Take the lease without waiting for it, and scan; ``stack`` releases it. Return False at once if the source is
+        unchanged.
 
         For a source of a group, ``marker_token`` comes from ``marker_tokens``. Raises LeaseHeld, LeaseLost,
         StorageError, ExecutorError.
@@ -280,7 +215,7 @@ class SourceRun:
     # -- together with other sources ---------------------------------------------------------
 
     def has_much_to_do(self) -> bool:
-        """Return whether the changes that ``begin`` has found are worth commits of their own."""
+        """Return whether the changes that ``begin`` has found are worth separate commits."""
         changes = self._work.changes
         return len(changes) > BATCH_DOCUMENTS // 4 or (pc.sum(changes["size_bytes"]).as_py() or 0) > BATCH_BYTES // 4
 
@@ -363,7 +298,7 @@ class SourceRun:
         lease = look(self._plan.workspace.objects, self._plan.workspace.lease_of(self.entity))
         if not lease.is_free or lease.is_abandoned or not at.is_indexed(known.commit, lease.token):
             return False
-        self.report.revision = revision(lease.token + 1, 0)  # as that of a run that took the lease and found nothing
+        self.report.revision = revision(lease.token + 1, 0)  # as a run reports that took the lease and found nothing
         return True
 
     def _narrow(self, token: int | None = None) -> None:
@@ -495,7 +430,7 @@ class SourceRun:
     def _next(
         self, results: Iterator[BatchResult], committer: Committer, pending: list[BatchResult]
     ) -> BatchResult | None:
-        """Return the next result, if there is one. If the user interrupts the wait, commit the pending results."""
+        """Return the next result, or None at the end. If the user interrupts the wait, commit the pending results."""
         try:
             return next(results, None)
         except KeyboardInterrupt:
@@ -605,7 +540,7 @@ class SourceRun:
         )
 
     def _unasked(self, vanished: pa.Table) -> pa.Table:
-        """Drop the documents that the request itself excludes or that another source claims: those may be deleted."""
+        """Drop documents that the request excludes or that another source claims: deleting these is never refused."""
         paths = vanished["path"].combine_chunks()
         left_out = Matcher(self._source.rules).excluded(paths) | claimed(paths, self._source.claims)
         if not self._source.record.archives:
@@ -657,7 +592,7 @@ class SourceRun:
 
         self.report.needing_extra, in_part = len(marked(MISSING_MARK)), marked(ENDS_MARK)
         self.report.in_part = dict(zip(in_part["path"].to_pylist(), in_part["size_bytes"].to_pylist(), strict=True))
-        if self._only is not None and isinstance(self._source.source, RepositorySource):  # nobody looked at the others
+        if self._only is not None and isinstance(self._source.source, RepositorySource):  # the others were not scanned
             seen = (DocumentState.NEW, DocumentState.CHANGED, DocumentState.TOUCHED)
             others = self.report.documents_total - sum(self.report.states[state] for state in seen)
             self.report.states[DocumentState.UNCHANGED] = others
@@ -667,7 +602,9 @@ class SourceRun:
         return totals(self._plan.workspace.manifest(self._source.entity).read(columns=["lines", "reason"]))
 
     def _count_deltas(self, lease: Lease | None) -> None:
-        """Count the deltas, and fold them under ``lease`` if they are many but small: no compaction is scheduled."""
+        """Count the deltas, and fold them under ``lease`` if they are many but small, because a compaction may not be
+        scheduled.
+        """
         documents = self._plan.workspace.manifest(self._source.entity)
         log = documents.log()
         deltas = len(log.deltas)
@@ -707,7 +644,9 @@ class SourceRun:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Handle a first Ctrl-C or SIGTERM after the block, so that its commits are recorded; a second at once."""
+    """Defer a first Ctrl-C or SIGTERM until the block ends, so that its commits are recorded. A second one takes effect
+    at once.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

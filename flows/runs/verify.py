@@ -110,7 +110,7 @@ def _restore_config(request: VerifyRequest, progress: Progress) -> None:
 
 
 def _id_of_memory(workspace: Workspace, catalog_url: str | None) -> str | None:
-    """Return the former id of a workspace whose configuration is lost, because its memory catalog accepts no other."""
+    """Return the former id of a workspace whose configuration is lost: its memory catalog accepts no other id."""
     with suppress(CorruptFile):
         record = recorded(workspace)
         if record is not None:
@@ -124,7 +124,9 @@ def _id_of_memory(workspace: Workspace, catalog_url: str | None) -> str | None:
 def _verify(
     workspace: Workspace, at_hand: CatalogAtHand, request: VerifyRequest, progress: Progress, *, had_catalog: bool
 ) -> VerifyReport:
-    """Verify a workspace. ``had_catalog`` says whether it recorded a catalog before ``at_hand`` was looked up."""
+    """Verify a workspace. ``had_catalog`` says whether the workspace had recorded a catalog before ``at_hand`` was
+    opened.
+    """
     started, catalog = time.monotonic(), at_hand.catalog
     report = VerifyReport(new_ulid(), workspace.objects.uri)
 

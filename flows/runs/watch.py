@@ -36,7 +36,7 @@ COMPARE_SECONDS = 600.0
 """Interval of full comparisons, which find changes that a file system does not report."""
 RETRY_SECONDS = 5.0
 _PAUSE_FACTOR = 10
-"""If changes cannot be reported, the next comparison waits this many times as long as the last one took."""
+"""Without reported changes, the pause until the next comparison is this many times as long as the last comparison."""
 _POLL_MILLISECONDS = 200
 _STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
 """Files that affect which other files are selected."""
@@ -46,8 +46,8 @@ _STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
 class Watcher:
     """Watch the only source of ``request``, a local folder.
 
-    ``on_report`` receives the report of each run that changed something, ``on_error`` each error once. Changes whose
-    run failed are tried again, except for refused deletions.
+    ``on_report`` receives the report of each run that changed something, ``on_error`` each error once. A run that
+    failed is repeated for its changes, unless deletions were refused.
     """
 
     request: IndexRequest
@@ -77,7 +77,7 @@ class Watcher:
                 paths = None if is_due else self._paths(root, pending)
                 if paths != ():
                     self._index(paths)
-            except DeletionRefused as error:  # the rest is indexed, and another attempt would be refused, too
+            except DeletionRefused as error:  # everything else is indexed, and a repetition would be refused, too
                 self._say(said, self._with_a_way_on(error))
             except DriftlineError as error:
                 self._say(said, error)
@@ -193,8 +193,8 @@ class Watcher:
             relative = os.path.relpath(path, root).replace(os.sep, "/")
             if relative.rpartition("/")[2] in _STEERING:
                 return None
-            # A folder that was moved here or away is one change, whatever it contains, and something else may have its
-            # name now. A folder that people may enter again is one as well.
+            # A folder that was moved in or out is reported as a single change, and another folder may now have its
+            # name. So is a folder that has become accessible again.
             found.add(relative)
             if change is Change.deleted:
                 gone.add(f"{relative}/")
@@ -227,7 +227,7 @@ def _has_changed(source: SourceReport) -> bool:
 
 
 def _has_other_names(path: str) -> bool:
-    """Return whether a file has hard links, which change with it, but without events of their own."""
+    """Return whether a file has further hard links, which change with it without an event."""
     try:
         return os.lstat(path).st_nlink > 1
     except OSError:

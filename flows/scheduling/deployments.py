@@ -359,7 +359,7 @@ def _pause_others(client: SyncPrefectClient, deployments: Deployments, names: se
 
 
 START_SECONDS = 900
-"""Time limit for the start of a server whose process runs; on a quiet machine, it takes ten seconds."""
+"""Time limit for the start of a server as long as its process runs. On an idle machine, the start takes ten seconds."""
 STOP_SECONDS = 20
 
 

@@ -47,8 +47,8 @@ RunLog = Logger | LoggerAdapter[Any]
 class PrefectProgress(AbstractContextManager["PrefectProgress"]):
     """Writes phases to the log of the flow run and, once there are any, counts to its progress artifact.
 
-    A separate thread updates the artifact, so that a slow or unreachable server does not delay the run. A ``quiet`` one
-    logs no phases before there is something to show.
+    A separate thread updates the artifact, so that a slow or unreachable server does not delay the run. If ``quiet``,
+    no phases are logged before there is something to show.
     """
 
     def __init__(self, log: RunLog, *, quiet: bool = False) -> None:
@@ -100,7 +100,7 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
             try:
                 self._show(percent, description)
                 self._shown = description
-            except Exception as error:  # the client raises many kinds if the server is away; the run continues
+            except Exception as error:  # the client raises many types if the server is away; the run continues
                 self._log.debug("The progress artifact was not updated: %s", error)
             pause = max(UPDATE_SECONDS, (time.monotonic() - started) / MAX_SHARE)
 
@@ -152,7 +152,7 @@ def is_storage_error(_task: object, _run: object, state: State[Any]) -> bool:
         state.result()
     except StorageError:
         return True
-    except Exception:  # only its type matters here: Prefect raises it at the end of the run
+    except Exception:  # only the type matters; Prefect raises the error at the end of the run
         return False
     return False
 
@@ -166,7 +166,7 @@ def is_storage_error(_task: object, _run: object, state: State[Any]) -> bool:
     persist_result=False,
 )
 def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run ``work``, with retries on StorageError; committed batches stay, so it continues from there."""
+    """Run ``work``, with retries on StorageError. Each attempt continues after the batches already committed."""
     return work()
 
 

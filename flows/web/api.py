@@ -37,9 +37,16 @@ from driftline.storage.workspace.branch_cuts import MAX_NAME_CHARACTERS as MAX_B
 from driftline.storage.workspace.branch_cuts import branch_records, on_branch
 from driftline.storage.workspace.records import RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.documents import DocumentCursor, DocumentPage, Folder, document_page, read_folder
+from driftline.tasks.search.documents import (
+    DocumentCursor,
+    DocumentPage,
+    Folder,
+    document_page,
+    read_excerpt,
+    read_folder,
+)
 from driftline.tasks.search.filters import parse_entity
-from driftline.tasks.search.hits import Hit, read_excerpt
+from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, without_empty
 from driftline.tasks.search.search import SearchReport, answer, prepare, warm
 
@@ -143,7 +150,7 @@ def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
 
 
 def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
-    """Reduce index runs to what they report about the sources ``within`` a boundary.
+    """Reduce the records of index runs to the sources ``within`` a boundary.
 
     Time and cost of a run cover all of its sources, so they are removed.
     """
@@ -213,7 +220,7 @@ def encode_cursor(*parts: int | str) -> str:
 
 
 def decode_cursor(cursor: str, *kinds: type[int] | type[str]) -> tuple[Any, ...]:
-    """Return the parts that ``encode_cursor`` encoded, if they have these ``kinds``. Raises NotIndexed otherwise."""
+    """Return the parts that ``encode_cursor`` encoded. Raises NotIndexed unless they have these ``kinds``."""
     try:
         parts = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except ValueError:
@@ -265,7 +272,7 @@ def _type_of(row: Option) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Answers from the workspace that ``newest`` opens for each request, so that each answer is of one version.
+    """Answers from the workspace that ``newest`` opens for each request, so that an answer does not mix versions.
 
     Every method respects the access of the request, and raises AccessDenied if there is none.
     """

@@ -127,7 +127,7 @@ class AccessRules:
     groups_header: str = ""
 
     def boundary_of(self, user: str, headers: Headers) -> Boundary:
-        """Return the boundary of ``user`` and all groups that the request names; unknown names add nothing."""
+        """Return the union of the boundaries of ``user`` and the groups in ``headers``; unknown names add nothing."""
         sent = headers.getlist(self.groups_header) if self.groups_header else []
         groups = [group.strip() for line in sent for group in line.split(",")]
         found = [self.everyone, self.users.get(user, NOTHING), *(self.groups.get(each, NOTHING) for each in groups)]

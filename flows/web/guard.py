@@ -1,4 +1,4 @@
-"""Guard every request: check its names and access, limit its rate, and set the headers of answers.
+"""Guard every request: check its host, origin and access, limit its rate, and set the headers of answers.
 
 The rate limit is a token bucket for each client, for a bounded number of clients. Routes that wait for disks and
 buckets run in threads, with a limit on the time that a client waits.
@@ -25,6 +25,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from driftline.flows.http_guard import FORBIDDEN, MAX_BODY_BYTES, MISDIRECTED, LimitedBody, refusal_of, too_large
 from driftline.flows.web import authentication
 from driftline.flows.web.authentication import Access, Authentication
 from driftline.flows.web.problems import problem, problem_of
@@ -68,8 +69,8 @@ def _turns(_: object) -> anyio.CapacityLimiter:
 
 
 def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Callable[..., Awaitable[Response]]:
-    """Return ``route`` as a coroutine with the same parameters; if it ``searches``, the number of concurrent ones is
-    limited.
+    """Return ``route`` as a coroutine with the same parameters; if it ``searches``, the number of concurrent searches
+    is limited.
 
     Raises StorageError after ANSWER_SECONDS.
     """
@@ -81,13 +82,12 @@ def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Call
             return await run_sync(partial(route, *args, **kwargs), abandon_on_cancel=True, limiter=turn)
         raise StorageError(f"The answer took more than {ANSWER_SECONDS:.0f} s", "", "Narrow the request, or ask again.")
 
-    vars(call)["__signature__"] = inspect.signature(route, eval_str=True)  # a method without its object
+    vars(call)["__signature__"] = inspect.signature(route, eval_str=True)  # without ``self``
     return call
 
 
 NO_CONTENT = 204
-UNAUTHORIZED, FORBIDDEN, TOO_LARGE, MISDIRECTED, TOO_MANY = 401, 403, 413, 421, 429
-MAX_BODY_BYTES = 1 << 20
+UNAUTHORIZED, TOO_MANY = 401, 429
 MAX_HOOK_BYTES = 8 << 20
 """Maximum size of the body of a webhook; a push of thousands of commits lists all of their files."""
 SIGN_IN, MCP, API, HOOKS = "/sign-in", "/mcp", "/api/v1/", "/hooks/"
@@ -116,8 +116,6 @@ _FOR_SCRIPTS = {"Access-Control-Expose-Headers": "ETag, Link, Retry-After, X-Req
 class Guard:
     """Pass to ``app`` authorized requests that name one of ``addresses`` (host:port) and do not come from a foreign
     page.
-
-    Checking the names prevents DNS rebinding: a web page must not reach the server through the browser of its visitor.
     """
 
     app: ASGIApp
@@ -135,11 +133,12 @@ class Guard:
             return
         number = secrets.token_hex(8)
         scope.setdefault("state", {})["request_id"] = number
-        body = _Body(receive, _limit(scope))
+        body, is_answered = LimitedBody(receive, _limit(scope)), False
 
         async def send_guarded(message: Message) -> None:
+            nonlocal is_answered
             if message["type"] == "http.response.start":
-                body.is_answered = True
+                is_answered = True
                 headers = MutableHeaders(scope=message)
                 headers.update({**SECURITY_HEADERS, "X-Request-Id": number})
                 headers.setdefault("Cache-Control", "no-store")
@@ -149,7 +148,7 @@ class Guard:
             await send(message)
 
         async def send_answer(message: Message) -> None:
-            if body.is_answered or not body.is_too_large:  # else the application would consider its client gone
+            if is_answered or not body.is_too_large:  # an error answer would be about a client that seems to have left
                 await send_guarded(message)
 
         refused = await self._refused(scope)
@@ -159,21 +158,20 @@ class Guard:
         finally:
             if "route" in inner:
                 scope["route"] = inner["route"]
-        if body.is_too_large and not body.is_answered:
-            await _too_large(scope)(scope, receive, send_guarded)
+        if body.is_too_large and not is_answered:
+            refusal = too_large(body.max_bytes)
+            await problem(refusal.status, "usage", refusal.text)(scope, receive, send_guarded)
 
     async def _refused(self, scope: Scope) -> Response | None:
         headers, path = Headers(scope=scope), scope["path"]
-        if headers.getlist("host") not in [[address] for address in self.addresses]:
-            return problem(MISDIRECTED, "usage", "The request does not name this server")
-        own = [*self.origins, *(f"{scope['scheme']}://{address}" for address in self.addresses)]
-        if self._is_for_another_page(scope):
-            if scope["method"] == "OPTIONS":  # a preflight request, which carries no token
-                return Response(status_code=NO_CONTENT, headers=_MAY_BE_SENT)
-        elif any(origin not in own for origin in headers.getlist("origin")):
-            return problem(FORBIDDEN, "usage", "The request comes from the page of another server")
-        if _announced_bytes(headers) > _limit(scope):
-            return _too_large(scope)
+        is_cross_origin = self._is_for_another_page(scope)
+        refusal = refusal_of(
+            scope, self.addresses, self.origins, max_body_bytes=_limit(scope), any_origin=is_cross_origin
+        )
+        if refusal is not None:
+            return problem(refusal.status, "usage", refusal.text)
+        if is_cross_origin and scope["method"] == "OPTIONS":  # a preflight request, which carries no token
+            return Response(status_code=NO_CONTENT, headers=_MAY_BE_SENT)
         if path.startswith(_FOR_ALL):
             return None
         if self.authentication.tokens is not None and self.authentication.tokens.is_old:
@@ -213,36 +211,8 @@ def is_page(path: str) -> bool:
     return path in ("/", "/index", "/sql") or path.startswith("/d/")
 
 
-def _announced_bytes(headers: Headers) -> int:
-    announced = headers.get("content-length", "0")
-    return int(announced) if announced.isascii() and announced.isdigit() else 0
-
-
 def _limit(scope: Scope) -> int:
     return MAX_HOOK_BYTES if scope["path"].startswith(HOOKS) else MAX_BODY_BYTES
-
-
-def _too_large(scope: Scope) -> Response:
-    return problem(TOO_LARGE, "usage", f"The body has more than {_limit(scope):,} bytes")
-
-
-@dataclass(slots=True)
-class _Body:
-    """The body of a request; ends it once it is too large: chunked bodies do not announce their length."""
-
-    source: Receive
-    max_bytes: int
-    received_bytes: int = 0
-    is_answered: bool = False
-
-    @property
-    def is_too_large(self) -> bool:
-        return self.received_bytes > self.max_bytes
-
-    async def receive(self) -> Message:
-        message = await self.source()
-        self.received_bytes += len(message.get("body", b""))
-        return {"type": "http.disconnect"} if self.is_too_large else message
 
 
 def _as_get_without_cookies(scope: Scope) -> Scope:
@@ -269,7 +239,7 @@ def _unauthorized(scope: Scope) -> Response:
 
 def _without_scope(allowed: Access, path: str) -> Response | None:
     needed: TokenScope = "search"
-    if path == "/sql" and needed in allowed.scopes:  # its views are of both
+    if path == "/sql" and needed in allowed.scopes:  # its views show lines and memory
         needed = "memory"
     elif path == "/metrics":
         needed = "metrics"

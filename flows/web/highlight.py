@@ -25,7 +25,7 @@ MAX_COLOURED_CHARACTERS = 200_000
 MAX_KEPT_CHARACTERS = 8_000
 """Maximum length of a text whose tokens are cached."""
 KEPT_CHARACTERS = 1_000_000
-"""Maximum total length of the texts whose tokens are cached; these take some 25 bytes per character."""
+"""Maximum total length of the texts whose tokens are cached; tokens take some 25 bytes per character of text."""
 _PART = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|[^\W_]+")
 """A word of a text: ``parse_HTTPRequests`` has parse, HTTP, Requests."""
 
@@ -74,7 +74,7 @@ _BEFORE_STRING = re.compile(r"(?:^|[=(,\[{:+%]|\breturn|\byield|\bin)\s*[rRbBuUf
 
 
 def begins_in_string(path: str, lines: Sequence[str]) -> bool:
-    """Return whether lines of Python seem to begin inside a string in triple quotes, which the first quotes then end.
+    """Return whether lines of Python seem to begin inside a triple-quoted string, so that the first quotes end it.
 
     Quotes alone on a line end a string, unless a colon ends the line before. After text, they begin one only where
     Python allows an expression.
@@ -108,7 +108,7 @@ _CODE = re.compile(
 
 
 def lost_quotes(path: str, lines: Sequence[str]) -> int | None:
-    """Return the blank line of Python that stands for the quotes that end a string, if that seems to be lost.
+    """Return the number of the blank line that replaces the closing quotes of a Python string, if they seem to be lost.
 
     A context from the index lacks lines without a letter or digit. The line is the last blank one before code.
 

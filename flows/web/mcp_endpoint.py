@@ -44,7 +44,7 @@ class Tools:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """If the application was started, end it with the block."""
+        """If the application was started, stop it at the end of the block."""
         try:
             yield
         finally:
@@ -66,9 +66,7 @@ class Tools:
 
 def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
     """Return the application that answers, and the one that provides its lifespan."""
-    from mcp.server.transport_security import TransportSecuritySettings
-
-    from driftline.flows.mcp_server.server import WholePosts, WorkspaceTools, server_of
+    from driftline.flows.mcp_server.server import UNCHECKED, WholePosts, WorkspaceTools, server_of
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
     from driftline.flows.memory_stores import search_memory
 
@@ -84,7 +82,5 @@ def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
         return found
 
     server = server_of({"": WorkspaceTools(lines, MemoryTools(search) if memory is not None else None)})
-    # The guard has checked host and origin already.
-    unchecked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    app = server.streamable_http_app(transport_security=unchecked, stateless_http=True, json_response=True)
+    app = server.streamable_http_app(transport_security=UNCHECKED, stateless_http=True, json_response=True)
     return WholePosts(app), app

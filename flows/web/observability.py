@@ -60,7 +60,9 @@ class Metrics:
         )
 
     def text(self, index: IndexMetrics | None) -> bytes:
-        """Return the exposition format, with the figures of the ``index`` and of the process if they may be seen."""
+        """Return the metrics in Prometheus' text format, including the figures of the ``index`` and of the process if
+        the caller may see them.
+        """
         found = generate_latest(self.registry)
         if index is None:
             return found
@@ -150,7 +152,7 @@ class Observed:
         async def watched(message: Message) -> None:
             nonlocal status, sent_bytes
             if is_gone and status == _UNANSWERED:
-                return  # the client cannot receive an answer any more
+                return  # the client can no longer receive an answer
             if message["type"] == "http.response.start":
                 status = message["status"]
             sent_bytes += len(message.get("body", b""))
@@ -200,7 +202,7 @@ VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 def tracer(environ: Mapping[str, str] = os.environ) -> Tracer | None:
-    """Return the creator of spans, if an exporter is configured in ``environ``. Raises MissingExtra.
+    """Return the function that creates spans, if an exporter is configured in ``environ``. Raises MissingExtra.
 
     Spans continue the trace that a client's ``traceparent`` names; they contain neither queries nor document paths.
     """

@@ -181,7 +181,7 @@ def _without_options(note: str) -> str:
 
 
 def _instead(request: SearchRequest, question: Question) -> Iterator[tuple[str, str]]:
-    """If this search finds nothing, yield others to try, as descriptions and links."""
+    """Yield other searches to try if this one finds nothing, as descriptions and links."""
     plain = SearchRequest(request.query)
     if any(name not in ("mode", "top_k", *_OF_EVERY_PAGE) for name in request.given()):
         yield "without filters", search_link(plain)
@@ -347,7 +347,7 @@ def _crumbs(source: str, path: str, branch: str | None) -> list[tuple[str, str]]
 
 
 def _entries(folder: Folder, branch: str | None, shown: str = "") -> list[dict[str, Any]]:
-    """Return the entries of a folder, or those around the document ``shown`` in it."""
+    """Return the entries of a folder, or only the entries around the document ``shown`` in it."""
     at = f"{folder.path}/" if folder.path else ""
     found: list[dict[str, Any]] = []
     for name, count in folder.folders:

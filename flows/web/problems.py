@@ -43,7 +43,7 @@ class TaggedAnswer(Response):
         known = Headers(scope=scope).get("if-none-match", "")
         if tag in [each.strip().removeprefix("W/") for each in known.split(",")]:
             headers = {name: value for name, value in self.headers.items() if name not in _OF_A_BODY}
-            headers["Vary"] = "Accept-Encoding"  # as in the complete answer
+            headers["Vary"] = "Accept-Encoding"  # the same headers as in the complete answer
             await Response(status_code=NOT_MODIFIED, headers=headers)(scope, receive, send)
             return
         await super().__call__(scope, receive, send)

@@ -72,7 +72,7 @@ from driftline.tasks.search.request import MEMORY_OPTIONS, SearchRequest, option
 _AROUND = 4
 """Lines of context on each side of a hit."""
 _SIMILAR = 5
-"""Number of lines to show that are similar to the one at which a document is opened."""
+"""Number of lines to show that resemble the line at which a document is opened."""
 _OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("n_lines", "facets")}
 
 
@@ -186,7 +186,7 @@ class SignIn:
             max_age=int(SIGNED_IN_FOR.total_seconds()),
             secure=request.url.scheme == "https",
             httponly=True,
-            samesite="lax",  # links from elsewhere lead to their page, and no route that changes anything accepts GET
+            samesite="lax",  # links on other sites work, and routes that change anything do not accept GET
         )
         return response
 
@@ -332,7 +332,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _incomplete(_: Request, __: Exception) -> Response:
-    """Return an answer, which is never sent, for a client that left or whose body the guard cut off."""
+    """Return an answer for a client that left, or whose body the guard cut off. It is never sent."""
     return Response(status_code=BAD_REQUEST)
 
 
@@ -348,7 +348,7 @@ async def _alive() -> Response:
 
 def _metrics(metrics: Metrics, index: IndexMetrics) -> Callable[[], Response]:
     def answer() -> Response:
-        # The last run may concern entities beyond the boundary of a token.
+        # The last run may concern entities outside the token's boundary.
         may_see_all = granted("metrics").within is None
         return Response(metrics.text(index if may_see_all else None), media_type=CONTENT_TYPE_LATEST)
 
@@ -357,7 +357,7 @@ def _metrics(metrics: Metrics, index: IndexMetrics) -> Callable[[], Response]:
 
 def _static(name: str) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        # The name of a version is in the pages of this version only.
+        # Only pages of this version contain the name of the version.
         is_named = request.url.query == pages.version_of(name)
         headers = {"Cache-Control": "public, max-age=31536000, immutable"} if is_named else None
         return TaggedAnswer(pages.static(name), media_type=pages.STATIC[name], headers=headers)

@@ -36,7 +36,7 @@ LOOK_SECONDS = 1.0
 SEARCH_SECONDS = 60.0
 """A process that searches for longer is stopped."""
 ATTEMPTS = 2
-"""A query that has crashed this many processes is not tried again."""
+"""Number of processes on which a query is tried; one that crashes all of them fails."""
 RETRY_SECONDS = 60.0
 """Interval between attempts to start a process, if the first one failed."""
 
@@ -171,7 +171,7 @@ class SearchProcesses:
 
 
 def begin() -> None:
-    """Prepare another process, which logs like the first one."""
+    """Prepare a new process, which logs as the server does."""
     _begin_logging(as_json=False)
 
 

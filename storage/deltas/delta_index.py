@@ -18,7 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding, FileReader, FileWriter, Footer, Keys, Layout
+from driftline.storage.deltas.parquet_files import (
+    DEFAULT_ENCODING,
+    Encoding,
+    FileReader,
+    FileWriter,
+    Footer,
+    Keys,
+    Layout,
+)
 from driftline.storage.errors import AlreadyExists, ObjectNotFound, PreconditionFailed, StorageError, UsageError
 from driftline.storage.layout import BASE, delta_name, is_delta
 from driftline.storage.model import new_ulid

@@ -1,9 +1,9 @@
 """Find out without listing a workspace which tenants may hold garbage (DESIGN, "Cleanup").
 
 Everything that may leave orphans holds a lease: runs, compactions, deletions of branches. Lease files are never
-deleted, and each holder changes its file; a holder that fails leaves it held, or counted as failed.
-``_cleanup.json`` records the leases of each tenant as a cleanup saw them before it found no garbage there. A tenant
-whose leases have since only been held and released without failure has none either.
+deleted, and each holder changes its file; a holder that fails leaves it held, or counted as failed. ``_cleanup.json``
+records, for each tenant without garbage, the leases as they were before the cleanup looked for garbage. If these leases
+have since only been held and released without failure, the tenant still has no garbage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from driftline.storage.workspace.records import FORMAT_VERSION, BranchRecord, pa
 from driftline.storage.workspace.workspace import Workspace
 
 FULL_EVERY = timedelta(days=7)
-"""A cleanup lists everything if none has for this long, which also finds garbage without a trace."""
+"""A cleanup lists everything if no other one has done so for this long. That also finds garbage without a trace."""
 READ_THREADS = 16
 FIRST_TOKENS = 2
 """The tokens of the first run of a branch: one for the cut, one for the index run."""
@@ -159,7 +159,7 @@ def _models(workspace: Workspace) -> tuple[str | None, ...]:
 def tenants_with_other_models(workspace: Workspace, tables: Iterable[str]) -> set[str]:
     """Return the directories of the tenants that have tables of models other than the current ones.
 
-    Without a trace, the last of their documents may move to the current model.
+    A run that moves their last documents to the current model leaves no trace.
     """
     current = dict(zip(("line", "deep"), _models(workspace), strict=True))
     found: set[str] = set()
@@ -172,7 +172,9 @@ def tenants_with_other_models(workspace: Workspace, tables: Iterable[str]) -> se
 
 
 def _read(workspace: Workspace) -> tuple[CleanupRecord | None, str | None]:
-    """Return the record, if it belongs to this workspace, and its file's version. A damaged one costs a listing."""
+    """Return the record, if it belongs to this workspace, and the version of its file. A damaged record counts as
+    missing, so everything is listed.
+    """
     objects: ObjectStore = workspace.objects
     try:
         data, version = objects.get_versioned(CLEANUP)

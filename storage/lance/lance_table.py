@@ -45,13 +45,16 @@ if TYPE_CHECKING:
 
 COMMIT_ATTEMPTS = 20
 VECTOR_TYPE = pa.float16()
-"""Takes half the space of float32 and gives the same top ten (decision 0002)."""
+"""The type of stored vectors: half the space of float32, with the same top ten results (decision 0002)."""
 INDEX_CACHE_BYTES = 2 * 2**30
-"""A vector index takes 46 bytes per line; searches are ten times faster with the index in memory."""
+"""Size of Lance's cache of indexes. A vector index takes 46 bytes per line, and searches are ten times faster with the
+index in memory.
+"""
 METADATA_CACHE_BYTES = 256 * 2**20
 READS_AT_ONCE = 256
-"""Reads of a bucket that Lance runs in parallel. With its default of 64, a search reads its candidates in several
-rounds."""
+"""Number of reads of a bucket that Lance runs in parallel. With Lance's default of 64, a search reads its candidates in
+several rounds.
+"""
 ADDRESS_BITS = 32
 """The address of a row is its fragment's id, followed by its offset in this many bits."""
 
@@ -374,7 +377,8 @@ def remove_old_versions(table: LanceTable, older_than: timedelta) -> int:
 
 
 def data_file(fragment: LanceFragment) -> str:
-    """Return the path of the first data file of a fragment, whose name is never used again."""
+    """Return the path of the first data file of a fragment. Names of data files are never reused."""
     file = fragment.data_files()[0]
-    # The public property defines a class at every access, which took half of the time of a commit among 1,000 sources.
+    # The public property defines a class at every access, which took half of the time of a commit to a table of 1,000
+    # sources.
     return getattr(file, "_path", None) or str(file.path)

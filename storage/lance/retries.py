@@ -107,7 +107,7 @@ def is_network_failure(error: BaseException) -> bool:
 
 
 _REFUSED = re.compile(rf"status code: (?:400|401|403)\b|os error {errno.EACCES}\b")
-"""Amazon S3 answers requests with an expired token with the status 400, and also requests that time out."""
+"""Codes of refusals. Amazon S3 answers with the status 400 if a token has expired, but also if a request times out."""
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -224,7 +224,9 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
 
 
 def _read_all(fragment: LanceFragment) -> None:
-    """Read all columns together, because a page of any may be damaged, and a row of each separately, as searches do."""
+    """Read all columns together, because a page of any column may be damaged, and a row of each column separately, as
+    searches do.
+    """
     for _ in fragment.to_batches():
         pass
     for name in fragment.schema.names:

@@ -137,7 +137,7 @@ def _forget_old(folder: Path) -> None:
 
 
 def _close_in_child() -> None:
-    """Release the parent's lock in a forked child, which gets a liveness file of its own."""
+    """Release the parent's lock in a forked child, which gets its own liveness file."""
     own = _process.own
     if own is not None and own.descriptor >= 0:
         with contextlib.suppress(OSError):
@@ -178,7 +178,7 @@ class ProcessIdentity:
 
     @classmethod
     def current(cls) -> ProcessIdentity:
-        """Return the identity of the calling process; a forked child has an identity of its own."""
+        """Return the identity of the calling process; a forked child has another identity."""
         pid = os.getpid()
         return cls(platform.node(), _boot_id(), pid, _start_time(pid) or "", own_file_name())
 
@@ -196,7 +196,7 @@ class ProcessIdentity:
                 return False
             case Liveness.ENDED:
                 return not self._is_visible()
-            case Liveness.ALIVE:  # perhaps only a child that inherited the descriptor
+            case Liveness.ALIVE:  # perhaps only a child that inherited the descriptor is alive
                 return self._has_left_its_pid()
 
     def _is_visible(self) -> bool:
@@ -204,7 +204,9 @@ class ProcessIdentity:
         return self.boot_id == _boot_id() and self.start_time != "" and _start_time(self.pid) == self.start_time
 
     def _has_left_its_pid(self) -> bool:
-        """Return whether the pid provably belongs to no process, or to another one; an invisible one may run."""
+        """Return whether the pid provably belongs to no process or to another process. A process that is not visible
+        may still run.
+        """
         if self.boot_id != _boot_id():
             return False
         found = _start_time(self.pid)
@@ -221,7 +223,7 @@ class ProcessIdentity:
 
 @cache
 def _boot_id() -> str:
-    """Return the boot id and the pid namespace: containers share a boot id but have process ids of their own."""
+    """Return the boot id and the pid namespace: containers share a boot id, but have separate process ids."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"

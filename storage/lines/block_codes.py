@@ -2,7 +2,7 @@
 
 The vector of a block is the sum of its lines' vectors. For each dimension, the code holds the sign and whether the
 value is large. The signs alone select blocks, both bits order them, as in RaBitQ (Gao and Long, 2024) without a
-rotation: the dimensions of static models are alike enough.
+rotation: the dimensions of static models are similar enough.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 WORD_BITS = 64
 SMALL_VALUE = 0.35
-"""The value of a dimension that is not large; a large one has the value 1."""
+"""The value that stands for a dimension that is not large; a large one counts as 1."""
 QUERY_BITS = 4
-"""Bits for each dimension of a query while signs select blocks."""
+"""Bits per dimension of the query while blocks are selected by signs."""
 SELECTED = 8
-"""Number of blocks that signs preselect for each block to return."""
+"""Number of blocks to preselect by signs for each block to return."""
 MIN_SELECTED = 512
 _BLOCKS_AT_ONCE = 1_024
 """Blocks whose vectors are summed at once, in the cache of a core."""
 
 _FragmentKey = tuple[int, str]
-"""The number of a fragment, and its first data file, whose name is never used again."""
+"""The number of a fragment, and its first data file. Names of data files are never reused."""
 _Read = Callable[[Sequence["LanceFragment"] | None], pa.Table]
 
 
@@ -172,10 +172,12 @@ def _counts(sets: NDArray[np.uint64]) -> NDArray[np.uint16]:
 
 
 _CODES: LRUCache[str, BlockCodes] = LRUCache(512 * 2**20, lambda codes: codes.nbytes)
-"""The codes of the last version that this process has searched, for each table and branch of a table."""
+"""For each table and each branch of a table, the codes of the last version that this process has searched."""
 _ONE_AT_A_TIME = Lock()
 _READING: defaultdict[str, Lock] = defaultdict(Lock)
-"""Held while a table or one of its branches reads codes; the others then find most of their codes read."""
+"""A lock for each table, held while codes of the table or of one of its branches are read: most of the codes are the
+same for all of them.
+"""
 
 
 def codes_of(dataset: LanceDataset, read: _Read, announce: Callable[[Sequence[LanceFragment]], None]) -> BlockCodes:
@@ -184,7 +186,7 @@ def codes_of(dataset: LanceDataset, read: _Read, announce: Callable[[Sequence[La
     Args:
         dataset: the version.
         read: reads CODE_COLUMN, ``_rowid`` and ``_rowaddr`` of the blocks of some fragments, or of all.
-        announce: is called with the fragments that will be read, unless others are read first.
+        announce: is called, before the read, with the fragments whose codes are missing.
     """
     fragments = {(each.fragment_id, data_file(each)): each for each in dataset.get_fragments()}
     may_hold_deleted = any(each.deletion_file() for each in fragments.values())

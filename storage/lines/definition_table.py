@@ -24,7 +24,7 @@ from driftline.storage.layout import table_fingerprint, tables_directory
 from driftline.storage.objects.store import ObjectStore
 
 MIN_INDEXED_ROWS = 100_000
-"""Fewer vectors are compared one by one, which takes milliseconds."""
+"""Minimum number of rows for a vector index; comparing fewer vectors one by one takes milliseconds."""
 PATHS_PER_LOOKUP = 2_000
 
 
@@ -33,7 +33,7 @@ def schema(dim: int) -> pa.Schema:
     0-based.
 
     ``vector`` is ``(dim,) float16``, and ``text_hash`` is the hash of the embedded text. A document without definitions
-    has one row with ``line`` -1 and neither of the two.
+    has one row with ``line`` -1, and without vector and hash of text.
     """
     return pa.schema(
         [

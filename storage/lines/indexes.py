@@ -84,7 +84,7 @@ SEGMENT_ROWS = 1 << 20
 SMALL_SEGMENT_ROWS = SEGMENT_ROWS // 2
 """Segments with fewer rows are merged later; larger ones are kept."""
 MAX_SMALL_SEGMENTS = 8
-"""Maximum number of small segments that a run leaves."""
+"""Maximum number of small segments that a run leaves unmerged."""
 OUTWEIGHS = 2
 """A small segment is merged with all smaller ones and new rows unless it is this many times their total size. So each
 row is indexed again only a few times, and a small segment is a fraction of the next larger one."""
@@ -95,7 +95,9 @@ MAX_UNINDEXED_TEXT_ROWS = 1_000
 A search cuts the text of unindexed rows into words: a millisecond for a thousand rows. A segment of this size takes 10
 ms to build."""
 MAX_UNINDEXED_TEXT_ROWS_OF_BRANCH = 100
-"""One search may read many branches, each with the unindexed rows of the main index and its own."""
+"""The same limit for a branch: one search may read many branches, each with its own unindexed rows in addition to those
+of the main index.
+"""
 
 
 def _most_unindexed(table: LineTable, name: str) -> int:
@@ -126,8 +128,8 @@ def groups_to_build(
 
 
 def _outweighed(rows: Mapping[int, int], small: Sequence[Set[int]], uncovered: Set[int], few: int) -> list[Set[int]]:
-    """Return the ``small`` segments to merge with each other and the ``uncovered`` fragments; segments of a ``few``
-    rows always are.
+    """Return the ``small`` segments to merge with each other and the ``uncovered`` fragments; segments of at most
+    ``few`` rows are always merged.
     """
     by_size = sorted(small, key=lambda segment: _total(rows, segment))
     lighter, count = _total(rows, uncovered), 0
@@ -209,7 +211,7 @@ def plan_new_segments(table: LineTable, scope: IndexScope, planned: set[int]) ->
     dataset = table.open()
     rows = _rows(dataset)
     known = planned.union(*(covered for segments in _segments(dataset).values() for covered in segments))
-    # The next commit replaces the commit marker, which has a fragment of its own.
+    # The next commit replaces the commit marker, which is in a separate fragment.
     new = {fragment for fragment in rows.keys() - known if rows[fragment] > 1}
     groups = packed(rows, new)
     ready = [group for group in groups if sum(rows[fragment] for fragment in group) >= SMALL_SEGMENT_ROWS]
@@ -318,9 +320,7 @@ def _segments(dataset: LanceDataset) -> dict[str, list[set[int]]]:
 
 
 def _drop_unusable(table: LineTable, *, thorough: bool) -> set[str]:
-    """Drop indexes whose files cannot be read, and a vector index of too few vectors; ``maintain`` builds the former
-    again.
-    """
+    """Drop unreadable indexes, which ``maintain`` then rebuilds, and a vector index of too few vectors."""
     dataset = table.open()
     stats = index_stats(dataset)
     unusable = {name for name, found in stats.items() if found is None}

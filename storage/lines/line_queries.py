@@ -28,6 +28,7 @@ from driftline.storage.lance.lance_table import TableFile, data_file, is_one_of,
 from driftline.storage.lance.retries import with_indexes
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.block_codes import BlockCodes, codes_of
+from driftline.storage.lines.commit_marker import no_lines
 from driftline.storage.lines.indexes import TEXT
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_table import (
@@ -35,7 +36,6 @@ from driftline.storage.lines.line_table import (
     LINES_PER_BLOCK,
     TEXT_COLUMN,
     LineTable,
-    no_lines,
     schema,
     searched_parts,
 )
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment
 
 MAX_TEXT_BYTES = 64 * 2**20
-"""Above this size of the text index, only the postings of the words of a query are read."""
+"""If the text index is larger, only the postings of the words in a query are read."""
 
 PARTS = {TEXT: ("metadata.lance", "part_0_tokens.lance", "part_0_docs.lance", "part_0_invert.lance")}
-"""The files of a segment of the text index, which Lance opens one after another."""
+"""The files of a segment of the text index. Lance opens them one after another."""
 
 _done: set[tuple[str, str, int | None]] = set()
 """Index segments that this process has loaded, by the URI of their table, with their base; they are immutable."""
@@ -165,13 +165,13 @@ _OUTLINES_AT_ONCE = Lock()
 MAX_KEPT_LINES = 1_500_000
 """The blocks of tables of up to this many lines may stay in memory, at some 70 bytes per line."""
 FASTER_TOGETHER = 6
-"""Reading all blocks together takes a sixth of the time per block of reading one alone."""
+"""Reading all blocks together takes a sixth of the time per block that reading them one by one takes."""
 FEW_LINES = 50_000
 """The blocks of a table with at most this many lines stay in memory from the second search on."""
 _Filtered = tuple[str | int | None, ...]
 """A version and the condition of a filter."""
 _BLOCKS: LRUCache[_Filtered, pa.Table] = LRUCache(128 * 2**20, lambda kept: kept.nbytes)
-"""All blocks that a filter allows, of small versions that this process searches again and again."""
+"""All blocks that a filter allows, for small versions that this process searches repeatedly."""
 _BLOCKS_READ: LRUCache[_Filtered, int] = LRUCache(1_024)
 """The number of blocks that this process has read one by one."""
 _ALLOWED: LRUCache[_Filtered, NDArray[np.uint64]] = LRUCache(64 * 2**20, lambda rows: rows.nbytes)
@@ -479,8 +479,9 @@ class LineQuery:
     def holding(self, places: Sequence[tuple[str, int | None]]) -> NDArray[np.uint64]:
         """Return the rows of the blocks that hold ``places``, paths and 1-based lines; without a line, the first block.
 
-        A path may have more leading folders than the indexed path, as in a stack trace. If it is the only place, it may
-        have fewer: it then stands for the MAX_FILES files of that name nearest to the root, ignoring case.
+        A path may have more leading folders than the indexed path, as in a stack trace. If it is the only place, the
+        path may have fewer folders: it then stands for the MAX_FILES files of that name nearest to the root, ignoring
+        case.
         """
         if not places:
             return np.empty(0, np.uint64)
@@ -536,11 +537,13 @@ class LineQuery:
         at = np.searchsorted(found["_rowid"].to_numpy(), np.array(rows, np.uint64))
         return found.take(
             pa.array(at.tolist(), pa.int64())
-        )  # of an array, Arrow asks numpy.ma, which is slow to import
+        )  # a list, because for an array Arrow imports numpy.ma, which is slow
 
     @once
     def _kept_blocks(self) -> pa.Table | None:
-        """All allowed blocks by row, if they are few; None until reading them individually has cost as much."""
+        """All allowed blocks, keyed by row, if they are few; None until blocks read one by one have taken as long as
+        reading all.
+        """
         if not self.table.is_local:
             return None
         with _FILTERED_AT_ONCE:

@@ -1,17 +1,13 @@
 """Write and read the Lance table of line embeddings: one row per line (DESIGN, "Index run").
 
 Workers write fragments; one process commits. One version removes the old rows of replaced documents, adds fragments and
-rewrites the source's commit marker. Two commits of a source therefore conflict, and the marker shows whether an
-unacknowledged commit succeeded. Markers have neither vector nor text, so no search returns them.
+rewrites the source's commit marker.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +17,23 @@ import pyarrow.compute as pc
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, DriftlineError, LeaseLost, StorageError
 from driftline.storage.lance.lance_table import (
-    ADDRESS_BITS,
     COMMIT_ATTEMPTS,
     VECTOR_TYPE,
     LanceTable,
     TableFile,
-    data_file,
     is_one_of,
     quote,
     without_rows,
 )
 from driftline.storage.lance.retries import with_indexes, write_failed
+from driftline.storage.lines.commit_marker import (
+    CommitMarker,
+    SourceCommit,
+    lines_only,
+    marker_rows,
+    newest,
+    read_markers,
+)
 from driftline.storage.lines.outline import OUTLINE_COLUMN
 from driftline.storage.model import Range
 
@@ -41,15 +43,7 @@ if TYPE_CHECKING:
 
     from driftline.storage.deltas.manifest import BatchId
 
-log = logging.getLogger(__name__)
-
-MARKER_LINE = -1
-"""``line_number`` of a commit marker."""
 PATHS_PER_LOOKUP = 2_000
-MANY_FRAGMENTS = 32
-"""A table of fewer fragments is looked through for a marker: one scan takes a few milliseconds."""
-SMALL_FRAGMENT_ROWS = 4096
-TABLES_REMEMBERED = 16
 UNKNOWN_OUTCOMES = 3
 """Unknown outcomes tolerated per commit."""
 TEXT_COLUMN = "block"
@@ -121,46 +115,6 @@ def searched_parts(fragments: Iterable[LanceFragment]) -> dict[TableFile, Range]
     return parts
 
 
-@dataclass(frozen=True, slots=True)
-class CommitMarker:
-    """The commit marker of a source: the newest fencing token and the last committed batch."""
-
-    token: int
-    run_id: str = ""
-    batch: int = 0
-
-    def holds(self, batch: BatchId) -> bool:
-        """Return whether ``batch`` is committed; a run commits its batches in order."""
-        return self.run_id == batch.run_id and self.batch >= batch.batch
-
-
-@dataclass(frozen=True, slots=True)
-class SourceCommit:
-    """One source's part in a transaction: record ``batch`` under ``token``, and remove the rows of ``gone``.
-
-    Without a batch, it only fences off older holders.
-    """
-
-    entity: Entity
-    token: int
-    batch: BatchId | None = None
-    gone: tuple[str, ...] = ()
-
-    def after(self, before: CommitMarker) -> CommitMarker:
-        """Return the marker that replaces ``before``."""
-        return CommitMarker(self.token, self.batch.run_id, self.batch.batch) if self.batch else self._fence(before)
-
-    def is_committed(self, rows: Mapping[int, CommitMarker]) -> bool:
-        """Return whether the existing markers of the source show that its transaction has been committed."""
-        markers = list(rows.values())
-        if self.batch is None:
-            return markers == [self._fence(_newest(markers))]
-        return self.after(CommitMarker(0)) in markers
-
-    def _fence(self, before: CommitMarker) -> CommitMarker:
-        return replace(before, token=self.token)
-
-
 class LineTable(LanceTable):
     """``line_embeddings`` of one tenant and one embedding fingerprint."""
 
@@ -195,12 +149,12 @@ class LineTable(LanceTable):
 
     def commit_markers(self, entities: Sequence[Entity]) -> dict[Entity, CommitMarker]:
         """Return the commit marker of each of ``entities``, with token 0 for those without one."""
-        found = self._markers_of(entities, self.open())
-        return {entity: _newest(list(found[str(entity)].values())) for entity in entities}
+        found = read_markers(self, self.open(), entities)
+        return {entity: newest(list(found[str(entity)].values())) for entity in entities}
 
     def marker_in(self, dataset: LanceDataset, entity: Entity) -> CommitMarker:
         """Like ``commit_marker``, in a version of the table."""
-        return _newest(list(self._markers(entity, dataset).values()))
+        return newest(list(read_markers(self, dataset, [entity])[str(entity)].values()))
 
     def fence(self, entity: Entity, token: int) -> CommitMarker:
         """Write ``token`` into the commit marker, which fences off stale holders; return the old marker.
@@ -241,9 +195,9 @@ class LineTable(LanceTable):
         unknown_outcomes = 0
         for _ in range(COMMIT_ATTEMPTS):
             dataset = self.open()
-            found = self._markers_of([part.entity for part in parts], dataset)
+            found = read_markers(self, dataset, [part.entity for part in parts])
             rows = [found[str(part.entity)] for part in parts]
-            before = [_newest(list(each.values())) for each in rows]
+            before = [newest(list(each.values())) for each in rows]
             if any(part.is_committed(each) for part, each in zip(parts, rows, strict=True)):
                 return before  # an earlier attempt succeeded, but its acknowledgement was lost
             for part, marker in zip(parts, before, strict=True):
@@ -261,7 +215,7 @@ class LineTable(LanceTable):
                 addresses = [address for each in rows for address in each]
             key = tuple(markers)
             if key not in written:
-                written[key] = self.write(_marker_rows(dataset.schema, entities, markers))
+                written[key] = self.write(marker_rows(dataset.schema, entities, markers))
             try:
                 update = _update(dataset, removals, addresses, [*additions, *written[key]])
                 self._transact(lance.Transaction(dataset.version, update))
@@ -279,35 +233,6 @@ class LineTable(LanceTable):
         """Return the error of a fenced holder. Unless its outcome ``is_known``, an attempt may still be committed."""
         why = f"Another run has taken over {part.entity} (its token is {marker.token}, ours is {part.token})"
         return (LeaseLost if is_known else StorageError)(why, self.uri, "Start this run again.")
-
-    def _markers(self, entity: Entity, dataset: LanceDataset) -> dict[int, CommitMarker]:
-        """Return the commit markers of ``entity``, keyed by the addresses of their rows."""
-        return self._markers_of([entity], dataset)[str(entity)]
-
-    def _markers_of(self, entities: Sequence[Entity], dataset: LanceDataset) -> dict[str, dict[int, CommitMarker]]:
-        """Return the commit markers of each of ``entities``, keyed by the addresses of their rows."""
-        names = [str(entity) for entity in entities]
-        markers: dict[str, dict[int, CommitMarker]] = {name: {} for name in names}
-        among = _PLACES.among(self.uri, dataset, names)
-        if among is not None and not among:
-            return markers
-        where = f"path = '' AND line_number = {MARKER_LINE} AND {is_one_of('entity', names)}"
-
-        def read(indexed: bool) -> pa.Table:
-            scanner = dataset.scanner(
-                columns=["entity", "hash"],
-                filter=where,
-                fragments=among,
-                with_row_address=True,
-                use_scalar_index=indexed,
-            )
-            return scanner.to_table()
-
-        found = with_indexes(dataset, self.TITLE, read)
-        columns = (found[name].to_pylist() for name in ("entity", "_rowaddr", "hash"))
-        for name, address, text in zip(*columns, strict=True):
-            markers[name][address] = CommitMarker(**json.loads(text))
-        return markers
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -332,92 +257,8 @@ class LineTable(LanceTable):
         yield from self.open().to_batches(columns=list(columns), filter=lines_only(where))
 
 
-class _MarkerPlaces:
-    """Which small fragments of this process's tables have the commit marker of which source.
-
-    A first run over many sources adds two fragments for each. Without an index, looking for a marker in all of them
-    would take longer with every source. A fragment is remembered by the names of its data and deletion files, which are
-    never reused.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: dict[str, dict[_State, frozenset[str] | None]] = {}
-
-    def among(self, uri: str, dataset: LanceDataset, names: Sequence[str]) -> list[LanceFragment] | None:
-        """Return the fragments that may have a marker of the entities ``names``; None for all of them."""
-        fragments = dataset.get_fragments()
-        if len(fragments) < MANY_FRAGMENTS:
-            return None
-        with self._lock:
-            known = self._known.get(uri, {})
-        states = {each.fragment_id: _state(each) for each in fragments}
-        held = {state: known[state] for state in states.values() if state in known}
-        unseen = [each for each in fragments if states[each.fragment_id] not in held]
-        try:
-            held |= _held_by(dataset, unseen, states)
-        except (OSError, ValueError) as error:  # a file that is damaged or was removed, or the store failed
-            log.debug("%s: all fragments are searched: %s", uri, error)
-            return None
-        with self._lock:
-            self._known[uri] = held
-            while len(self._known) > TABLES_REMEMBERED:
-                del self._known[next(iter(self._known))]
-        holders = ((each, held[states[each.fragment_id]]) for each in fragments)
-        return [each for each, entities in holders if entities is None or not entities.isdisjoint(names)]
-
-
-_State = tuple[str, str | None]
-_PLACES = _MarkerPlaces()
-
-
-def _state(fragment: LanceFragment) -> _State:
-    return data_file(fragment), fragment.deletion_file()
-
-
-def _held_by(
-    dataset: LanceDataset, fragments: Sequence[LanceFragment], states: Mapping[int, _State]
-) -> dict[_State, frozenset[str] | None]:
-    """Return the sources with markers in each of ``fragments``, keyed by its state; None for a large, indexed one."""
-    small = [each for each in fragments if each.physical_rows <= SMALL_FRAGMENT_ROWS]
-    found: dict[int, set[str]] = {each.fragment_id: set() for each in small}
-    if small:
-        where = f"path = '' AND line_number = {MARKER_LINE}"
-        scanner = dataset.scanner(
-            columns=["entity"], filter=where, fragments=small, with_row_address=True, use_scalar_index=False
-        )
-        rows = scanner.to_table()
-        for address, holder in zip(rows["_rowaddr"].to_pylist(), rows["entity"].to_pylist(), strict=True):
-            found[address >> ADDRESS_BITS].add(holder)
-    large: dict[_State, frozenset[str] | None] = {
-        states[each.fragment_id]: None for each in fragments if each.fragment_id not in found
-    }
-    return large | {states[number]: frozenset(holders) for number, holders in found.items()}
-
-
 def _read(dataset: LanceDataset, where: str, indexed: bool) -> pa.Table:
     return dataset.scanner(filter=where, use_scalar_index=indexed).to_table()
-
-
-def _marker_rows(columns: pa.Schema, entities: Sequence[Entity], markers: Sequence[CommitMarker]) -> pa.Table:
-    rows = [
-        {
-            "id": 0,
-            "entity": str(entity),
-            "path": "",
-            "line_number": MARKER_LINE,
-            "column_number": 0,
-            "hash": json.dumps(asdict(marker)),
-        }
-        for entity, marker in zip(entities, markers, strict=True)
-    ]
-    return pa.Table.from_pylist([{name: row.get(name) for name in columns.names} for row in rows], schema=columns)
-
-
-def _newest(markers: Sequence[CommitMarker]) -> CommitMarker:
-    """Return the marker with the highest token and the last batch; concurrent first markers name no batch."""
-    last = max((marker for marker in markers if marker.run_id), key=lambda marker: marker.token, default=None)
-    return replace(last or CommitMarker(0), token=max((marker.token for marker in markers), default=0))
 
 
 def _update(
@@ -433,16 +274,6 @@ def _update(
     return lance.LanceOperation.Update(
         removed_fragment_ids=removed, updated_fragments=updated, new_fragments=list(additions)
     )
-
-
-def lines_only(where: str | None) -> str:
-    only = f"line_number > {MARKER_LINE}"
-    return f"({where}) AND {only}" if where else only
-
-
-def no_lines(where: str | None) -> str:
-    """Return a filter for the commit markers that match ``where``; the index of paths can answer it."""
-    return f"path = '' AND ({where})" if where else "path = ''"
 
 
 def _path_filters(entity: Entity, paths: Sequence[str]) -> list[str]:

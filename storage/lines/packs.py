@@ -1,7 +1,7 @@
 """Store the decoded text of documents in packs next to their lines, and search it exactly (decision 19).
 
 A pack contains consecutive lines of one document, including lines without a word, which have no row. Its grams are a
-filter of its trigrams, which rules out most packs that cannot match without reading them.
+filter of its trigrams; most packs without a match are ruled out by their grams and need not be read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _HASH = np.uint32(0x9E3779B1)
 _MAX_GRAM_BITS = 1 << 17
 _MIN_GRAM_BITS = 1 << 9
 _BITS_PER_GRAM = 2
-"""The minimum; the maximum is twice that. A test of a single gram often errs, but a literal has several grams."""
+"""Minimum number of bits in a filter per gram; the maximum is twice that. The test of a single gram has many false
+positives, but a literal has several grams.
+"""
 _SHIFT = np.uint32(32 - 17)
 
 
@@ -197,7 +199,7 @@ def packs_of(query: LineQuery) -> Packs:
 
 def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     positions = np.flatnonzero(sizes == size)
-    # Of a list: for an array, Arrow imports numpy.ma, as np.unique does, which takes longer than a search.
+    # A list, because for an array Arrow imports numpy.ma, as np.unique does, which takes longer than a search.
     joined = b"".join(rows[GRAMS_COLUMN].take(pa.array(positions.tolist(), pa.int64())).to_pylist())
     return positions, np.frombuffer(joined, np.uint8).reshape(len(positions), size)
 
@@ -211,7 +213,7 @@ def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
 
 
 _TEXTS: LRUCache[tuple[str | int, ...], pa.StringArray] = LRUCache(64 * 2**20, lambda text: text.nbytes)
-"""Packs that this process has read, by version and row id: those with most trigrams are read again and again."""
+"""The packs that this process has read, keyed by version and row id. Packs with many trigrams are read repeatedly."""
 
 
 def texts(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:

@@ -24,7 +24,9 @@ from driftline.storage.globs import is_unicode
 ONE_LINE = "A pattern matches within one line, unless `multiline` is set."
 MAX_PATTERN_CHARACTERS = 4_000
 MAX_PATTERN_SIZE = 8_000
-"""The approximate number of states. The time of RE2 grows with text times states once its cache is full."""
+"""Approximate maximum number of states. Once RE2's cache is full, its time grows with the number of states times the
+length of the text.
+"""
 MAX_SPANS = 1_000
 """The maximum number of matches to return for one line."""
 GRAM_BYTES = 3
@@ -132,7 +134,7 @@ class Pattern:
     def _spans(self, lines: pa.StringArray, most: int = MAX_SPANS) -> list[list[tuple[int, int]]]:
         texts = lines.to_pylist()
         marks = next((pair for pair in _MARKS if not any(pair[0] in each or pair[1] in each for each in texts)), None)
-        if marks is None:  # each line has some, but hardly all of them
+        if marks is None:  # every pair of marks occurs in some line, but hardly in one line
             return [self._spans(pa.array([text.translate(_UNMARKED)]), most)[0] for text in texts]
         begin, end = marks[0], marks[1]
         found: list[list[tuple[int, int]]] = []
@@ -168,7 +170,7 @@ class Pattern:
                 if length:
                     found[at].append((start, end))
                 if end < len(texts[at]):
-                    starts[at] = _last_character(texts[at], start, end)  # the next search looks at what is before it
+                    starts[at] = _last_character(texts[at], start, end)  # the next search tests what precedes it
             if not starts:
                 break
         return [_in_characters(text, of_line) for text, of_line in zip(texts, found, strict=True)]
@@ -274,7 +276,7 @@ def _end_of_class(text: str, at: int) -> int | None:
 
 @dataclass(slots=True)
 class _Group:
-    """An open group: the clauses of its finished branches and of the open branch, and the literal that it ends with."""
+    """An open group: the clauses of its finished branches and of its open branch, and the literal at its end so far."""
 
     branches: list[list[Clause]] = field(default_factory=list)
     clauses: list[Clause] = field(default_factory=list)

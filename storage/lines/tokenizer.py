@@ -1,8 +1,8 @@
 """Turn text into the words of full-text search: identifiers split, in lower case and stemmed (``indexes.TOKENIZER``).
 
 Scripts without spaces between words, and Korean, are indexed as pairs of characters. The tokenizer of the index does
-neither that nor the folding of marks and variant forms, so a block stores such words after its text
-(``spelled_for_index``), and a query spells its words as the index has them (``query_for_index``).
+not do this, and does not fold marks and variant forms. A block therefore stores such words after its text
+(``spelled_for_index``), and a query spells words as they are in the index (``query_for_index``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import pairwise
 from driftline.storage.lines.indexes import tokens
 
 NAME_PART = re.compile(r"[^\W_]+")
-"""The tokenizer keeps the underscores of _cache and __init__."""
+"""A word with its underscores: the tokenizer keeps the outer ones of _cache and __init__."""
 WORDS_OF_A_NAME = 2
 _PARTS_KEPT = 65_536
 
@@ -72,7 +72,7 @@ _LATIN = (
     "\\u1e00-\\u1eff\\u2070-\\u209c\\ufb00-\\ufb06"
 )
 _PLAIN = re.compile(f"[{_LATIN}]+")
-"""Letters whose accents and forms the index folds itself."""
+"""Letters whose accents and variant forms the index itself folds."""
 _RUN = re.compile(f"[{_PAIRED}]+|[{_LATIN}]+|[^{_PAIRED}{_LATIN}]+")
 _IS_PAIRED = re.compile(f"[{_PAIRED}]")
 _HIRAGANA = re.compile("[\\u3041-\\u309f]+")

@@ -46,6 +46,29 @@ class MemoryEntry:
     expires: datetime | None
     rev: int
 
+    def to_dict(self) -> dict[str, Any]:
+        """Convert the entry to JSON, without its revision.
+
+        Returns:
+            The fields of the entry. Times are ISO 8601 with their zone, and ``entity`` is its path.
+
+        Examples:
+            >>> store.store("plan", {"step": 1}, "org:acme/project:alpha")
+            >>> store.retrieve("plan").to_dict()["entity"]
+            'org:acme/project:alpha'
+        """
+        return {
+            "key": self.key,
+            "value": self.value,
+            "entity": self.entity.directory,
+            "metadata": self.metadata,
+            "size_bytes": self.size_bytes,
+            "content_hash": self.content_hash,
+            "created": self.created.isoformat(),
+            "updated": self.updated.isoformat(),
+            "expires": self.expires.isoformat() if self.expires else None,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class EntryReader:
@@ -64,8 +87,8 @@ class EntryReader:
         return [entry for entry in entries if entry is not None]
 
     def values(self, rows: Sequence[EntryRow]) -> list[Any]:
-        """Return the values of ``rows``, in order; a value is None if its blob does not exist any more, for example
-        after a later store.
+        """Return the values of ``rows``, in order; a value is None if its blob no longer exists, for example after a
+        later store.
         """
 
         def value(row: EntryRow) -> Any:
@@ -114,7 +137,7 @@ def _entry(row: EntryRow, data: bytes) -> MemoryEntry:
 
 
 def as_shown(entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:
-    """Return ``entries`` with the keys that their users know."""
+    """Return ``entries`` with the keys under which users stored them."""
     return [replace(entry, key=shown(entry.key)) if MARK in entry.key else entry for entry in entries]
 
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import partial
 
-from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
+from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.leases.liveness import ProcessIdentity
@@ -119,7 +122,7 @@ class Flusher:
             return self._waiting > 0 or self._is_flushing
 
     def settle(self) -> None:
-        """Flush the writes of this process and those that others left behind, so that a search finds all of them.
+        """Flush the writes of this process and the overdue writes of others, so that a search finds all of them.
 
         Raises StorageError or CatalogError if this process's changes cannot be flushed; a failure to flush other
         processes' changes is only logged.
@@ -163,7 +166,7 @@ class Flusher:
             number = self._empty(tenant, shared=shared)
             if number is None:
                 with self._state:
-                    self._waiting += 1  # the other process may have read the outbox for the last time
+                    self._waiting += 1  # the other process may not read the outbox again
             flushed += number or 0
         return flushed
 
@@ -195,14 +198,14 @@ class Flusher:
             self._ended = True
             self._state.notify_all()
         if self._thread is threading.current_thread():
-            return  # the flush itself collects the store, and the thread ends after it
+            return  # the flush itself has collected the store; the thread ends after the flush
         if self._thread is not None:
             self._thread.join()
         if self.has_waiting:
             self.flush()
 
     def count_deltas(self) -> None:
-        """Count deltas, and request a compaction if the flushes call for one. Raises StorageError."""
+        """Count deltas, and request a compaction if there are too many. Raises StorageError."""
         if self._watch is not None:
             self._watch.look()
 
@@ -255,3 +258,43 @@ class Flusher:
             except DriftlineError as error:
                 _log.warning("Could not update the memory indexes, will try again: %s", error)
                 pause_seconds = min(2 * pause_seconds, MAX_PAUSE_SECONDS)
+
+
+class Closing:
+    """Flush and close the parts of a store once: in ``close``, or when the store is collected or Python exits."""
+
+    def __init__(self, store: object, flusher: Flusher, pool: ThreadPoolExecutor, catalog: Catalog) -> None:
+        self._parts = flusher, pool, catalog
+        self._finalizer = weakref.finalize(store, _close_unattended, os.getpid(), *self._parts)
+
+    def close(self) -> None:
+        """Flush and close; a second call does nothing. Raises StorageError, CatalogError."""
+        if self._finalizer.detach() is not None:
+            _close(*self._parts, Flusher.count_deltas)
+
+
+def _close(
+    flusher: Flusher,
+    pool: ThreadPoolExecutor,
+    catalog: Catalog,
+    last: Callable[[Flusher], None] = lambda flusher: None,
+) -> None:
+    try:
+        flusher.close()
+        last(flusher)
+    finally:
+        pool.shutdown()
+        catalog.close()
+
+
+def _close_unattended(process: int, flusher: Flusher, pool: ThreadPoolExecutor, catalog: Catalog) -> None:
+    """Close when no caller can receive an error; the outbox keeps unflushed changes for other processes.
+
+    A forked process has the connections of its parent, which closes them itself.
+    """
+    if os.getpid() != process:
+        return
+    try:
+        _close(flusher, pool, catalog)
+    except DriftlineError as error:
+        _log.warning("Could not update the memory indexes at the end, the next reader will: %s", error)

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.storage.deltas.files import after_prefix
+from driftline.storage.deltas.parquet_files import after_prefix
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.memory.catalog.entry_writes import shown
@@ -130,7 +130,7 @@ def _sums(pieces: Iterable[pa.Table], now: datetime) -> Iterator[tuple[str, int,
 
 
 MAX_COUNT = 2**62
-"""More than any database counts; larger limits and offsets are reduced to it."""
+"""Larger limits and offsets are reduced to this number, which databases can represent."""
 
 _Entry = TypeVar("_Entry")
 _SURROGATE = re.compile("[\x00\ud800-\udfff]")
@@ -210,7 +210,7 @@ def totals_by_level(
 ) -> list[dict[str, Any]]:
     """Return ``{level: id, entity, entries, size_bytes}`` for each entity of a level, sorted by path.
 
-    Entries that an entity above that level owns are counted under the id None.
+    Entries whose owner is above that level are counted under the id None.
     """
     low, high = keys
     by_owner = listing.by_owner(entity.directory, low=low or "", high=high, now=now, as_of=as_of)

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from sqlalchemy.engine import Connection
 
 from driftline.storage.deltas.delta_index import Folded
-from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
+from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import BadEntity, CommitConflict
 from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, remove_old_versions, rewrite

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.deltas.delta_index import ADD, REMOVE, DeltaIndex
-from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
+from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import CorruptFile
 from driftline.storage.layout import BASE
@@ -58,7 +58,9 @@ FIELDS = (
 )
 """``entity`` is the directory of the owner, ``metadata`` is JSON."""
 VALUE_FIELDS = (pa.field("inline", pa.binary()), pa.field("blob_path", pa.string()))
-"""The value or the path of its blob, in the owner's own index only; a lost catalog is restored from them."""
+"""The columns with the value, or the path of its blob. Only the owner's own index has them; a lost catalog is restored
+from them.
+"""
 WRITE_THREADS = 8
 """Deltas to write in parallel; each waits for the disk or for a round trip."""
 
@@ -132,7 +134,7 @@ def to_table(rows: Sequence[EntryRow]) -> pa.Table:
 
 
 def _own_values(rows: pa.Table, directory: str) -> pa.Table:
-    """Return ``rows`` with the values of only those entries that the entity of ``directory`` owns."""
+    """Return ``rows`` without the values of entries that other entities than the one of ``directory`` own."""
     own = pc.equal(rows["entity"], directory)
     for column in VALUE_FIELDS:
         values = pc.if_else(own, rows[column.name], pa.scalar(None, column.type))
@@ -188,8 +190,8 @@ def _with_heads(index: MemoryIndex, op: str, revs: Sequence[int], values: pa.Tab
 class DeltaWatch:
     """Call ``on_excess`` with a tenant and its number of deltas when its index has more than ``threshold``.
 
-    Every flush adds a delta to the index of its tenant, so no index below it has more. Counting lists a directory. It
-    happens after ``threshold`` flushes of this process, and in ``look``.
+    Every flush adds a delta to the index of its tenant, so indexes of other entities have at most as many. A count
+    lists a directory, so it is made only after ``threshold`` flushes of this process, and in ``look``.
     """
 
     objects: ObjectStore

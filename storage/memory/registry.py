@@ -24,10 +24,11 @@ _SHOWN = 5
 class EntityNames:
     """Look up names in the catalog.
 
-    A path with every level from the first one on is complete. Of any other name, the longest registered part counts:
-    ``user:alice/session:new`` is below the registered ``user:alice``. Unregistered levels come from the root, or from
-    the defaults. With a configured root, names are looked up in its tenant, and calls without a scope see the entries
-    at or below it; otherwise both cover all tenants. Methods raise BadEntity, CatalogError, CatalogConnectionError.
+    A path with every level from the first one on is complete. Any other name is completed by its longest registered
+    part: ``user:alice/session:new`` is below the registered ``user:alice``. Unregistered levels come from the root, or
+    from the defaults. With a configured root, names are looked up in its tenant, and calls without a scope see the
+    entries at or below it; otherwise both cover all tenants. Methods raise BadEntity, CatalogError,
+    CatalogConnectionError.
     """
 
     def __init__(self, catalog: Catalog, hierarchy: Hierarchy, boundary: Entity | None = None) -> None:
@@ -169,7 +170,7 @@ def denied(what: str) -> AccessDenied:
 
 
 def bound_names(catalog: Catalog, hierarchy: Hierarchy, within: EntityName | None) -> EntityNames:
-    """Return the names of a store, which is bound to ``within`` unless that is None."""
+    """Return the names for a store, bound to ``within`` unless that is None."""
     names = EntityNames(catalog, hierarchy)
     return names if within is None else EntityNames(catalog, hierarchy, names.find(within))
 
@@ -178,7 +179,7 @@ def split_filter(fields: Mapping[str, Any], hierarchy: Hierarchy) -> tuple[dict[
     """Split a filter into the fields of the metadata, and the entities under ``entity``, or None.
 
     ``entity`` may also be a field of the metadata: a value that is not an entity path, such as ``invoice``, is compared
-    with it.
+    with that field.
     """
     rest = {name: value for name, value in fields.items() if name != "entity"}
     given = fields.get("entity")

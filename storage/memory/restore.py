@@ -80,7 +80,7 @@ def insert(connection: Connection, tenant: Entity, rows: Sequence[Mapping[str, A
 
 
 def continue_outbox(connection: Connection, last: int) -> None:
-    """Make the ids of later changes continue above ``last``, which the tables of vectors have applied."""
+    """Make the ids of later changes continue above ``last``, the last id that the tables of vectors have applied."""
     if connection.dialect.name == "sqlite":
         connection.execute(outbox.insert().values(id=last, tenant_id=0, key="", rev=0, written=datetime.now(UTC)))
         connection.execute(outbox.delete().where(outbox.c.id == last))

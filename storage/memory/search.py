@@ -31,7 +31,7 @@ MODES: tuple[Mode, ...] = ("hybrid", "vector", "text")
 def relevance(entry: Found, mode: Mode) -> float:
     """Return the score by which hits are sorted, at most 1: from the cosine, the match of the words, or both.
 
-    A match closes its share of the gap between the cosine and 1, so that without any match the score is the cosine.
+    A match raises the cosine by its share of the gap to 1; without a match, the score is the cosine.
     """
     cosine = 1.0 - entry.distance
     match mode:
@@ -51,7 +51,7 @@ def ranked(
     Ties are sorted by distance, then by key.
     """
     by_entry = {(entry.key, entry.rev): entry for entry in worded}
-    for entry in near:  # keep the distance by which Lance ordered it
+    for entry in near:  # keep the distance that Lance sorted by
         known = by_entry.get((entry.key, entry.rev))
         by_entry[entry.key, entry.rev] = entry._replace(match=known.match if known else 0.0)
     allowed = (each for each in by_entry.values() if max_distance is None or each.distance <= max_distance)
@@ -71,7 +71,7 @@ _Entry = TypeVar("_Entry")
 
 @dataclass(frozen=True, slots=True)
 class MemoryHit(Generic[_Entry]):
-    """A matching entry. Hits are sorted by ``score`` (``ranking.relevance``), ``rank`` counts from 1.
+    """A matching entry. Hits are sorted by ``score`` (``relevance``), ``rank`` counts from 1.
 
     ``distance`` is 1 - the cosine of its text and the query; in the mode ``vector``, ``score`` is 1 - distance.
     """

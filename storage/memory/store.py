@@ -5,9 +5,6 @@ A store closes explicitly, when it is garbage-collected, or at process exit; eac
 
 from __future__ import annotations
 
-import logging
-import os
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,17 +16,17 @@ from typing import Any, Self, get_args
 from sqlalchemy.engine import Connection
 
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
-from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
+from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity, EntityName, Hierarchy
-from driftline.storage.errors import BadEntry, DriftlineError, UsageError
+from driftline.storage.errors import BadEntry, UsageError
 from driftline.storage.memory import listings, maintenance
 from driftline.storage.memory.binding import Generations, open_own_catalog
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
-from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog
+from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE
 from driftline.storage.memory.catalog.entry_queries import EntryRow, Everywhere, Scope
 from driftline.storage.memory.catalog.values import DEFAULT_CACHE_SECONDS, Blobs, check_fields, check_key
 from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, as_shown
-from driftline.storage.memory.flush import Flusher
+from driftline.storage.memory.flush import Closing, Flusher
 from driftline.storage.memory.listings import DEFAULT_LIMIT, Cursor, KeyRange, MemoryListing, Page, check_count
 from driftline.storage.memory.memory_indexes import DeltaWatch
 from driftline.storage.memory.registry import EntityRegistry, bound_names, split_filter, utc_now
@@ -37,49 +34,6 @@ from driftline.storage.memory.search import MODES, MemoryHit, MemoryHits, Memory
 from driftline.storage.memory.vectors import VectorFilter, added_up
 from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
-
-_log = logging.getLogger(__name__)
-
-
-class Closing:
-    """Flush and close the parts of a store once: in ``close``, or when the store is collected or Python exits."""
-
-    def __init__(self, store: object, flusher: Flusher, pool: ThreadPoolExecutor, catalog: Catalog) -> None:
-        self._parts = flusher, pool, catalog
-        self._finalizer = weakref.finalize(store, _close_unattended, os.getpid(), *self._parts)
-
-    def close(self) -> None:
-        """Flush and close; a second call does nothing. Raises StorageError, CatalogError."""
-        if self._finalizer.detach() is not None:
-            _close(*self._parts, Flusher.count_deltas)
-
-
-def _close(
-    flusher: Flusher,
-    pool: ThreadPoolExecutor,
-    catalog: Catalog,
-    last: Callable[[Flusher], None] = lambda flusher: None,
-) -> None:
-    try:
-        flusher.close()
-        last(flusher)
-    finally:
-        pool.shutdown()
-        catalog.close()
-
-
-def _close_unattended(process: int, flusher: Flusher, pool: ThreadPoolExecutor, catalog: Catalog) -> None:
-    """Close without a caller to report a failure to; the outbox keeps unflushed changes for other readers.
-
-    A forked process has the connections of its parent, which closes them itself.
-    """
-    if os.getpid() != process:
-        return
-    try:
-        _close(flusher, pool, catalog)
-    except DriftlineError as error:
-        _log.warning("Could not update the memory indexes at the end, the next reader will: %s", error)
-
 
 __all__ = ["MemoryItem", "MemoryStore"]
 
@@ -98,8 +52,8 @@ class MemoryStore(EntityRegistry):
 
     Every call is confined to one tenant: the tenant of its entity or ``scope``, by default the configured root's
     tenant. A store writes nothing outside of its root. Without a root, a call without a scope sees the entries of all
-    tenants; if two tenants have the key that it names, it raises BadEntry, which lists both. A scope below the tenant
-    shows only entries at or below it. Threads may share a store. Each process opens a store of its own, and processes
+    tenants; if two tenants have the same key, a call that names it raises BadEntry, which lists both. A scope below the
+    tenant shows only entries at or below it. Threads may share a store. Each process opens its own store, and processes
     share one PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context manager,
     so that the last writes reach the indexes at once; a closed store raises StoreClosed.
 
@@ -273,7 +227,7 @@ class MemoryStore(EntityRegistry):
         return self._flusher.flush()
 
     def collect_expired(self) -> int:
-        """Delete the expired entries of all tenants, or within the boundary.
+        """Delete all expired entries, in a bound store only within its boundary.
 
         Returns:
             Their number.
@@ -398,7 +352,7 @@ class MemoryStore(EntityRegistry):
         return {entry.key: entry for entry in as_shown(self._reader.entries(rows, visible))}
 
     def _rows_of(self, keys: Sequence[str], visible: Scope | Everywhere) -> list[EntryRow]:
-        """Return the entries of ``keys``. Raises BadEntry if two tenants have one of them, CatalogMismatch."""
+        """Return the entries of ``keys``. Raises BadEntry if two tenants have the same key, and CatalogMismatch."""
         rows = self.catalog.read(lambda connection: entry_writes.get(connection, keys, visible, self._now()))
         paths_by_key: dict[str, list[str]] = {}
         for row in rows:

@@ -133,9 +133,11 @@ _WORDS = pa.field("words", pa.string())
 _TINY = float(np.finfo(np.float32).tiny)
 _TEXT = "words_idx"
 MAX_WORD_CHARACTERS = 8_192
-"""Words beyond this position of a text are not indexed; only meaning finds them."""
+"""Words beyond this position in a text are not indexed; the entry is then found by meaning only."""
 MAX_UNINDEXED_WORDS = 20_000
-"""With more rows than this outside the index of words, which take 5 microseconds each, a search uses only the index."""
+"""Maximum number of rows outside the index of words that a search scans, at 5 microseconds each. If there are more, it
+uses only the index.
+"""
 
 
 def schema(dim: int) -> pa.Schema:
@@ -171,8 +173,8 @@ class VectorRow:
 class Found(NamedTuple):
     """An entry that a search found: ``distance`` is 1 - cosine.
 
-    ``match`` is the share of the words of the query that its key and text contain, from 0 to 1. Words that fewer of the
-    found entries contain weigh more.
+    ``match`` is the share of the words of the query that its key and text contain, from 0 to 1. Words that are rarer
+    among the found entries weigh more.
     """
 
     key: str
@@ -255,7 +257,7 @@ class VectorTable(LanceTable):
         try:
             for name, stats in index_stats(dataset).items():
                 if stats is None:
-                    dataset.drop_index(name)  # built again below
+                    dataset.drop_index(name)  # rebuilt below
             dataset = self.open()
             known = {index.name for index in dataset.describe_indices()}
             self._index_words(dataset)
@@ -282,7 +284,7 @@ class VectorTable(LanceTable):
         raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Try again.")
 
     def _prepare(self, dim: int) -> None:
-        # Without a marker that both replace, two first commits would not conflict.
+        # Two first commits conflict only if both replace a marker.
         self._create(_to_table([_marker_row(0)], schema(dim)))
         with contextlib.suppress(OSError):  # another process or the next compaction builds it
             self._index_words(self.open())

@@ -41,18 +41,18 @@ LIMIT_VARIABLE = "DRIFTLINE_BLOCK_CACHE_BYTES"
 OFF = "off"
 DEFAULT_CACHE_BYTES = 2_000_000_000
 FREED_SHARE = 0.1
-"""The share that an eviction frees beyond the limit, so that not every write evicts."""
+"""The share of the limit that an eviction frees in addition, so that not every write evicts."""
 MEMORY_BYTES = 48 * 2**20
 """Size of the blocks that a process keeps in memory; Lance itself keeps decoded data."""
 COUNTED_SHARE = 0.05
-"""A process counts all blocks again once it has itself written this share of the limit."""
+"""A process counts all blocks again after writing this share of the limit."""
 STALE_SECONDS = 3600
 """A temporary file of this age belongs to a process that has ended."""
 
 LINGER_SECONDS = 0.002
-"""How long a read waits for others of the same file, which are merged with it."""
+"""Time that a read waits for other reads of the same file, to merge them."""
 MERGED_GAP_BYTES = 2**20
-"""Ranges of a file that are nearer than this are read with one request."""
+"""Ranges of a file with smaller gaps are read with one request."""
 TAIL_BYTES = 2**16
 """Bytes at the end of a file, which Lance reads first."""
 WHOLE_FILE_BYTES = 8 * 2**20
@@ -68,10 +68,10 @@ CLIENTS_REMEMBERED = 16
 LISTED_SECONDS = 60
 """How long the etag of a version in a listing is valid; Lance reads the version at once."""
 ATTEMPTS = 3
-"""How often a read looks for its blocks, which other processes may evict in the meantime."""
+"""Attempts of a read to get its blocks, which other processes may evict in the meantime."""
 
 _IMMUTABLE = re.compile(r"\.lance/(?:tree/.+/)?(data|_indices|_deletions)/")
-"""The files of a table whose names are never used again, unlike the names of versions."""
+"""The files of a table whose names are never reused; names of versions may be."""
 _VERSION = re.compile(r"\.lance/(?:tree/.+/)?_versions/[^/]+\.manifest$")
 _BLOCK_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-([0-9a-f]{8})-[0-9a-f]{8}")
 _TEMPORARY = ".tmp-"
@@ -137,8 +137,8 @@ class BlockCache:
     evicted.
 
     A block is written under another name and renamed. Its name has its length and checksum, and a checksum of file and
-    name. A block that a crash or a full disk truncated, or that replaced another, is a miss. A disk that cannot be
-    written to makes the cache useless, not wrong. Thread-safe.
+    name. A block that was truncated by a crash or a full disk, or that replaced another one, counts as missing. On a
+    disk that cannot be written to, the cache is useless but correct. Thread-safe.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -227,7 +227,7 @@ class RemoteFiles(Protocol):
     """The server's access to a bucket. Methods raise the errors of ``storage/errors.py``."""
 
     identity: str
-    """Names the bucket: its store, account and name."""
+    """Identifies the bucket: its store, account and name."""
 
     @property
     def credentials(self) -> Hashable:
@@ -314,7 +314,7 @@ class _Files:
             if not missing and (found := self._assembled(file, start, end)) is not None:
                 return found, file.size or 0
             await self._arrival(file, [self._widened(file, *each) for each in missing])
-        return await self._fetched(file, start, end)  # it fits neither into memory nor on the disk
+        return await self._fetched(file, start, end)  # it fits neither in memory nor on the disk
 
     async def read_changing(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
         """Read an object that may change, as ``RemoteFiles.fetch`` does.
@@ -336,11 +336,13 @@ class _Files:
         return data, size, found
 
     async def read_ahead(self, key: str, start: int, end: int | None) -> None:
-        """Read a range of a file, or without ``end`` a whole small file, unless some of it is known or on its way."""
+        """Read a range of a file, or without ``end`` a whole small file, unless a part of it is already cached or
+        requested.
+        """
         file = self._file(key)
         if file.blocks or file.coming:
             return
-        with contextlib.suppress(DriftlineError):  # the read that needs it will see the error
+        with contextlib.suppress(DriftlineError):  # a later read of this range reports the error
             if end is None:
                 await self._whole(file, start, WHOLE_FILE_BYTES)
             else:
@@ -366,11 +368,13 @@ class _Files:
         return file
 
     def _widened(self, file: _CachedFile, start: int, end: int) -> _Part:
-        """Return a larger range to read in place of a file's first range, which is its end, or of its second one."""
+        """Return a larger range to read instead of the first range requested of a file, which is its end, or instead of
+        the second one.
+        """
         if any(first <= start and end <= last for (first, last), _ in (*file.coming, *file.waiting)):
             return start, end
         if len(file.blocks) == 1 and end - start < TAIL_BYTES and (size := file.size):
-            # Searches read the column before the end of a data file in many places, first of all its beginning.
+            # Searches read the column before the end of a data file at many positions, beginning with its start.
             more = file.blocks[0].start - end
             if 0 < more <= min(self._ahead_bytes, TEXT_SHARE * size):
                 self._ahead_bytes -= more
@@ -409,7 +413,7 @@ class _Files:
             self._memory[file.name, block] = data
 
     async def _arrival(self, file: _CachedFile, ranges: Sequence[_Part]) -> None:
-        """Wait until ``ranges`` are read, together with the ranges that others wait for."""
+        """Wait until ``ranges`` are read, merged with the ranges that other reads wait for."""
         futures: list[asyncio.Future[None]] = []
         for start, end in ranges:
             on_the_way = [each for (first, last), each in file.coming if first <= start and end <= last]
@@ -437,7 +441,7 @@ class _Files:
         error: Exception | None = None
         try:
             await self._fetched(file, start, end)
-        except Exception as failure:  # everyone who waits for the bytes gets the same error
+        except Exception as failure:  # all reads that wait for the bytes raise the same error
             error = failure
         file.coming = [each for each in file.coming if each[1] not in futures]
         for future in futures:
@@ -511,7 +515,7 @@ class _Connection(asyncio.Protocol):
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         if self._transport and not task.cancelled() and task.exception():
-            self._transport.close()  # the client need not wait for an answer that does not come
+            self._transport.close()  # end the connection, because no answer will come
 
     async def _answer(self, head: bytes) -> None:
         method, _, rest = head.partition(b" ")
@@ -628,7 +632,7 @@ def _reset_after_fork() -> None:
     _one_at_a_time.release()
 
 
-# Nobody holds the lock while a process forks: its copy in the child would stay held for ever.
+# Fork only while the lock is free: a copy of a held lock would never be released in the child.
 os.register_at_fork(
     before=_one_at_a_time.acquire, after_in_parent=_one_at_a_time.release, after_in_child=_reset_after_fork
 )

@@ -53,7 +53,7 @@ _STALE = '"00000000000000000000000000000000"'
 
 
 class Etags:
-    """The spelling of etags that a store accepts: quoted, as HTTP demands, until it shows otherwise."""
+    """The spelling of etags that a store accepts: quoted, as HTTP requires, until the store refuses it."""
 
     def __init__(self) -> None:
         self._is_bare = False
@@ -146,7 +146,7 @@ _SET_CREDENTIALS = {
     "az": "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY.",
 }
 _MAY_PASS = {"Timeout", "Request", "Decode", "Interrupted", "Unknown"}
-"""Failures in transit. Without a connection ("Connect"), obstore has already retried for long enough."""
+"""Failures in transit. If the connection failed ("Connect"), obstore has already retried for long enough."""
 
 
 def is_transient(error: BaseException) -> bool:
@@ -235,7 +235,7 @@ def _first(pattern: re.Pattern[str], text: str) -> str:
 
 
 USER_AGENT = "driftline"
-"""Appears in the access log of a store; Lance sends its own."""
+"""The user agent in the access logs of stores; Lance sends its own."""
 LIST_CHUNK = 1000
 DELETED_AT_ONCE = {"s3": 1000, "gs": 1, "az": 256}
 """Maximum number of objects that one request deletes."""
@@ -355,7 +355,7 @@ class Bucket:
             count("put")
             return self._version(obstore.put(self._writer, self._key(path), data, mode="create"))
 
-        # A repeated conditional write may find the result of the first one; ObjectStore compares the bytes.
+        # A repeated conditional write may find the result of its first attempt; ObjectStore compares the bytes.
         return self._retried("create", path, create)
 
     def replace(self, path: str, data: bytes, version: str) -> str:

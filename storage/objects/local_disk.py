@@ -27,7 +27,9 @@ from driftline.storage.model import ObjectInfo, Range
 TEMPORARY_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"
 LOCK_TIMEOUT_SECONDS = 60.0
-"""As long as a lease lasts without a renewal: a holder needs the lock for milliseconds, unless the machine stalls."""
+"""The time for which a lease lasts without a renewal. A holder needs the lock for milliseconds, unless the machine
+stalls.
+"""
 LOCK_POLL_SECONDS = 0.005
 DIRECTORY_ATTEMPTS = 20
 MTIME_STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
@@ -71,7 +73,7 @@ class LocalDisk:
         return self._absolute(path)
 
     def read_ahead(self, ranges: Mapping[str, Range]) -> None:
-        """Do nothing: a local file is near."""
+        """Do nothing: reading ahead does not pay for local files."""
 
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:
         return None
@@ -184,7 +186,7 @@ class LocalDisk:
                 os.rmdir(directory)
             except FileNotFoundError:
                 pass
-            except OSError:  # not empty, or no permission: an empty directory does no harm
+            except OSError:  # not empty, or no permission; empty directories are harmless
                 return
             directory = os.path.dirname(directory)
 
@@ -208,7 +210,9 @@ class LocalDisk:
                 os.unlink(temporary)
 
     def _rename_new(self, temporary: str, target: str) -> None:
-        """Rename a new file under the lock, for file systems without hard links; every writer then takes this path."""
+        """Rename a new file under the lock, for file systems without hard links, on which all writers use this
+        function.
+        """
         with self._locked():
             if os.path.lexists(target):
                 raise AlreadyExists("The object already exists", target)
@@ -235,7 +239,7 @@ class LocalDisk:
             try:
                 yield
             finally:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for children that were forked meanwhile
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also releases it in children forked in the meantime
         finally:
             os.close(descriptor)
 

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 KINDS = ("list", "get", "head", "put", "delete")
-"""The kinds of requests that stores price.
+"""The kinds of requests with a price.
 
 ``get`` includes requests for anything but an object, such as ``GET ?acl``."""
 OTHER = "other"
@@ -86,7 +86,7 @@ def for_threads(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
 
 
 def count(kind: str, requests: int = 1) -> None:
-    """Add a number of ``requests`` of one of ``KINDS`` to the open tally, if any."""
+    """Add a number of ``requests`` of one ``kind`` (see KINDS) to the open tally, if any."""
     current = _current.get()
     if current:
         current[0].add(current[1], kind, requests)

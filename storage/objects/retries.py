@@ -12,9 +12,9 @@ ATTEMPTS = 6
 FIRST_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 2.0
 NO_ATTEMPT_AFTER_SECONDS = 20.0
-"""No attempt begins later than this after the first.
+"""No attempt begins later than this after the first attempt.
 
-The client libraries retry on their own, so this module soon gives up on a store that is down."""
+The client libraries have their own retries, so this module soon gives up on a store that is down."""
 
 _CLIENT = re.compile(r"after (\d+) retries, max_retries: (\d+)")
 _Result = TypeVar("_Result")

@@ -73,7 +73,7 @@ class BufferCache:
         self._buffers: LRUCache[str, pa.Buffer] = LRUCache(max_bytes, getsizeof=lambda buffer: buffer.size)
 
     def get(self, name: str) -> pa.Buffer | None:
-        """Return the buffer of this name, or None."""
+        """Return the buffer named ``name``, or None."""
         with self._lock:
             return self._buffers.get(name)
 
@@ -193,7 +193,7 @@ class ObjectStore:
     def read_ahead(self, ranges: Mapping[str, Range]) -> None:
         """Begin to read ``ranges`` of immutable objects of a bucket into the cache of blocks, if there is one.
 
-        A range without an end is a small object.
+        A range without an end means a whole small object.
         """
         self._backend.read_ahead({_checked(path): wanted for path, wanted in ranges.items()})
 
@@ -231,7 +231,7 @@ class ObjectStore:
         """Durably write an object that must not exist yet, and return its version. Raises AlreadyExists.
 
         An existing object with exactly ``data`` counts as written by this call, because the acknowledgement of our own
-        write may have been lost. Callers that need a single winner make their bytes unique.
+        write may have been lost. Callers that need a single winner must pass unique bytes.
         """
         try:
             return self._backend.create(_checked(path), data)

@@ -1,8 +1,7 @@
 """Discover the git repositories of an owner: through a host's API, in a folder, or from a list.
 
-Responses from hosts are untrusted. The URL of a repository consists of the configured URL and a checked path, so that
-no answer leads git or a token to another host. Redirects and links to the next page are followed on the same host only.
-A listing is complete only if every page arrived, every entry could be read, and the host's own total agrees.
+Responses from hosts are untrusted. Redirects and links to the next page are followed on the same host only. A listing
+is complete only if every page arrived, every entry could be read, and the host's own total agrees.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from driftline.storage.errors import (
@@ -27,14 +26,12 @@ from driftline.storage.errors import (
     redacted,
 )
 from driftline.storage.globs import check_glob, glob_pattern
+from driftline.storage.sources.hosts import REPOSITORY_PATH, Host, HostPage, Repository, Visibility, api_of
 from driftline.storage.sources.mirror import COMMIT_ID, Remote, bare_repository, parse_remote
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
-Provider = Literal["github", "gitlab", "gitea", "bitbucket", "folder", "list"]
-OwnerKind = Literal["org", "group", "user", ""]
-Visibility = Literal["public", "internal", "private"]
 
 MAX_REPOSITORIES = 100_000
 MAX_PAGES = 10_000
@@ -49,42 +46,10 @@ PAGE_SECONDS = 300.0
 ATTEMPTS = 3
 """Attempts of a request that fails with a 5xx status or without an answer."""
 MAX_WAIT_SECONDS = 900.0
-"""Maximum time that all requests of a sync wait, in total, because the host asks for it."""
+"""Maximum total time that the requests of a sync wait because the host asks for it."""
 _CHUNK = 1 << 16
 _OK, _NOT_MODIFIED, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _TOO_MANY = 200, 304, 401, 403, 404, 429
-_PART = r"~?[A-Za-z0-9_.][A-Za-z0-9_.+~-]*"
-_PATH = re.compile(rf"(?!(?:.*/)?\.{{1,2}}(?:/|$)){_PART}(?:/{_PART})+")
-_NEXT = re.compile(r'<([^>]*)>\s*(?:;[^,<]*)?;\s*rel="?next"?')
 _MAX_ID = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Repository:
-    """A repository as its host lists it. ``id`` stays the same if it is renamed; ``path`` has its groups and its name.
-
-    ``changed`` is the time of the last push in the host's spelling, "" if the host does not report it; sizes of 0 are
-    unknown.
-    """
-
-    id: str
-    path: str
-    branch: str = ""
-    changed: str = ""
-    archived: bool = False
-    fork: bool = False
-    visibility: Visibility = "private"
-    topics: tuple[str, ...] = ()
-    size_bytes: int = 0
-
-    @property
-    def naming(self) -> tuple[str, str, str]:
-        """The fields that determine its entity."""
-        return self.id, self.path, self.branch
-
-    @property
-    def stamp(self) -> str:
-        """The fields that change with a push or another default branch; "" if the host does not report them."""
-        return f"{self.changed} {self.branch}" if self.changed else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,82 +64,8 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """Where repositories are discovered: those of ``owner`` on a host, or all that the token may read.
-
-    ``url`` is the URL of a self-hosted instance, the folder of the provider ``folder``, or the file of the provider
-    ``list``, which also has ``uris``. ``variable`` is the environment variable that holds the token.
-    """
-
-    provider: Provider
-    url: str = ""
-    owner: str = ""
-    owner_kind: OwnerKind = ""
-    variable: str = ""
-    uris: tuple[str, ...] = field(default=(), repr=False)
-
-    @property
-    def site(self) -> str:
-        """The URL of the host's web pages, below which its repositories are."""
-        return (self.url or _API_OF[self.provider].site).rstrip("/")
-
-    @property
-    def name(self) -> str:
-        """A name for people, such as ``github.com/acme``."""
-        if self.provider == "list" and not self.url:
-            return "list"
-        base = self.url if self.provider in ("folder", "list") else self.site.partition("://")[2]
-        return f"{base}/{self.owner}" if self.owner else base
-
-    def token(self, environ: Mapping[str, str]) -> str:
-        """Return the token, "" if no variable is named. Raises UsageError if its variable is not set."""
-        if self.variable and not environ.get(self.variable):
-            raise UsageError(f"The fleet needs the variable {self.variable}", self.name, "Set it to the token.")
-        return environ[self.variable] if self.variable else ""
-
-    def remote(self, repository: Repository) -> Remote:
-        """Return the repository as git reaches it, with the reference to the token. Raises UsageError."""
-        remote = parse_remote(self.uri(repository))
-        if remote is None:
-            raise UsageError("Not a valid repository path", repr(repository.path))
-        return remote
-
-    def uri(self, repository: Repository) -> str:
-        """Return the URI of a repository, with the reference to the token. Raises UsageError."""
-        if self.provider == "list":
-            for uri in self.uris:
-                if (remote := parse_remote(uri)) is not None and remote.uri == repository.id:
-                    return uri
-            return repository.id
-        if self.provider == "folder":
-            if os.path.isabs(repository.id) or ".." in repository.id.split("/"):
-                raise UsageError("Not a path below the folder of the fleet", repr(repository.id))
-            return f"git+file://{os.path.join(self.url, repository.id)}"
-        if not _PATH.fullmatch(repository.path):
-            raise UsageError("Not a valid repository path", repr(repository.path))
-        api = _api_of(self)
-        scheme, _, rest = self.site.partition("://")
-        reference = f"{api.git_user}:${{{self.variable}}}@" if self.variable else ""
-        return f"git+{scheme}://{reference}{rest}{api.clone_path}/{repository.path}.git"
-
-    @property
-    def has_pulls(self) -> bool:
-        """Whether the host lists the open pull requests of a repository."""
-        return self.provider not in ("folder", "list") and bool(_api_of(self).pulls)
-
-    def pull_ref(self, number: int) -> str:
-        """Return the ref of a pull request."""
-        return _api_of(self).pull_ref.format(number)
-
-    @property
-    def settle_seconds(self) -> float | None:
-        """Seconds after a push until a further push is sure to change ``Repository.changed``; None if none is."""
-        return None if self.provider in ("folder", "list") else _api_of(self).settle_seconds
-
-
-@dataclass(frozen=True, slots=True)
 class Selection:
-    """Which repositories of a host belong to a fleet. Globs match paths; one without a slash matches the name."""
+    """Which repositories of a host belong to a fleet. Globs match paths; a glob without a slash matches the name."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -212,7 +103,7 @@ def _matcher(globs: Sequence[str]) -> Callable[[str], bool]:
 
 @dataclass(slots=True)
 class RateLimit:
-    """The waits that a host asks for; concurrent requests share them. After a ``refused`` one, no request is sent."""
+    """The waits that a host asks for, shared by concurrent requests. After a ``refused`` wait, no request is sent."""
 
     waits: int = 0
     seconds: float = 0.0
@@ -260,9 +151,9 @@ def discover(
 ) -> Listing:
     """List the repositories of ``host``; a failure is part of the listing.
 
-    ``pages`` are the pages of the last listing, and ``known`` has their repositories by id: unchanged pages need not be
-    sent again. ``limit`` has the waits of earlier requests; ``notify`` receives messages for waiting users. Raises
-    UsageError if the token's variable is not set.
+    ``pages`` are the pages of the last listing, and ``known`` has their repositories by id: the host need not send
+    unchanged pages again. ``limit`` has the waits of earlier requests; ``notify`` receives messages for waiting users.
+    Raises UsageError if the token's variable is not set.
     """
     listing = Listing(limit=limit or RateLimit())
     token = host.token(environ)
@@ -359,180 +250,6 @@ def _lines_of(file: str) -> Iterator[str]:
 # -- the APIs of hosts --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """A page: its entries, the URL of the next page, and the total that the host reports."""
-
-    items: Sequence[Any]
-    next: str = ""
-    total: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Api:
-    """How a host lists repositories.
-
-    ``root`` is the URL of the API of a site, and ``targets`` the path of a listing by the kind of its owner.
-    ``pulls`` is the path of the open pull requests of a repository, and ``pull_ref`` the ref of one.
-    """
-
-    site: str
-    root: Callable[[str], str]
-    targets: Mapping[str, str]
-    authorization: str
-    read: Callable[[str, Any, Mapping[str, str]], _Answer]
-    parse: Callable[[Any], Repository]
-    git_user: str = "x-access-token"
-    clone_path: str = ""
-    settle_seconds: float | None = 60.0
-    headers: tuple[tuple[str, str], ...] = ()
-    pulls: str = ""
-    pull_ref: str = "refs/pull/{}/head"
-
-
-def _github(item: Any) -> Repository:
-    visibility: Visibility = item.get("visibility") or ("private" if item["private"] else "public")
-    return Repository(
-        str(item["id"]), item["full_name"], item.get("default_branch") or "", item.get("pushed_at") or "",
-        bool(item.get("archived")), bool(item.get("fork")), visibility, tuple(item.get("topics") or ()),
-        1024 * int(item.get("size") or 0),
-    )  # fmt: skip
-
-
-def _gitlab(item: Any) -> Repository:
-    size = (item.get("statistics") or {}).get("repository_size") or 0
-    return Repository(
-        str(item["id"]), item["path_with_namespace"], item.get("default_branch") or "",
-        item.get("last_activity_at") or "", bool(item.get("archived")), bool(item.get("forked_from_project")),
-        item.get("visibility") or "private", tuple(item.get("topics") or item.get("tag_list") or ()), int(size),
-    )  # fmt: skip
-
-
-def _gitea(item: Any) -> Repository:
-    visibility: Visibility = "private" if item["private"] else "internal" if item.get("internal") else "public"
-    return Repository(
-        str(item["id"]), item["full_name"], item.get("default_branch") or "", item.get("updated_at") or "",
-        bool(item.get("archived")), bool(item.get("fork")), visibility, tuple(item.get("topics") or ()),
-        1024 * int(item.get("size") or 0),
-    )  # fmt: skip
-
-
-def _bitbucket_cloud(item: Any) -> Repository:
-    return Repository(
-        str(item["uuid"]), item["full_name"], (item.get("mainbranch") or {}).get("name") or "",
-        item.get("updated_on") or "", fork=item.get("parent") is not None,
-        visibility="private" if item["is_private"] else "public", size_bytes=int(item.get("size") or 0),
-    )  # fmt: skip
-
-
-def _bitbucket_server(item: Any) -> Repository:
-    return Repository(
-        str(item["id"]), f"{item['project']['key'].lower()}/{item['slug']}", archived=bool(item.get("archived")),
-        fork=item.get("origin") is not None, visibility="public" if item.get("public") else "private",
-    )  # fmt: skip
-
-
-def _linked(url: str, body: Any, headers: Mapping[str, str]) -> _Answer:
-    """Read a page; the header ``Link`` names the next one, and without it, the page number of a counted listing is
-    increased.
-    """
-    found = _NEXT.search(headers.get("Link") or "")
-    total = headers.get("X-Total") or headers.get("X-Total-Count") or ""
-    return _Answer(body, found[1] if found else "", int(total) if total.isdecimal() else None)
-
-
-def _embedded(url: str, body: Any, headers: Mapping[str, str]) -> _Answer:
-    return _Answer(body["values"], body.get("next") or "", body.get("size"))
-
-
-def _numbered(url: str, body: Any, headers: Mapping[str, str]) -> _Answer:
-    if body["isLastPage"]:
-        return _Answer(body["values"])
-    return _Answer(body["values"], re.sub(r"&start=\d+$", "", url) + f"&start={int(body['nextPageStart'])}")
-
-
-_API_OF: dict[str, _Api] = {
-    "github": _Api(
-        "https://github.com",
-        lambda site: "https://api.github.com" if site == "https://github.com" else f"{site}/api/v3",
-        {
-            "org": "/orgs/{owner}/repos?per_page=100&type=all&sort=created&direction=asc",
-            "user": "/users/{owner}/repos?per_page=100&type=owner&sort=created&direction=asc",
-            "": "/user/repos?per_page=100&sort=created&direction=asc",
-        },
-        "Bearer {token}",
-        _linked,
-        _github,
-        headers=(("Accept", "application/vnd.github+json"), ("X-GitHub-Api-Version", "2022-11-28")),
-        pulls="/repos/{path}/pulls?state=open&per_page=100&sort=created&direction=asc",
-    ),
-    "gitlab": _Api(
-        "https://gitlab.com",
-        lambda site: f"{site}/api/v4",
-        {
-            "group": "/groups/{owner}/projects?include_subgroups=true&with_shared=false"
-            "&per_page=100&order_by=id&sort=asc",
-            "user": "/users/{owner}/projects?per_page=100&order_by=id&sort=asc",
-            "": "/projects?membership=true&pagination=keyset&per_page=100&order_by=id&sort=asc",
-        },
-        "Bearer {token}",
-        _linked,
-        _gitlab,
-        git_user="oauth2",
-        settle_seconds=7200.0,  # last_activity_at is raised at most once an hour
-        pulls="/projects/{id}/merge_requests?state=opened&per_page=100&order_by=created_at&sort=asc",
-        pull_ref="refs/merge-requests/{}/head",
-    ),
-    "gitea": _Api(
-        "https://gitea.com",
-        lambda site: f"{site}/api/v1",
-        {
-            "org": "/orgs/{owner}/repos?limit=50&page=1",
-            "user": "/users/{owner}/repos?limit=50&page=1",
-            "": "/user/repos?limit=50&page=1",
-        },
-        "token {token}",
-        _linked,
-        _gitea,
-        pulls="/repos/{path}/pulls?state=open&limit=50&page=1",
-    ),
-    "bitbucket": _Api(
-        "https://bitbucket.org",
-        lambda site: "https://api.bitbucket.org/2.0",
-        {"org": "/repositories/{owner}?pagelen=100&sort=created_on"},
-        "Bearer {token}",
-        _embedded,
-        _bitbucket_cloud,
-        git_user="x-token-auth",
-    ),
-}
-_BITBUCKET_SERVER = _Api(
-    "",
-    lambda site: f"{site}/rest/api/1.0",
-    {"org": "/projects/{owner}/repos?limit=100", "": "/repos?limit=100"},
-    "Bearer {token}",
-    _numbered,
-    _bitbucket_server,
-    git_user="x-token-auth",
-    clone_path="/scm",
-    settle_seconds=None,
-)
-OWNERS: Mapping[str, frozenset[str]] = {
-    "github": frozenset({"org", "user", ""}),
-    "gitlab": frozenset({"group", "user", ""}),
-    "gitea": frozenset({"org", "user", ""}),
-    "bitbucket": frozenset({"org", ""}),
-    "folder": frozenset({""}),
-    "list": frozenset({""}),
-}
-"""The kinds of owner that each provider knows; "" is everything that the token may read."""
-
-
-def _api_of(host: Host) -> _Api:
-    is_server = host.provider == "bitbucket" and host.url and host.site != _API_OF["bitbucket"].site
-    return _BITBUCKET_SERVER if is_server else _API_OF[host.provider]
-
-
 class _Reader:
     """Reads the pages of one listing, one after another, and waits as the host says."""
 
@@ -546,7 +263,7 @@ class _Reader:
         sleep: Callable[[float], object],
         notify: Callable[[str], object],
     ) -> None:
-        self._host, self._api, self._listing = host, _api_of(host), listing
+        self._host, self._api, self._listing = host, api_of(host), listing
         self._known, self._pages = known, {page.url: page for page in pages}
         self._limit, self._sleep, self._notify = listing.limit, sleep, notify
         self._root = self._api.root(host.site)
@@ -556,7 +273,7 @@ class _Reader:
             self._headers["Authorization"] = self._api.authorization.format(token=token)
         import urllib.request  # reading a configuration needs none of it
 
-        # No handler follows redirects, reads files or raises errors: every answer comes back as it is.
+        # No handler follows redirects, reads files or raises errors: every answer is returned unchanged.
         self._opener = urllib.request.OpenerDirector()
         for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
             self._opener.add_handler(handler)
@@ -596,7 +313,7 @@ class _Reader:
             known = None
         status, headers, body = self._ask(url, known.etag if known is not None else "")
         if status == _NOT_MODIFIED and known is not None:
-            if known.next:  # the state is in the workspace, where others may write
+            if known.next:  # the state is in the workspace, which others may write to
                 self._on_this_host(url, known.next)
             self._listing.unchanged_pages += 1
             for each in known.ids:
@@ -607,7 +324,7 @@ class _Reader:
         total = answer.total if isinstance(answer.total, int) else None
         return Page(url, "" if "" in ids else headers.get("ETag") or "", answer.next, ids, total)
 
-    def _parsed(self, url: str, headers: Mapping[str, str], body: bytes) -> _Answer:
+    def _parsed(self, url: str, headers: Mapping[str, str], body: bytes) -> HostPage:
         try:
             answer = self._api.read(url, json.loads(body), headers)
             following = self._on_this_host(url, answer.next) if answer.next else ""
@@ -623,7 +340,7 @@ class _Reader:
         """Add an entry, and return its id; "" if it cannot be understood."""
         try:
             repository = self._api.parse(item)
-            is_right = _PATH.fullmatch(repository.path) and 0 < len(repository.id) <= _MAX_ID
+            is_right = REPOSITORY_PATH.fullmatch(repository.path) and 0 < len(repository.id) <= _MAX_ID
         except (KeyError, TypeError, ValueError, AttributeError):
             is_right = False
         if not is_right:
@@ -633,7 +350,7 @@ class _Reader:
         return repository.id
 
     def _take(self, repository: Repository) -> None:
-        if repository.id in self._listing.repositories:  # the pages have shifted, so another one may be on none
+        if repository.id in self._listing.repositories:  # pages have shifted and may lack another
             self._listing.problems.append(f"the host lists {repository.path} twice")
         self._listing.add(repository)
 
@@ -662,7 +379,7 @@ class _Reader:
                 raise StorageError(f"The host lists more than {MAX_OPEN_PULLS:,} open pull requests", repository.path)
             tag = (headers.get("ETag") or "") if url == first and not answer.next else ""
             url = answer.next
-        for number in sorted(set(known) - found.keys()):  # one may slip from page to page, and no answer is no proof
+        for number in sorted(set(known) - found.keys()):  # one may move between pages; a missing answer proves nothing
             if self._is_closed(f"{first.partition('?')[0]}/{number}"):
                 found[number] = ""
             else:
@@ -670,7 +387,7 @@ class _Reader:
         return found, tag
 
     def _is_closed(self, url: str) -> bool:
-        """Return whether the host says that a pull request is closed or merged; of a deleted one, it says nothing."""
+        """Return whether the host reports a pull request as closed or merged; it reports nothing about deleted ones."""
         try:
             return json.loads(self._ask(url, "")[2])["state"] in ("closed", "merged")
         except (SourceNotFound, ValueError, KeyError, TypeError, RecursionError):
@@ -693,7 +410,7 @@ class _Reader:
     def _ask(self, url: str, etag: str) -> tuple[int, Mapping[str, str], bytes]:
         attempts, redirects = 0, 0
         while True:
-            with self._limit.lock:  # while a request waits, it has the lock
+            with self._limit.lock:  # a waiting request holds the lock
                 waits = self._limit.waits
                 if self._limit.refused is not None:
                     raise self._limit.refused
@@ -720,7 +437,7 @@ class _Reader:
                 raise StorageError("The host failed to list its repositories", self._host.name, f"Status {status}.")
 
     def _answer(self, url: str, etag: str) -> tuple[int, Mapping[str, str], bytes]:
-        """Send one request; the status is 0 if no whole answer came, and the body then says why."""
+        """Send one request. The status is 0 if the answer was incomplete, and the body then has the reason."""
         import urllib.request
         from http.client import HTTPException
 
@@ -762,7 +479,7 @@ class _Reader:
         return 60.0 if status == _TOO_MANY else None
 
     def _wait(self, seconds: float, waits: int) -> None:
-        """Wait, unless another request has done so since there were ``waits``. Raises StorageError."""
+        """Wait, unless another request has waited since the count was ``waits``. Raises StorageError."""
         limit = self._limit
         with limit.lock:
             if limit.waits != waits:

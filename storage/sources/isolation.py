@@ -30,7 +30,7 @@ _ASLEEP_SECONDS = 3.0
 If git sleeps this long, callers continue without it."""
 _STEERING = (".gitignore", ".gitattributes")
 _STEERED = frozenset({"check-ignore", "diff-files", "status"})
-"""The commands that read the files ``_STEERING`` of a work tree."""
+"""The git commands that read the ``_STEERING`` files of a work tree."""
 _KEPT_VARIABLES = frozenset({"GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_SYSTEM"})
 """The location of the user's own configuration. Git hooks set other variables, which point to another repository."""
 _SETTINGS = (
@@ -39,7 +39,7 @@ _SETTINGS = (
 )
 """Settings below ``core`` that determine how files compare with objects. None of them is a command or a path.
 
-Settings that make git compare less than ctime and inode are excluded, because a file could change unseen."""
+Settings that make git ignore ctime or inode are excluded, because a change of a file could go unnoticed."""
 _SETTING = re.compile(rf"core\.({_SETTINGS})\n([a-z]+)", re.IGNORECASE)
 _EXCLUDES = "core.excludesfile\n"
 _TRUSTED_SCOPES = ("system", "global")
@@ -147,7 +147,7 @@ def common_dir_of(git_dir: str) -> str:
 def _excludes_file(top: str, settings: list[tuple[str, str]]) -> str:
     """Return the file that ``core.excludesFile`` names, or its default.
 
-    A repository may name a file of its own work tree only.
+    A repository may only name a file of its own work tree.
     """
     scope, value = "global", None
     for each, setting in settings:
@@ -255,7 +255,7 @@ def finish(running: Running | None) -> bytes | None:
 
 
 def _fill(git_dir: str, repository: Repository, head: str) -> None:
-    """Fill a git directory that borrows from ``repository`` and names no command."""
+    """Fill a git directory that borrows the objects of ``repository`` and names no command."""
     os.mkdir(os.path.join(git_dir, "refs"))
     os.mkdir(os.path.join(git_dir, "info"))
     with open(os.path.join(git_dir, "HEAD"), "w", encoding="ascii") as file:
@@ -273,7 +273,7 @@ def _fill(git_dir: str, repository: Repository, head: str) -> None:
         "shallow": repository.shallow,
     }
     for name in os.listdir(repository.git_dir):
-        if name.startswith("sharedindex."):  # the larger part of a split index
+        if name.startswith("sharedindex."):  # a split index is mostly in a second file
             borrowed[name] = os.path.join(repository.git_dir, name)
     for name, path in borrowed.items():
         if os.path.isfile(path):
@@ -351,7 +351,7 @@ def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = F
 
 
 def _effort_of_sleeper(pid: int) -> int | None:
-    """Return how often the threads of a process and of its descendants have gone to sleep.
+    """Return how many times the threads of a process and of its descendants have gone to sleep.
 
     Returns None if one of them is awake or the count is unknown.
     """

@@ -39,9 +39,11 @@ LIMIT_VARIABLE = "DRIFTLINE_GIT_CACHE_BYTES"
 DEFAULT_CACHE_BYTES = 20 * 10**9
 """Maximum size of all mirrors; the least recently used ones are evicted."""
 KEPT_COMMITS = 16
-"""Number of commits whose objects a mirror keeps, branches included: the previous one shows what has changed since."""
+"""Number of commits, branches included, whose objects a mirror keeps: a comparison with the previous commit shows what
+has changed.
+"""
 TIDIED_AFTER = 24
-"""A mirror with more packs is repacked."""
+"""Number of packs above which a mirror is repacked."""
 HOLD_ATTEMPTS = 3
 ASK_SECONDS = 60.0
 FETCH_SECONDS = 3600.0
@@ -60,7 +62,7 @@ _SYMBOLIC = "ref: HEAD"
 _BRANCH_IN_HEAD = re.compile(r"ref: (refs/heads/[^\n]+)\n")
 _MAX_REFS_BYTES = 4 * 1024 * 1024
 _ANY_USER = "x-access-token"
-"""Hosts accept any user, or this one, with a token as password."""
+"""The user for a token that is sent as a password; hosts accept any user, or this one."""
 _BY_REFERENCE = "Write git+https://${NAME}@host/path, where NAME is a variable that holds the token."
 _DENIED = re.compile(
     r"authentication failed|could not read (?:username|password)|permission denied|error: 40[13]|publickey"
@@ -110,7 +112,7 @@ def parse_remote(text: str) -> Remote | None:
         match = _SCP.fullmatch(text)
         if match is None or os.path.exists(text):
             return None
-        if re.match(r"\d+(?:/|$)", match["path"]):  # git reads a folder, people mean a port
+        if re.match(r"\d+(?:/|$)", match["path"]):  # git would read a folder, but people mean a port
             what = "The number after the colon may be a port or a folder"
             raise UsageError(what, text, f"Write git+ssh://{match['user']}@{match['host']}/{match['path']}.")
         return _remote("ssh", text)
@@ -269,7 +271,7 @@ def _first(names: Sequence[str], found: Mapping[str, str]) -> str:
 
 
 def _names(ref: str) -> list[str]:
-    """Return the refs that a name may mean, in order of precedence; a tag means its commit."""
+    """Return the refs that a name may mean, in order of precedence; a tag stands for its commit."""
     if not ref or ref.startswith("refs/"):
         return [f"{ref}^{{}}", ref] if ref else ["HEAD"]
     return [f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"]
@@ -288,7 +290,7 @@ def _resolve_local(remote: Remote) -> str:
 
 
 def _head_in_files(git_dir: str) -> str:
-    """Return the commit of the current branch as the files of git spell it, without a process of git.
+    """Return the commit of the current branch from git's files, without starting git.
 
     Returns "" if only git itself can tell, such as for another format of refs.
     """
@@ -346,7 +348,7 @@ def _ask(git_dir: str, *arguments: str) -> str | None:
 
 
 def _reaching(remote: Remote) -> dict[str, str]:
-    """Return the environment of a command that uses the network: the user's settings, overridden by ours."""
+    """Return the environment of a command that uses the network: the user's variables, overridden by Driftline's."""
     variables = {name: os.environ[name] for name in REACHING if name in os.environ}
     variables["GIT_ALLOW_PROTOCOL"] = remote.protocol
     settings = {
@@ -356,7 +358,7 @@ def _reaching(remote: Remote) -> dict[str, str]:
         "fetch.unpackLimit": "1",
         "fetch.writeCommitGraph": "false",
         "gc.auto": "0",
-        "http.followRedirects": "false",  # a token in a header would follow
+        "http.followRedirects": "false",  # a redirect would receive the token in the header
         "http.lowSpeedLimit": "1",
         "http.lowSpeedTime": "60",
         "maintenance.auto": "false",
@@ -411,7 +413,7 @@ def _run(
                         why = _too_large(pack_bytes)
                     if why:
                         _end(process)
-        except BaseException:  # Ctrl-C does not reach a process in a session of its own
+        except BaseException:  # Ctrl-C does not reach a process in another session
             _end(process)
             process.communicate()
             raise
@@ -501,7 +503,7 @@ class Mirror:
     def environment(self, commit: str) -> dict[str, str]:
         """Return the variables with which git reads ``commit``, and no settings of the repository.
 
-        Raises SourceNotFound for a repository on this disk that is not there any more.
+        Raises SourceNotFound if a repository on this disk no longer exists.
         """
         if not self.remote.is_local:
             return {"GIT_DIR": self.git_dir}
@@ -533,7 +535,7 @@ class Mirror:
                 if not self.has(commit):
                     self._fetch(commit)
             _make_room(self.folder)
-        with contextlib.suppress(FileNotFoundError):  # evicted since; ``holding`` tries again
+        with contextlib.suppress(FileNotFoundError):  # evicted in the meantime; ``holding`` tries again
             os.utime(self.folder)  # the time of the last use
 
     @contextlib.contextmanager
@@ -548,7 +550,7 @@ class Mirror:
                 yield
                 return
             with self._locked("use", shared=True):
-                if self.has(commit):  # another process may have made room in between
+                if self.has(commit):  # another process may have evicted it in between
                     yield
                     return
         raise StorageError(
@@ -663,7 +665,7 @@ class Mirror:
         with self._locked("use", wait=False) as idle:
             if idle:
                 doomed = self.folder.with_name(f"{self.folder.name}.{os.getpid()}{_DELETED}")
-                os.rename(self.folder, doomed)  # at once: another process may recreate it meanwhile
+                os.rename(self.folder, doomed)  # at once, because another process may recreate it
                 shutil.rmtree(doomed, ignore_errors=True)
         return idle
 

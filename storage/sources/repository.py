@@ -34,17 +34,21 @@ _ENTRY_BYTES = 100
 """Approximate memory of an entry of a folder, without its path."""
 MAX_BLOB_BYTES = 1 << 30
 OPEN_READERS = 4
-"""Number of git processes that wait for further reads, apart from those of ``more_readers``; others are ended."""
+"""Number of git processes that wait for further reads, in addition to the processes of ``more_readers``; others are
+ended.
+"""
 MAX_MORE_READERS = 128
-"""Git processes that ``more_readers`` adds at most: four groups of sources, each process with .3 MB."""
+"""Maximum number of git processes that ``more_readers`` adds, enough for four groups of sources; each takes 0.3 MB."""
 _FILES_A_READER = 8
-"""Divides the number of files that this process may open: a reader has two pipes and a lock, and the rest is for
-others."""
+"""The number of files that this process may open, divided by this, bounds the readers: each has two pipes and a lock,
+and other code needs files, too.
+"""
 _IDS_AT_ONCE = 500
-"""Requests of 90 bytes each: fewer than fill a pipe, so that neither side blocks."""
+"""Number of requests to send at once. They take 90 bytes each and must fit into a pipe, so that neither side blocks."""
 _FOLDERS_AT_ONCE_BYTES = 1 << 20
-"""Size of the folders to read with one request, unless one alone is larger; as Python objects, they take ten times as
-much."""
+"""Size of the folders to read with one request, unless a single folder is larger. As Python objects, they take ten
+times as much memory.
+"""
 MAX_PATH_BYTES = 4096
 _FILE, _LINK, _FOLDER = stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR
 _MODE = re.compile(rb"[0-7]{5,6}")
@@ -179,7 +183,7 @@ class CommitTree:
                 return None
         try:
             return self._differing(commit)
-        except StorageError:  # of this commit too, whose folders a full listing reads again
+        except StorageError:  # or of this commit, whose folders a full listing fetches again
             return None
 
     def _differing(self, commit: str) -> list[str] | None:
@@ -274,7 +278,7 @@ def _takes_commands() -> bool:
 
 
 def _is_plain(path: str) -> bool:
-    """Return whether a path leads to a file within a tree that does not belong to git."""
+    """Return whether a path stays inside the tree and does not lead into a ``.git`` folder."""
     return len(path.encode()) <= MAX_PATH_BYTES and "\0" not in path and _NOT_PLAIN.isdisjoint(path.split("/"))
 
 
@@ -360,7 +364,9 @@ def _time_of(commit: bytes) -> datetime:
 
 
 class _Reader:
-    """A ``git cat-file`` in a mirror that it keeps in use; threads take turns. Before git 2.36, there are two."""
+    """A ``git cat-file`` process in a mirror, which it keeps from being deleted; threads take turns. Before git 2.36,
+    there are two processes.
+    """
 
     def __init__(self, tree: CommitTree) -> None:
         self._tree = tree
@@ -421,7 +427,7 @@ class _Reader:
         return found
 
     def close(self) -> None:
-        """End the process once nothing is read, and let others delete the mirror."""
+        """End the process once no read is in progress, and allow others to delete the mirror."""
         with self._lock:
             self._end()
 
@@ -466,13 +472,13 @@ def _reader(tree: CommitTree) -> _Reader:
         if known is not None and known.is_open:  # it holds the mirror
             _readers.move_to_end(key)
             return known
-    tree.mirror.ensure(tree.known_commit)  # not under the lock: a fetch may take long
+    tree.mirror.ensure(tree.known_commit)  # without the lock, because a fetch may take long
     with _readers_lock:
         known = _readers.pop(key, None)
         if known is None or not known.is_open:
             known = _Reader(tree)
         for other in [each for each in _readers if each[0] != pid]:
-            del _readers[other]  # of the process that this one was forked from
+            del _readers[other]  # belongs to the parent process
         done = [each for each in _readers if each[1] == folder]
         excess = len(_readers) - len(done) + 1 - OPEN_READERS - _more_allowed()
         done += [each for each in _readers if each not in done][: max(0, excess)]

@@ -91,7 +91,7 @@ class SafeFolder:
         return read_regular(path[start:], dir_fd=self.folder(path[:start]))
 
     def chunks(self, path: str, size: int) -> Iterator[bytes]:
-        """Yield the bytes of a regular file in parts of ``size``; nothing of anything else."""
+        """Yield the bytes of a regular file in parts of ``size``; yield nothing for anything else."""
         start = path.rfind("/") + 1
         with _opened(path[start:], self.folder(path[:start])) as file:
             while file is not None and (chunk := file.read(size)):
@@ -104,7 +104,9 @@ class SafeFolder:
 
 
 def check_names_are_utf8() -> None:
-    """Raise UsageError unless this process decodes file names as UTF-8: others would make documents seem deleted."""
+    """Raise UsageError unless this process decodes file names as UTF-8: with another encoding, documents would seem
+    deleted.
+    """
     encoding = sys.getfilesystemencoding()
     if encoding != "utf-8":
         raise UsageError(

@@ -69,7 +69,7 @@ _CREDENTIAL_ERRORS = frozenset(
 def translate(error: BaseException, where: str, what: str = "Reading failed") -> DriftlineError:
     """Return ``error`` as a DriftlineError about ``where``.
 
-    ``what`` describes a failure that has no class of its own.
+    ``what`` describes a failure without a specific error class.
     """
     if isinstance(error, DriftlineError):
         return error
@@ -166,7 +166,7 @@ def read_file(tree: SafeFolder, path: str) -> bytes:
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 _EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 _FLAT = frozenset({"s3", "gs", "az"})
-"""Stores whose ``find`` is one flat listing that raises on failure; all others are listed folder by folder."""
+"""Stores whose ``find`` is one flat listing that raises on failure. All other stores are listed folder by folder."""
 
 CHUNK_BYTES = 16 * 2**20
 """Bytes of a large file to read at once."""
@@ -237,7 +237,7 @@ class Source:
         open_source(self.uri, self.storage_options, allow_empty=True)
 
     def close(self) -> None:
-        """Close what reads have opened; later reads may open it again."""
+        """Close the processes and files that reads have opened; later reads open them again."""
 
     @cached_property
     def _connection(self) -> tuple[Any, str]:
@@ -333,7 +333,9 @@ class Source:
             raise_translated(error, f"{self.uri}/{path}")
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """Yield the bytes of a file in parts, so that memory does not grow with it. Raises as ``read``."""
+        """Yield the bytes of a file in parts, so that memory does not grow with the file. Raises the errors of
+        ``read``.
+        """
         try:
             if self.is_local:
                 with self.open_tree() as tree:

@@ -19,7 +19,8 @@ from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import NotIndexed, ObjectNotFound, PreconditionFailed, StorageError, UsageError
 from driftline.storage.lance.retries import with_retries, writing
 from driftline.storage.layout import BASE, BRANCH, branches_directory, cut_of, lance_branch
-from driftline.storage.lines.line_table import CommitMarker, LineTable
+from driftline.storage.lines.commit_marker import CommitMarker
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import new_ulid
 from driftline.storage.workspace.records import BranchRecord, parse_record, read_record
 from driftline.storage.workspace.workspace import Branch, Workspace
@@ -159,7 +160,7 @@ def _state(workspace: Workspace, entity: Entity, table: LineTable) -> tuple[Lanc
         dataset = table.open()
         marker = table.marker_in(dataset, entity)
         unpublished = [batch for batch in documents.staged() if marker.holds(batch)]
-        with contextlib.suppress(ObjectNotFound):  # published since
+        with contextlib.suppress(ObjectNotFound):  # published in the meantime
             data, reached = documents.snapshot_with(unpublished)
             if table.commit_marker(entity) == marker:
                 return dataset, marker, data, reached
@@ -212,7 +213,7 @@ def _delete_from(table: LineTable, cut: str) -> None:
         try:
             table.open().branches.delete(lance_branch(cut))
         except ValueError as error:
-            if "Ref not found" not in str(error):  # another process has deleted it since
+            if "Ref not found" not in str(error):  # another process has deleted it in the meantime
                 raise
 
 

@@ -1,6 +1,6 @@
 """Keep the state of fleets: the repositories that their hosts listed, their indexed commits, and failures.
 
-``_fleet.json`` holds the state of all fleets; one sync at a time writes it, under a lease of its own. Pure functions
+``_fleet.json`` holds the state of all fleets; one sync at a time writes it, under a separate lease. Pure functions
 decide what follows from a listing: an incomplete one removes nothing, a renamed repository keeps its entity, and a
 missing one stays for a grace period.
 """
@@ -18,7 +18,8 @@ from driftline.storage.errors import DriftlineError, ObjectNotFound
 from driftline.storage.layout import FLEET, FLEET_LEASE
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Host, Listing, Page, Repository, moment
+from driftline.storage.sources.discovery import Listing, Page, moment
+from driftline.storage.sources.hosts import Host, Repository
 from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_record
 
 State = Literal["new", "indexed", "behind", "empty", "failing", "missing", "excluded"]
@@ -26,11 +27,11 @@ State = Literal["new", "indexed", "behind", "empty", "failing", "missing", "excl
 FIRST_BACKOFF = timedelta(minutes=5)
 MAX_BACKOFF = timedelta(days=1)
 LOOKED_AT_AGAIN_AFTER = timedelta(days=1)
-"""A repository is asked for its commit at least this often, even if the host lists no change."""
+"""The commit of a repository is looked up at least this often, even if the host lists no change."""
 RETIRED_AFTER_MISSES = 2
 """Complete listings without a repository before it may be retired, however short the grace period is."""
 GUARDED_REPOSITORIES = 3
-"""Up to this number, retirements are never refused."""
+"""Maximum number of retirements that are never refused."""
 
 
 class KnownBranch(BaseModel):
@@ -51,14 +52,13 @@ class KnownBranch(BaseModel):
 class KnownRepository(BaseModel):
     """A repository of a fleet.
 
-    ``commit`` is the repository's commit when it was last asked, at ``looked_at``; ``stamp`` is the host's stamp at
+    ``commit`` is the commit that the host named at the last lookup, at ``looked_at``; ``stamp`` is the host's stamp at
     that time, "" if a later push might not have changed it. ``indexed`` is the commit in the index, indexed with
     ``settings``, and ``behind_since`` the first time that it was behind. ``missed_since`` and ``misses`` count complete
     listings that lack it, and ``empty_since`` is when the indexed branch was first seen without a commit. ``excluded``
-    says why it does not belong to the fleet. ``uri`` is the source's URI; after a run that did not end, the source may
-    have one of ``other_uris`` instead. ``branches`` has the other branches that match the globs ``followed``, keyed by
-    their names in the index; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are
-    among the
+    says why it does not belong to the fleet. ``uri`` is the source's URI; after an interrupted run, the source may have
+    one of ``other_uris`` instead. ``branches`` has the other branches that match the globs ``followed``, keyed by their
+    names in the index; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are among the
     branches: ``pulls_etag`` is the etag of their last listing, and ``pulls_problem`` says why there is no newer one.
     """
 
@@ -290,8 +290,9 @@ def reconcile(
 ) -> dict[str, KnownRepository]:
     """Return the repositories after a listing: the listed ones, and known ones that the listing lacks.
 
-    A repository counts as missing only if a complete listing lacks it. If nothing of it was indexed before, it is
-    forgotten. One that the fleet no longer selects counts as missing, too. Problems with pull requests are forgotten.
+    A repository counts as missing only if a complete listing lacks it. A missing repository that was never indexed is
+    forgotten. A repository that the fleet no longer selects counts as missing, too. Problems with pull requests are
+    forgotten.
     """
     known = {identifier: old.model_copy(update={"pulls_problem": ""}) for identifier, old in known.items()}
     after: dict[str, KnownRepository] = {}
@@ -322,7 +323,9 @@ def _missed(repository: KnownRepository, now: datetime) -> KnownRepository:
 
 
 def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace: timedelta) -> list[str]:
-    """Return the ids of repositories that were empty, or missing in several complete listings, for the grace period."""
+    """Return the ids of repositories that have been empty, or missing from several complete listings, for the grace
+    period.
+    """
 
     def since(each: KnownRepository) -> datetime | None:
         return each.missed_since if each.misses >= RETIRED_AFTER_MISSES else each.empty_since

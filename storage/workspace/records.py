@@ -36,7 +36,7 @@ class DeepRecord(BaseModel):
 class WorkspaceConfig(BaseModel):
     """The content of ``_workspace.json``. ``fingerprint`` selects the current tables.
 
-    It is None until the first run binds a model.
+    ``fingerprint`` is None until the first run binds a model.
 
     ``deep`` is the transformer of a workspace with definition embeddings.
     """
@@ -76,10 +76,10 @@ class SourceRecord(BaseModel):
     If ``archives``, files inside of archives and mail are documents; if ``notebook_outputs``, the text of
     notebooks has their outputs.
 
-    ``workspace`` is the former path of a workspace on a local disk, as seen from the same machine as ``uri``. Runs over
-    changed paths set ``commit``; it becomes void as soon as the lease has another holder. ``reached`` is the last
-    commit that was set: documents that no later run has written still have the content of that commit. ``link`` is a
-    kind of host or a template of links to it, if the remote does not determine it.
+    ``workspace`` is the former path of a workspace on a local disk, as seen from the same machine as ``uri``. Runs that
+    scan only changed paths set ``commit``, which is void as soon as the lease has another holder. ``reached`` is the
+    last commit that was set: documents that no later run has written still have the content of that commit. ``link`` is
+    a kind of host or a template of links to it, if the remote does not determine it.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -167,7 +167,9 @@ class Workspace:
     early_listing: _EarlyListing = field(default_factory=_EarlyListing, repr=False, compare=False)
 
     def on(self, branches: Iterable[Branch]) -> Workspace:
-        """Return the workspace as seen on ``branches``, at most one for each source; without any, on the main index."""
+        """Return the workspace with its sources on ``branches``, at most one for each source; by default, on the main
+        index.
+        """
         return replace(self, branches=tuple(branches))
 
     def branch_of(self, entity: Entity) -> Branch | None:
@@ -502,7 +504,7 @@ def acquire_source(
 
 
 def _record(workspace: Workspace, branch: Branch) -> BranchRecord:
-    """Return the record of the cut that holds ``branch``. Raises LeaseLost if it does not exist any more."""
+    """Return the record of the cut that holds ``branch``. Raises LeaseLost if it no longer exists."""
     record = read_record(workspace.objects, branch.record_path, BranchRecord)
     if record is None or record.cut != branch.cut:
         where = f"{workspace.objects.uri}/{branch.record_path}"
@@ -527,7 +529,7 @@ def marker_tokens(workspace: Workspace, entities: Sequence[Entity]) -> Callable[
             for table in (each for each in workspace.line_tables(entity) if each.exists()):
                 for each, marker in table.commit_markers(sharing).items():
                     found[each] = max(found[each], marker.token)
-            known.update(found)  # only now: after a failed read, the next source has to read them again
+            known.update(found)  # only now, so that after a failed read the next source reads them again
         return known[entity]
 
     return token

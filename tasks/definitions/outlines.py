@@ -82,7 +82,7 @@ BY_EXTENSION: dict[str, Grammar] = {
     **dict.fromkeys(("yaml", "yml"), _YAML),
     "toml": _TOML,
 }
-"""C headers are parsed as C++, which covers nearly all of them."""
+"""The grammars, keyed by file extension. C headers are parsed as C++, which covers nearly all of them."""
 
 
 @cache
@@ -315,7 +315,7 @@ def _parsed(grammar: Grammar, text: str) -> Iterator[Definition]:
 
 
 def _declared(node: Node) -> Node | None:
-    """Return the name in a C or C++ declarator: inside pointers, references and argument lists."""
+    """Return the name in a C or C++ declarator, which pointers, references and argument lists may surround."""
     for _ in range(20):
         inner = next((child for name in _DECLARATORS if (child := node.child_by_field_name(name))), None)
         if node.type in ("qualified_identifier", "destructor_name", "operator_name") or inner is None:
@@ -328,7 +328,7 @@ def _declared(node: Node) -> Node | None:
 
 
 def _label(data: bytes, name: Node, scope: Node | None) -> str:
-    """Return the name of a definition as people write it, with dots between its parts."""
+    """Return the name of a definition as in source code, with dots between its parts."""
     text = data[name.start_byte : name.end_byte].decode(errors="replace")
     if scope is not None:
         text = f"{data[scope.start_byte : scope.end_byte].decode(errors='replace')}.{text}"

@@ -4,8 +4,8 @@ A static model is a weighted sum of token vectors, scaled to unit length, so the
 of lines is two sparse products: words to chunks (cut before runs of spaces), and chunks to lines.
 
 A cut is sound if no token can span it. If, for example, no vocabulary entry has a digit after a letter, no BPE merge
-and no Unigram path joins the two. Probe lines also cover tokenizers that split their input first (BERT, GPT-2). A
-tokenizer that fails them gets no plan.
+and no Unigram path joins the two. Probe lines check this, also for tokenizers that first split their input (BERT,
+GPT-2). A tokenizer that fails the check gets no plan.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LONGEST_KEPT_LINE = 256
 """Vectors of longer lines, in characters, are not kept."""
 
 _EVICTED_SHARE = 8  # evict an eighth of the table at a time
-_NEVER = np.int64(2**63 - 1)  # sorts free slots last in the order of eviction
+_NEVER = np.int64(2**63 - 1)  # larger than any age, so that free slots are evicted last
 
 
 class WordTable:
@@ -214,7 +214,7 @@ def plan_words(tokenizer: Tokenizer, unknown_token: int | None = None) -> WordPl
 
 
 def _vocabulary(spec: dict[str, Any], tokenizer: Tokenizer, added: Sequence[str]) -> list[str]:
-    """Return the tokens of text without special tokens, ordered by id, with plain characters for blanks."""
+    """Return the tokens except for special ones, ordered by id, with plain characters for blanks."""
     ids = tokenizer.get_vocab(with_added_tokens=False)
     for content in added:
         ids.pop(content, None)
@@ -254,7 +254,7 @@ def _without_prefix(spec: dict[str, Any]) -> Tokenizer | None:
 
 
 def _vocabulary_probes(vocabulary: Sequence[str]) -> list[str]:
-    """Return lines of known tokens: fixed probes prove nothing about a vocabulary that lacks their words."""
+    """Return probe lines of known tokens: fixed probes prove nothing about a vocabulary that lacks their words."""
     known = [token.strip() for token in vocabulary if token.isascii() and token.isprintable() and token.strip()]
     sample = known[:: max(1, len(known) // 96)]
     lines = [f"{a} {b}  {a}{b}" for a, b in pairwise(sample)]
@@ -263,7 +263,7 @@ def _vocabulary_probes(vocabulary: Sequence[str]) -> list[str]:
 
 
 def _token_ids(plan: WordPlan, lines: Sequence[str], unknown_token: int | None) -> list[list[int]]:
-    """Return the known tokens of each line, which the plan cuts."""
+    """Return the known tokens of each line, cut according to the plan."""
     chunks = plan.chunks(pa.array(lines, pa.string()))
     words = plan.words(chunks.pieces)
     encodings = plan.tokenizer.encode_batch_fast(words.pieces.to_pylist(), add_special_tokens=False)
@@ -316,7 +316,7 @@ _BLOCK_LINES = 32_768
 _BLOCK_BYTES = 1 << 19  # of text: bounds the temporaries of a block to 200 MB even if no word repeats
 _BULK_LINES = 4_096  # lines for which it is worth waiting for the plan
 _FINITE = 2**30  # tokens: a line with more must be tokenized whole
-_FEW_TOKENS = 65_536  # more than the lines of a search have; summed without scipy, which takes 0.3 s to import
+_FEW_TOKENS = 65_536  # up to here, sum without scipy, which takes 0.3 s to import; the lines of a search have fewer
 _TOKENIZED_AT_ONCE = 4_096  # texts: each Encoding object takes a kilobyte or more
 
 
@@ -366,7 +366,7 @@ class WordTableEmbedder:
         return self._fingerprint
 
     def prepare(self) -> None:
-        """Make the plan now, which takes a second, instead of during later calls."""
+        """Plan the cuts now, which takes a second, instead of during later calls."""
         with self._planning:
             import scipy.sparse  # noqa: F401  # what uses the plan needs it
 
@@ -389,7 +389,7 @@ class WordTableEmbedder:
         return out
 
     def _embed_kept(self, lines: list[str]) -> NDArray[np.float32]:
-        """Embed ``lines`` like ``embed``, but compute only vectors that are not kept from before."""
+        """Embed ``lines`` like ``embed``, but compute only vectors that were not kept."""
         vectors, _, missing = self._lines.lookup(lines)
         if len(missing):
             row_of: dict[str, int] = {}

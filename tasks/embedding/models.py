@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 DEFAULT_MODEL = "wordllama:l2_supercat_256"
-"""It has 256 dimensions, 32,000 tokens and 18 MB. As a pip dependency, it is there before the first run."""
+"""The default model: 256 dimensions, 32,000 tokens, 18 MB. It is a pip dependency, so the first run downloads nothing.
+"""
 
 MODEL_VARIABLE = "DRIFTLINE_MODEL"
 """The environment variable that names the default model."""
@@ -35,10 +36,11 @@ DEFAULT_MAX_TOKENS = 512
 MAX_DIMENSION = 16_384
 MAX_TOKENS = 2**31 - 1
 MAX_COMPONENT = 1e12
-"""Maximum component of a vector, and maximum weight: sums of larger ones have no length in float32. Nor have the
-vectors of a table with only components below its inverse."""
-_EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # the names of the tensor in model2vec and sentence-transformers
-_MAX_HEADER_BYTES = 100 * 2**20  # safetensors' own limit
+"""Maximum component of a vector, and maximum weight: in float32, the length of a sum of larger ones overflows. The
+lengths of vectors underflow if all components of a table are below its inverse.
+"""
+_EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # in model2vec, in sentence-transformers
+_MAX_HEADER_BYTES = 100 * 2**20  # the limit of safetensors itself
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 # (weights, tokenizer, config) in a model's folder: the layouts of model2vec and of sentence-transformers.

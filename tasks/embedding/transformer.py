@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TEXT_VERSION = 1
 """Part of a transformer's fingerprint. Increment it when ``definition_text`` changes."""
 HEAD_LINES = 12
-"""Lines to read from the beginning of a definition: comments above it, its signature, its first lines."""
+"""Number of lines to read from the beginning of a definition: comments above it, its signature, its first lines."""
 MAX_CHARACTERS = 700
 """Maximum length of a definition's lines in a text; about 128 tokens."""
 FOLDERS = 2
@@ -76,8 +76,9 @@ GRAPHS = ("onnx/model_quantized.onnx", "onnx/model_int8.onnx", "model_quantized.
 """Graphs that optimum and transformers.js write. The first existing one is used, else the weights."""
 MAX_FILE_BYTES = 2 * 2**30
 MAX_TOKENS = 128
-"""Maximum number of tokens of a text: all-MiniLM-L6-v2 was trained on texts of this length, and time grows with
-length."""
+"""Maximum number of tokens of a text. all-MiniLM-L6-v2 was trained on texts of this length, and longer texts take more
+time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +327,7 @@ class _Drawing:
 def quantized(weights: NDArray[Any], largest: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Quantise ``weights`` as ``(rows, columns) int8`` with scales ``(rows,) float32``.
 
-    The products approximate them.
+    The products of rows and scales approximate the weights.
     """
     scales = np.abs(weights).max(axis=1).astype(np.float32) / largest
     scales[scales == 0] = 1

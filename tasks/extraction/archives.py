@@ -1,9 +1,9 @@
-"""Open archives and mail as folders: a file inside is a document of its own, with the path ``a.zip!/b/c.txt``.
+"""Open archives and mail as folders: a file inside is a separate document, with the path ``a.zip!/b/c.txt``.
 
-Zip files (jar, whl), tar files, compressed or not, and messages with their attachments are containers. A run that asks
-for it lists the members of each new or changed container, and reads those that have changed. Both happen in a process
-of its own (``tasks.extraction.process``), within limits on size, number and nesting. The etag of a member is the hash
-of its content, or the reason why it cannot be indexed.
+Zip files (jar, whl), tar files, compressed or not, and messages with their attachments are containers. With the option
+``archives``, a run lists the members of each new or changed container, and reads the changed ones. Both happen in a
+separate process (``tasks.extraction.process``), within limits on size, number and nesting. The etag of a member is the
+hash of its content, or the reason why it cannot be indexed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_CONTAINER_BYTES = 2**30
 MAX_CONTAINED = 100_000
 """Maximum number of members of a container, members of nested containers included."""
 MAX_NESTING = 3
-"""A container in a container in a container is opened, but none inside it."""
+"""Maximum depth of nested containers to open."""
 _HASH = re.compile(r"[0-9a-f]{32}")
 _LENGTH = struct.Struct("<Q")
 _BROKEN = (
@@ -97,7 +97,7 @@ def members_of(path: str, data: bytes) -> list[Member]:
             if why is None and not _HASH.fullmatch(digest):
                 raise ValueError(digest)
             found.append(Member(name, size, digest if why is None else "", why))
-    except (KeyError, TypeError, ValueError):  # a hostile file may have taken the process over
+    except (KeyError, TypeError, ValueError):  # a hostile file may have taken over the process
         raise Refused(SkipReason.DAMAGED) from None
     return found
 
@@ -177,7 +177,7 @@ def list_members(request: bytes) -> _Answer:
     found: dict[str, tuple[int, str, str]] = {}
     replaced: list[tuple[str, int, str, str]] = []
     for name, content in _walk(path, data, _Limits(), 0):
-        if name in found:  # the last one of a name replaces the others, as it does for programs that unpack
+        if name in found:  # the last member of a name replaces the others, as in programs that unpack archives
             replaced.append((name, 0, "", SkipReason.REPLACED))
         found[name] = (len(content), content_hash(content), "") if isinstance(content, bytes) else (0, "", content)
     members = [*((name, *each) for name, each in found.items()), *replaced]
@@ -333,12 +333,14 @@ def _from_tar(archive: tarfile.TarFile, info: tarfile.TarInfo, limits: _Limits) 
     if info.issym() or info.islnk():
         return SkipReason.LINK
     file = archive.extractfile(info) if info.isreg() else None
-    uncounted = limits if info.issparse() else _Limits()  # the stream counts all but holes
+    uncounted = limits if info.issparse() else _Limits()  # the stream counts everything except holes
     return _limited(file, uncounted) if file is not None else SkipReason.UNREADABLE
 
 
 def _attachments(data: bytes, limits: _Limits, *, is_mailbox: bool) -> Iterator[tuple[str, _Unpack]]:
-    """Yield the attachments of a message; for a mailbox, those of each message, in a folder named by its number."""
+    """Yield the attachments of a message; for a mailbox, the attachments of each message, in a folder named by its
+    number.
+    """
     from driftline.tasks.extraction.text_formats import attachments, messages
 
     taken: set[str] = set()
@@ -370,7 +372,7 @@ _MARK = "archive/"
 
 
 def without_opened(mark: str) -> str:
-    """Return the mark of a file in the manifest as if it had not been opened.
+    """Return the mark that a file would have in the manifest if it had not been opened as an archive.
 
     Examples:
         >>> without_opened("mail/1+archive/1-0123abcd+known/1")

@@ -1,7 +1,7 @@
 """Extract text from documents; the extractor of a file is chosen by content first and by name second.
 
-An extractor takes the bytes of a file and returns lines with anchors. The manifest records its name and version, so a
-new version rereads only the files that it affects. A compressed file is treated as its content.
+An extractor takes the bytes of a file and returns lines with anchors. The manifest records its name and version
+(extractor_versions.py). A compressed file is treated as its content.
 """
 
 from __future__ import annotations
@@ -22,30 +22,25 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import IO, Any, NamedTuple, Protocol, Self, cast
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from driftline.storage.defaults import INSIDE, NAMED_LIKE_ARCHIVE, Redaction
+from driftline.storage.defaults import Redaction
 from driftline.storage.lines.outline import Anchor, Definition
 from driftline.storage.model import SkipReason
-from driftline.storage.redaction import redact, split_mark
+from driftline.storage.redaction import redact
 from driftline.tasks.definitions.outlines import nested_sections
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.text import decode, has_replaced_bytes
 
 EXTRA = "documents"
 """The extra of the package that some extractors need."""
-MISSING_MARK = r"(?:^|\+)\w+/0"
-"""The mark of files whose extractor is not installed."""
 MAX_EXTRACTED_CHARACTERS = 64 * 2**20
 """Maximum length of a document's text; a file that expands to more is skipped."""
 MAX_UNPACKED_BYTES = 64 * 2**20
 MAX_MEMBERS = 100_000
 """A compressed file with more members is refused, however small they are."""
 _SLICE_BYTES = 16 * 1024
-"""Bytes to unpack at once; what follows the end of a member in such a slice is copied."""
+"""Bytes to unpack at once. The rest of a slice after the end of a member is copied."""
 _STREAMED_BYTES = 2**20
 _SNIFFED_STREAM_BYTES = 2**20
 """A block of bzip2 has up to 900 kB."""
@@ -95,7 +90,7 @@ class Extracted:
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Self:
-        """Validate the answer of a process, which a hostile document may have taken over. Raises Refused."""
+        """Validate the answer from a process that a hostile document may have taken over. Raises Refused."""
         try:
             text = _encodable(str(said["text"]))
             lines = text.count("\n")
@@ -208,10 +203,10 @@ class Extractor:
     """An extractor of one kind of file; ``name`` and ``version`` are in the manifest.
 
     ``suffixes`` are the endings of the names of such files. ``takes`` returns whether the bytes of a file with such a
-    name are of this kind. ``function`` in ``module`` of this package does the work; it needs the library ``needs`` of
-    the extra, if any. An ``isolated`` extractor runs in a separate process, because its files are large, or can hang or
-    crash their reader. A ``packed`` one reads compressed files only: others of its kind are sources that people edit,
-    and open by the numbers of their lines. Without its library, files that are text (``is_text``) are indexed
+    name are of this kind. ``function`` in ``module`` of this package extracts the text; it needs the library ``needs``
+    of the extra, if any. An ``isolated`` extractor runs in a separate process, because its files are large, or can hang
+    or crash their reader. A ``packed`` one reads compressed files only: others of its kind are sources that people
+    edit, and open by the numbers of their lines. Without its library, files that are text (``is_text``) are indexed
     unchanged, and others are skipped.
     """
 
@@ -295,9 +290,8 @@ def _holds(part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
 
 
 def _says(kind: bytes, part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
-    """Return a test for archives that begin with a media type that starts with ``kind``.
-
-    Some programs put it elsewhere, so with one of ``suffixes`` an archive needs only the ``part``.
+    """Return a test for archives whose first entry is a media type that starts with ``kind``. Some programs store the
+    media type elsewhere, so an archive with one of ``suffixes`` needs only the ``part``.
     """
 
     def takes(data: bytes, suffix: str) -> bool:
@@ -313,7 +307,9 @@ OLE = b"\xd0\xcf\x11\xe0"
 _DIRECTORY_BYTES = 128 * 1024
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
 _MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\n(?:[ \t][^\n]*\n)*){2,}")
-"""Matches each line in only one way, so that it never backtracks on text that resembles mail."""
+"""Matches the first headers of mail. Each line matches in only one way, so text that resembles mail causes no
+backtracking.
+"""
 _OF_MAIL = re.compile(rb"^(?:message-id|received|mime-version|from):", re.IGNORECASE | re.MULTILINE)
 _MAILBOX = re.compile(rb"\AFrom [^\s]+ [^\r\n]*\d\d:\d\d[^\r\n]*\r?\n[A-Za-z][A-Za-z0-9-]{0,60}:")
 _SRT = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*\d+[ \t]*\r?\n\d{1,3}:\d\d:\d\d[.,]\d{3}[ \t]*-->")
@@ -565,9 +561,9 @@ def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
             return Choice(path, b"", None, compression.mark, refused.reason)
     suffix = _suffix(path)
     known = (each for each in EXTRACTORS if each.takes(data, suffix) and not (each.packed and compression is None))
-    extractor = _as_asked(next(known, None), outputs=outputs)
+    extractor = variant_of(next(known, None), outputs=outputs)
     named = BY_SUFFIX.get(suffix)
-    named = _as_asked(named, outputs=outputs) if isinstance(named, Extractor) else named
+    named = variant_of(named, outputs=outputs) if isinstance(named, Extractor) else named
     if extractor is not None:
         marks.append(extractor.mark)
     elif isinstance(named, Extractor):
@@ -577,7 +573,10 @@ def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
     return Choice(path, data, None if lacks else extractor, "+".join(marks), reason)
 
 
-def _as_asked(extractor: Extractor | None, *, outputs: bool) -> Extractor | None:
+def variant_of(extractor: Extractor | None, *, outputs: bool) -> Extractor | None:
+    """Return the extractor that replaces ``extractor`` if the ``outputs`` of notebooks are included, else
+    ``extractor``.
+    """
     is_replaced = outputs and extractor is not None and extractor.function == "notebook"
     return WITH_OUTPUTS if is_replaced else extractor
 
@@ -586,8 +585,8 @@ def _as_asked(extractor: Extractor | None, *, outputs: bool) -> Extractor | None
 class Reading:
     """The result of reading a file: its text, or the ``reason`` for which it has none.
 
-    ``path`` determines the language of the text, ``mark`` is for the manifest, and ``replaced`` is set if bytes were
-    replaced that are not text in the encoding of the file.
+    ``path`` determines the language of the text, ``mark`` is for the manifest, and ``replaced`` is set if bytes that
+    are invalid in the encoding of the file were replaced.
     """
 
     path: str
@@ -632,82 +631,6 @@ NAMED_LIKE_DOCUMENT = rf"\.(?i:{'|'.join(map(re.escape, BY_SUFFIX))})$"
 def is_named_like_document(path: str) -> bool:
     """Return whether a file has the name of a document or of a compressed file."""
     return _suffix(path) in BY_SUFFIX
-
-
-ENDS_MARK = r"(?:^|\+)ends/"
-"""The mark of files whose first and last lines alone are indexed."""
-
-
-def ends_mark(most: int) -> str:
-    """Return the mark of a file whose first and last lines alone, ``most`` bytes, were read."""
-    return f"ends/{most}"
-
-
-@dataclass(frozen=True, slots=True)
-class How:
-    """How a run reads files: with which ``redaction``, and at most ``most`` bytes of a large file.
-
-    ``opened`` is the mark of its settings for archives and mail, "" if it does not open them. If ``outputs``, it reads
-    the outputs of notebooks.
-    """
-
-    redaction: Redaction = "off"
-    most: int = 0
-    opened: str = ""
-    outputs: bool = False
-
-    def marks(self) -> frozenset[str]:
-        """Return the parts of its files' marks, without the part for redaction."""
-        own = {ends_mark(self.most), self.opened or UNOPENED, UNOPENED}
-        return current_marks(outputs=self.outputs) | own
-
-
-UNOPENED = "archive/0"
-"""The mark of a member that no extractor can index."""
-
-
-def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: How) -> NDArray[np.bool_]:
-    """Return ``(n,) bool``: files that a run would read differently from the last run.
-
-    ``marks`` come from the manifest; a file without an extractor's mark was read as text.
-    """
-    known, current = pc.fill_null(marks, ""), how.marks()
-    old, plain, unopened = list[str](), list[str](), list[str]()
-    for mark in pc.unique(known).to_pylist():
-        of_extractor, is_redacted = split_mark(mark, how.redaction)
-        parts = _parts(of_extractor)
-        if not is_redacted or not parts <= current:
-            old.append(mark)
-        elif not of_extractor:
-            plain.append(mark)
-        if how.opened and not parts & {how.opened, UNOPENED}:
-            unopened.append(mark)
-    result = pc.is_in(known, value_set=pa.array(old, pa.string()))
-    named = pc.match_substring_regex(paths, NAMED_LIKE_DOCUMENT)
-    result = pc.or_(result, pc.and_(pc.is_in(known, value_set=pa.array(plain, pa.string())), named))
-    if unopened:
-        lacking = pc.and_(
-            pc.match_substring_regex(paths, NAMED_LIKE_ARCHIVE),
-            pc.invert(pc.match_substring(paths, INSIDE)),  # the outermost container stands for those inside
-        )
-        result = pc.or_(result, pc.and_(pc.is_in(known, value_set=pa.array(unopened, pa.string())), lacking))
-    return np.asarray(result.to_numpy(), dtype=bool)
-
-
-def is_current(path: str, mark: str, how: How) -> bool:
-    """Return whether a run that reads files as in ``how`` would read a document with this ``mark`` in the same way."""
-    of_extractor, is_redacted = split_mark(mark, how.redaction)
-    return is_redacted and (_parts(of_extractor) <= how.marks() if of_extractor else not is_named_like_document(path))
-
-
-def _parts(mark: str) -> set[str]:
-    return {part.removeprefix("-") for part in mark.split("+")} if mark else set()
-
-
-def current_marks(*, outputs: bool = False) -> frozenset[str]:
-    """Return the marks of the current extractors; ``outputs`` includes the extractor for outputs of notebooks."""
-    readers = (_as_asked(each, outputs=outputs) if isinstance(each, Extractor) else each for each in READERS)
-    return frozenset(each.mark for each in readers if each is not None)
 
 
 def definitions_by_part(

@@ -130,7 +130,7 @@ class _Relations(_Handler):
 
 
 _REPEATED = frozenset(("Fallback", "moveFrom", "rt"))
-"""Elements that repeat text: for older readers, at the place it was moved from, or as a pronunciation."""
+"""Elements that repeat text: as a fallback for older readers, at the position before a move, or as a pronunciation."""
 _MATHEMATICAL = {"den": "/", "sub": "_", "sup": "^"}
 
 
@@ -219,7 +219,7 @@ class _Paragraphs(_Handler):
 
 
 class _Comments(_Paragraphs):
-    """Also adds comments on slides, and comments on cells of ``sheet``; the latter are anchored to their cell."""
+    """Also adds the comments on slides, and the comments on cells of ``sheet``, each anchored to its cell."""
 
     def __init__(self, draft: Draft, sheet: str = "") -> None:
         super().__init__(draft)
@@ -352,7 +352,7 @@ class _SharedStrings(_Handler):
 _DATE_FORMATS = frozenset((*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)))
 """The numbers of the built-in formats of dates and times."""
 _LITERAL_IN_FORMAT = re.compile(r'"[^"]*"|\\.|[_*].|\[[^\]]*\]')
-_FIRST_DAY = datetime(1899, 12, 30)  # as if 1900 had been a leap year, from its March on
+_FIRST_DAY = datetime(1899, 12, 30)  # spreadsheets count 1900 as a leap year, so the offset holds from March 1900 on
 _DAYS_TO_1904 = 1_462
 _MAX_DAYS = 2_950_000
 """A date before the year 9977."""
@@ -506,7 +506,7 @@ class _OpenDocument(_Handler):
                 level = attributes.get("outline-level", "1")
                 self._prefixes.append("#" * min(int(level) if level.isdecimal() else 1, 6) + " " if tag == "h" else "")
                 self._texts.append([])
-            case "note" | "annotation":  # its number, or author and date, are no text
+            case "note" | "annotation":  # the number, or the author and date, of a note are not text
                 self._texts.append([])
             case "s" | "tab" | "line-break":
                 self.data("\t" if tag == "tab" else " ")
@@ -580,7 +580,7 @@ class _OpenDocument(_Handler):
 
 
 def _letters(column: int) -> str:
-    """Return the name of a column, from 0: ``A``, ``Z``, ``AA``."""
+    """Return the name of a column, counted from 0: ``A``, ``Z``, ``AA``."""
     name, column = "", column + 1
     while column:
         column, rest = divmod(column - 1, 26)

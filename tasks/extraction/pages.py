@@ -156,7 +156,7 @@ def add_html(draft: Draft, data: bytes, file: str = "") -> None:
 
 
 def _decoded(data: bytes) -> str:
-    """Return a page in its declared encoding, if that is valid."""
+    """Decode a page in its declared encoding, if that is valid."""
     head = data[:_DECLARED_WITHIN]
     declared = (
         None
@@ -178,7 +178,7 @@ def _decoded(data: bytes) -> str:
 
 MAX_PAGES = 20_000
 _EDGE_LINES = 2
-"""Number of lines at the top and at the bottom of a page that may be running heads."""
+"""Number of lines at the top and at the bottom of a page that may be running headers or footers."""
 _MIN_REPEATS = 3
 _MIN_REPEATED_FRACTION = 0.2
 _NUMBER = re.compile(r"\d+|\b[ivxlc]+\b")
@@ -186,7 +186,7 @@ _UNWANTED = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 0xAD, 0xFFFE))
 _BROKEN = re.compile(r"[\x02\ufffe\xad]\n?")
 """A hyphen at the end of a line, as the library reports it, with the line end."""
 _HYPHENATED = re.compile(r"(?<=\w)-\n[ \t]*([^\W\dA-Z]\S*)[ \t]*")
-"""A word that is broken at the end of a line: its second part moves up."""
+"""A word broken at the end of a line, whose second part is moved to this line."""
 _WORDS = re.compile(r"\w+")
 _SECTION = re.compile(r"\d+|[a-z]|[ivxlc]+|appendix|chapter|part|section")
 """A word of the number of a section."""
@@ -249,7 +249,7 @@ def _pdf_pages(data: bytes) -> tuple[list[str], dict[int, list[Bookmark]]]:
             raw.FPDF_ClosePage(page)  # from now on, form entries belong to the text of the page
             page = raw.FPDF_LoadPage(document.raw, number)
         if not page:
-            pages.append("")  # the others may be whole
+            pages.append("")  # other pages may be intact
             continue
         text = raw.FPDFText_LoadPage(page)
         pages.append(_text_of(text) if text else "")

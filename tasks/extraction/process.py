@@ -1,8 +1,8 @@
-"""Run an extractor in a process of its own, with limits, so that a hostile document kills only its reader.
+"""Run an extractor in a separate process, with limits, so that a hostile document can crash only that process.
 
 The process has no network where the kernel allows that, writes no file, gets no credentials from the environment, and
-answers in JSON: its answers are never executed here. It is reused for the next document; one that dies, hangs, or
-takes too much is replaced.
+answers in JSON: its answers are never executed here. It is reused for the next document; a process that dies, hangs, or
+uses too much is replaced.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import IO, Any, NoReturn
 from driftline.storage.model import SkipReason
 
 CPU_SECONDS = 60
-"""The limit for one document: a PDF of thousands of pages takes less."""
+"""Limit of CPU time for one document; a PDF of thousands of pages takes less."""
 WALL_SECONDS = 600.0
-"""The limit for one document: long enough on a machine that is ten times overloaded."""
+"""Limit of wall-clock time for one document, long enough on a machine with ten times too much load."""
 MEMORY_BYTES = 2**30
 """Address space in addition to what the process has before its first document."""
 MAX_ANSWER_BYTES = 512 * 2**20
@@ -35,7 +35,8 @@ _LENGTH = struct.Struct("<Q")
 _SERVE = "from driftline.tasks.extraction.process import serve; serve({cpu_seconds}, {memory_bytes})"
 _KEPT_VARIABLES = frozenset(("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TMPDIR", "TZ"))
 _SET_VARIABLES = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Each thread and memory pool would reserve address space, which the limit counts."""
+"""Variables that restrict threads and memory pools: each would reserve address space, which counts towards the limit.
+"""
 _FORBIDDEN = (
     "socket.",
     "subprocess.",
@@ -87,7 +88,7 @@ class _Pool:
         process = self._take()
         is_reused = process.has_answered
         answer = process.ask(target, data)
-        if process.is_lost and is_reused:  # perhaps killed while it waited: that says nothing of this document
+        if process.is_lost and is_reused:  # perhaps killed while it was idle, which is not this document's fault
             process = _Reader()
             answer = process.ask(target, data)
         if process.is_alive:
@@ -142,7 +143,8 @@ class _Reader:
     def ask(self, target: str, data: bytes) -> dict[str, Any]:
         """Return the answer of the process, or the reason why there is none.
 
-        The process is killed unless its answer is complete: the rest would be taken for the answer to another document.
+        The process is killed unless its answer is complete: the rest would be mistaken for the answer about the next
+        document.
         """
         late = threading.Event()
 
@@ -169,7 +171,7 @@ class _Reader:
         finally:
             timer.cancel()
             if answer is None or answer.get("reason") == SkipReason.BOMB:
-                self.end()  # after a bomb, it may have no memory left for the next document
+                self.end()  # after a decompression bomb, the process may lack memory for the next document
         self.has_answered = True
         return answer
 
@@ -223,7 +225,7 @@ def _received(pipe: IO[bytes], most: int) -> bytes:
 
 
 def serve(cpu_seconds: int, memory_bytes: int) -> NoReturn:
-    """Answer documents on standard input with their text on standard output, until there are no more."""
+    """Read documents from standard input and write their text to standard output, until the input ends."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries must not mix with the answers
     _leave_network()

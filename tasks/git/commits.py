@@ -17,7 +17,7 @@ from driftline.storage.sources.isolation import Repository, ask, ask_remote, fin
 from driftline.tasks.git.work_tree import WorkTree
 
 MAX_CHANGED_PATHS = 20_000
-"""Above this number, single paths are no faster than a full scan."""
+"""Above this number of paths, scanning them is no faster than a full scan."""
 
 _ATTRIBUTES = ".gitattributes"
 """The file that determines how git writes other files to the disk."""
@@ -103,7 +103,7 @@ def pushed_commit(root: str) -> PushedCommit | None:
     """Return the newest commit that the work tree around ``root`` shares with its branch at ``origin``, as last
     fetched.
 
-    Without such a branch, the default branch counts. Contacts nothing.
+    Without such a branch, the default branch is used. Contacts no host.
     """
     repository = find_repository(root)
     commit = _head_id(root) if repository is not None else None
@@ -215,7 +215,9 @@ _REQUEST_NAME = re.compile(r"((?:heads/)*)pr/\d+")
 
 
 def index_name(branch: str) -> str:
-    """Return the index's name of a git branch: its name in git, but never ``pr/NUMBER``, which pull requests use."""
+    """Return the name of a git branch in the index: its name in git, unless that is ``pr/NUMBER``, which pull requests
+    use.
+    """
     return f"heads/{branch}" if _REQUEST_NAME.fullmatch(branch) else branch
 
 
@@ -250,7 +252,7 @@ def local_branches(root: str) -> frozenset[str]:
 def is_on_remote_branch(root: str, commit: str, branch: str) -> bool | None:
     """Return whether ``commit`` is in ``branch`` of ``origin``, as the work tree around ``root`` has fetched it.
 
-    Returns None if it has not fetched that branch.
+    Returns None if that branch has not been fetched.
     """
     answer = ask(root, "rev-parse", "--verify", "--quiet", f"{_REMOTE}{branch}")
     tip = answer.decode().strip() if answer else ""

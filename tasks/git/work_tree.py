@@ -42,7 +42,7 @@ Signature = tuple[int, int, int]
 _GITDIR = b"gitdir: "
 _MAX_PATHSPECS = 100
 _ID_START = len("H 100644 ")
-_PATH_END = 1 << 30  # "to the end"
+_PATH_END = 1 << 30  # no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class WorkTree:
 
     @property
     def excludes(self) -> str:
-        """The ignore file of the user, for all repositories; it may not exist."""
+        """The user's ignore file for all repositories; it may not exist."""
         return self.repository.excludes
 
 
@@ -105,7 +105,8 @@ def find_work_tree(root: str) -> WorkTree | None:
 class TrackedFiles:
     """The files that git tracks below a folder of a work tree; a context manager. Paths are relative to the folder.
 
-    ``prefixes`` limit them as in ``clean_blobs``. Git lists them from the first call on, or from ``start`` on.
+    ``prefixes`` limit them as in ``clean_blobs``. Git begins to list them at ``start``, or else at the first other
+    call.
     """
 
     def __init__(self, repository: Repository, root: str, prefixes: Sequence[str] = ()) -> None:
@@ -181,7 +182,7 @@ class TrackedFiles:
 
 @dataclass(frozen=True, slots=True)
 class NestedRepository:
-    """A repository in a folder (with a trailing slash) of a source, with a work tree of its own."""
+    """A repository in a folder (with a trailing slash) of a source, with its own work tree."""
 
     folder: str
     git_dir: str
@@ -230,9 +231,9 @@ def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = (), tracked: TrackedFi
     """Return the tracked files that are clean now: ``path`` (binary, relative to the source) and ``etag`` (``git:id``).
 
     Call it after the files are stat'ed: a file that changes in between is dirty or has another id. ``prefixes``
-    (folders with a trailing slash) limit the result, which may contain more. Files with skip-worktree or
-    assume-unchanged, in conflict, or only intended to be added are excluded. The result is empty if git fails.
-    ``tracked`` may have been listed before, with the same ``prefixes``.
+    (folders with a trailing slash) limit the result, which may contain more. Files that are marked skip-worktree or
+    assume-unchanged, are in conflict, or were added with ``--intent-to-add`` are excluded. The result is empty if git
+    fails. ``tracked`` may have been listed before, with the same ``prefixes``.
     """
     narrowed = [] if "" in prefixes or len(prefixes) > _MAX_PATHSPECS else [f":(literal){p}" for p in prefixes]
     for _ in range(2):

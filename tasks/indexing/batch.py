@@ -28,17 +28,8 @@ from driftline.storage.sources.source import FileInfo, Source, read_file, stat_f
 from driftline.tasks.definitions.parser_process import definitions_in_worker
 from driftline.tasks.embedding.task_context import CountReporter, Stopwatch, TaskContext
 from driftline.tasks.extraction.archives import OF_CONTENT, is_of_member, read_members, reason_in, without_opened
-from driftline.tasks.extraction.extractor import (
-    UNOPENED,
-    How,
-    Reading,
-    definitions_by_part,
-    ends_mark,
-    is_current,
-    is_extracted,
-    read_document,
-    redacted,
-)
+from driftline.tasks.extraction.extractor import Reading, definitions_by_part, is_extracted, read_document, redacted
+from driftline.tasks.extraction.extractor_versions import UNOPENED, How, ends_mark, is_current
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
@@ -104,7 +95,7 @@ def _read_members(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator
                 continue
             data = found.pop(change["path"], None)
             if data is None or content_hash(data) != change["etag"].removeprefix(OF_CONTENT):
-                yield SkipReason.UNSTABLE  # the archive has changed since the scan, or is gone
+                yield SkipReason.UNSTABLE  # the archive has changed or vanished since the scan
                 continue
             info = FileInfo(change["path"], len(data), change["mtime_ns"], change["etag"])
             yield ReadFile(info, data, content_hash(data), racy=False)
@@ -182,7 +173,7 @@ def _as_local(after: FileInfo, change: dict[str, Any], started_ns: int) -> tuple
 
 
 def _as_remote(after: FileInfo, change: dict[str, Any]) -> tuple[FileInfo, bool]:
-    """Like ``_as_local``, for a store, whose listings have times of another precision."""
+    """Like ``_as_local``, for a store, whose listings have times with another precision."""
     as_listed = (after.size_bytes, after.etag) == (change["size_bytes"], change["etag"])
     info = FileInfo(change["path"], after.size_bytes, change["mtime_ns"] if as_listed else 0, after.etag)
     return info, not info.etag
@@ -269,7 +260,9 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """The batches of a group, in its order, or why one could not be read. All of them share ``fragments``."""
+    """The batches of a group, in order, each with its result or the reason why it could not be read. All share
+    ``fragments``.
+    """
 
     parts: tuple[BatchResult | DriftlineError, ...]
     fragments: tuple[str, ...]
@@ -560,7 +553,9 @@ class _Drafts:
             self.states[DocumentState.DELETED] += 1
 
     def add_copied(self, document: _Document, donated: Donated) -> None:
-        """Add a document whose lines a donor has. This run has not opened it, even if the donor's run has."""
+        """Add a document whose lines a donor has. It counts as not opened by this run, even if the donor's run has
+        opened it.
+        """
         self._count(document)
         mark = without_opened(donated.extractor)
         self.copied.append(replace(document.meta, lines=donated.lines, reason=None, extractor=mark))

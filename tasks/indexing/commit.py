@@ -20,8 +20,9 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld, LeaseLost
 from driftline.storage.lance.lance_table import rewrite
 from driftline.storage.leases.lease import Lease, fenced
+from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.lines.indexes import Segment, SegmentSpec, build_segment
-from driftline.storage.lines.line_table import LineTable, SourceCommit
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import derived_ulid, new_ulid
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.embedding.task_context import ModelRef, TaskContext
@@ -126,7 +127,7 @@ class Staged:
 
 
 class Dissolved(Exception):
-    """The transaction of a group of sources can never commit: each must be committed alone."""
+    """The transaction of a group of sources can never be committed: each source must be committed alone."""
 
 
 def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: Sequence[str]) -> list[Staged]:
@@ -134,7 +135,7 @@ def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: S
 
     Each source has its own staged delta and commit marker, so after a crash at any step each of them is settled alone.
     The caller publishes the returned deltas. Raises Dissolved if a source cannot take part, after it has removed the
-    staged deltas; CommitConflict and StorageError if the outcome may be unknown; later runs find it out.
+    staged deltas; CommitConflict and StorageError if the outcome may be unknown, which later runs determine.
     """
     staged: list[Staged] = []
     table, dim = changes[0][0].table, changes[0][0].dim
@@ -183,7 +184,7 @@ def _finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[
     if not staged and not lease.taken_over:
         return 0, []
     if workspace.config.dim is not None:
-        workspace.lines(entity).create(workspace.config.dim)  # fencing needs a table for its row
+        workspace.lines(entity).create(workspace.config.dim)  # fencing writes a row into the table
     # A run that died before its first commit leaves a folder with fragments but without a table.
     tables = [table for table in workspace.line_tables(entity) if table.exists()]
     markers = [table.fence(entity, lease.token) for table in tables]

@@ -22,7 +22,7 @@ from driftline.tasks.indexing.rows import extension, parent_dirs
 
 DOCUMENTS_PER_BATCH = 64
 _KEY_LINES = 3
-"""Configuration keys of fewer lines mean nothing by themselves."""
+"""Minimum number of lines of a configuration key to embed; shorter keys mean too little by themselves."""
 
 
 @dataclass(frozen=True, slots=True)

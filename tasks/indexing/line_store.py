@@ -26,7 +26,7 @@ _EMBED = "Embed with the model of the workspace."
 
 
 class OpenWorkspace(Protocol):
-    """The part of the result of ``driftline.open`` that a store needs."""
+    """The attributes of the result of ``driftline.open`` that a store needs."""
 
     storage: Workspace
 

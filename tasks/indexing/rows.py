@@ -100,7 +100,9 @@ class Numbers:
 
     @classmethod
     def of(cls, doc_index: pa.Int32Array, line_number: pa.Int32Array, column_number: pa.Int32Array) -> Numbers:
-        """Number the rows. A block has at most LINES_PER_BLOCK rows of a group of LINES_PER_BLOCK lines."""
+        """Number the rows. Each group of LINES_PER_BLOCK lines is one block or, if it has more than LINES_PER_BLOCK
+        rows, several.
+        """
         document, line, column = (each.to_numpy() for each in (doc_index, line_number, column_number))
         group = line // LINES_PER_BLOCK
         first = np.ones(len(line), np.bool_)
@@ -181,7 +183,7 @@ _Part = TypeVar("_Part", Definition, Anchor)
 
 
 def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
-    """Return the definitions or anchors of a document by the blocks that they are in or contain, in order."""
+    """Return the definitions or anchors of a document, in order, for each block that they overlap."""
     found: dict[int, list[_Part]] = {}
     for each in parts:
         for block in range(each.first // LINES_PER_BLOCK, each.last // LINES_PER_BLOCK + 1):
@@ -192,8 +194,8 @@ def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
 def _enclosing_names(positions: Iterable[tuple[int, int]], definitions: Sequence[Sequence[Definition]]) -> list[str]:
     """Return the suffix of the path in the head of each block, which begins at ``(document, line)``.
 
-    It is a tab and the name of the innermost definition that began before it, if any, so that words of the name also
-    find the inside of the definition.
+    The suffix is a tab and the name of the innermost definition that began before the block, if any, so that the words
+    of the name also find blocks inside the definition.
     """
     of_blocks = [_by_block(found) for found in definitions]
     names: list[str] = []
@@ -254,7 +256,7 @@ Donations = Mapping[str, tuple[Donated, ...]]
 def find_donations(
     workspace: Workspace, entity: Entity, paths: pa.Array, fingerprint: str, superseded: BranchRecord | None = None
 ) -> Donations:
-    """Find documents among ``paths`` of a source that another index has already embedded.
+    """Find the documents, among ``paths`` of a source, that another index of the source has already embedded.
 
     A run of the main index searches the branches. A run of a branch searches the main index and the ``superseded`` cut.
     A donor that cannot be read is skipped.
@@ -282,7 +284,7 @@ def find_donations(
             changed = workspace.on([branch]).manifest(entity).changes_since(record.main_revision, columns=_COLUMNS)
             requested = pc.and_(pc.equal(changed["op"], ADD), pc.is_in(changed["path"], value_set=paths))
             add(branch, changed.filter(requested))
-    except DriftlineError as error:  # the run can embed without donors
+    except DriftlineError as error:  # donors only save work
         log.warning("Nothing is copied from branches of %s: %s", entity, error)
     return found
 

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogError, CleanupAborted, LeaseHeld, StorageError
-from driftline.storage.garbage.orphans import Orphan
-from driftline.storage.garbage.survey import Survey
+from driftline.storage.garbage.classify import Orphan
+from driftline.storage.garbage.references import Survey
 from driftline.storage.layout import CATALOG, CONFIG, lease_path
 from driftline.storage.leases.lease import Lease, acquire, look
 from driftline.storage.memory.binding import trouble
@@ -58,7 +58,7 @@ class Fence:
         self._stack.close()
 
     def take_tenant(self, tenant: Entity, sources: Iterable[Entity]) -> None:
-        """Fence off all writers to the tables of ``tenant``; do nothing if one of its sources is busy."""
+        """Fence off all writers to the tables of ``tenant``, or nothing if one of its sources is busy."""
         with ExitStack() as stack:
             try:
                 leases = [
@@ -75,7 +75,7 @@ class Fence:
             self.tenants.add(tenant.directory)
 
     def take_source(self, source: Entity) -> None:
-        """Fence off other runs of ``source``, unless one holds its lease."""
+        """Fence off earlier runs of ``source``, unless a run holds its lease."""
         if source.directory in self.sources:
             return
         with ExitStack() as stack:

@@ -22,14 +22,16 @@ QUERIES = 32
 TOP_K = 10
 SAMPLE_SEED = 7
 TIE = 1e-3
-"""Smaller differences of distances count as ties: errors of float16 are smaller, relevant differences larger."""
+"""Distances that differ by less than this count as equal: rounding to float16 causes smaller differences, and relevant
+differences are larger.
+"""
 ROWS_AT_ONCE = 8192
 """Number of vectors to compare with all queries at once; few enough for a processor's cache."""
 IO_BUFFER_BYTES = 64 * 2**20
 ALWAYS_MEASURED_ROWS = 1 << 18
 """Tables of up to this many rows are measured by every compaction, in about a second."""
 REBUILT_SHARE = 0.05
-"""A compaction that has rebuilt the vector index of a larger share of a table measures it."""
+"""A compaction measures a table if it has rebuilt the vector index of more than this share of it."""
 MEASURED_EVERY = timedelta(days=7)
 RECORDS_READ = 20
 """Number of newest run records in which a compaction looks for the last measurement."""
@@ -160,7 +162,7 @@ def measure_if_due(workspace: Workspace, tenant: Entity, rebuilt: int, now: date
 
 
 def last_measured(workspace: Workspace, tenant: Entity) -> datetime | None:
-    """Return when the newest recorded compaction, or one before it, has measured the search, if that is known."""
+    """Return when a compaction last measured the search, according to the newest run records, or None."""
     for record in islice(RunHistory(workspace.objects, tenant).newest_first(), RECORDS_READ):
         if record.kind == "compact":
             found = record.report.get("measured")

@@ -45,7 +45,7 @@ _COLUMNS = ["path", "hash", "lines", "reason"]
 
 @dataclass(frozen=True, slots=True)
 class BranchFinding:
-    """A branch whose content contradicts its record or its manifest, and how."""
+    """A branch whose content contradicts its record or its manifest, with a description of the contradiction."""
 
     entity: Entity
     name: str
@@ -173,7 +173,7 @@ def restore_config(objects: ObjectStore, run_id: str, workspace_id: str | None =
     fingerprint, dim = _embedding(Workspace(objects, config))
     embedding = {"fingerprint": fingerprint, "dim": dim, "model": _default_model(fingerprint)}
     data = config.model_copy(update=embedding).model_dump_json(indent=1).encode()
-    with contextlib.suppress(AlreadyExists, PreconditionFailed):  # another process has written it meanwhile
+    with contextlib.suppress(AlreadyExists, PreconditionFailed):  # another process has written it in the meantime
         try:
             damaged, version = objects.get_versioned(CONFIG)
         except ObjectNotFound:
@@ -263,7 +263,7 @@ class Verification:
 
 
 def verify(workspace: Workspace, on_phase: Callable[[str], None]) -> Verification:
-    """Check every tenant of ``workspace``; read access is enough. Damage is a finding, not an error.
+    """Check every tenant of ``workspace``; needs only read access. Damage is a finding, not an error.
 
     Raises WorkspaceTooNew, AccessDenied, StorageError.
     """

@@ -109,7 +109,7 @@ def _compare(
     waiting: frozenset[str],
     now: datetime,
 ) -> Finding | None:
-    """Compare an index with the catalog; expired entries may be in the index or not."""
+    """Compare an index with the catalog; whether the index has expired entries does not matter."""
     try:
         table = MemoryIndex(workspace.objects, directory).read(columns=["key", "entity", "content_hash", "expires"])
     except CorruptFile as error:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.model import DocumentState
 from driftline.tasks.extraction.archives import OF_MEMBERS
-from driftline.tasks.extraction.extractor import How, outdated
+from driftline.tasks.extraction.extractor_versions import How, outdated
 
 LISTING_SCHEMA = pa.schema(
     [
@@ -25,7 +25,7 @@ LISTING_SCHEMA = pa.schema(
         ("inode", pa.int64()),
     ]
 )
-"""``etag`` is "", and each number but the size 0, if the source has none."""
+"""The columns of a listing. If the source has no such value, ``etag`` is "", and each number except the size is 0."""
 _KEPT = [
     ("hash", pa.string()),
     ("fingerprint", pa.string()),
@@ -89,15 +89,15 @@ def diff(
 
     Content counts as equal without a read if sizes and etags are equal or, if one side has no etag, sizes, mtimes,
     ctimes and inodes. Programs can set an mtime, but not a ctime. Some network file systems renumber their files with
-    each mount, so inodes are ignored if most files differ only in the inode. A file that had an etag of git and has
-    none now is dirty. Git compares whole seconds, so its etag says nothing of a file whose mtime is unchanged but whose
-    ctime or inode is not. Unknown times (0), a racy row, another fingerprint, another extractor or another way to read
-    the file than ``how``, and ``full`` make a candidate; all but the first two require embedding even if the content is
-    the same. ``now_ns`` is the start of the listing: files that may have changed since are marked as racy.
-    Fastest if both tables are sorted by path.
+    each mount, so inodes are ignored if most files differ only in the inode. A file whose git etag is gone is dirty.
+    Git compares whole seconds, so its etag proves nothing about a file whose mtime is unchanged but whose ctime or
+    inode has changed. Unknown times (0), a racy row, another fingerprint, another extractor or another way to read the
+    file than ``how``, and ``full`` make a candidate; all but the first two require embedding even if the content is the
+    same. ``now_ns`` is the start of the listing: files that may have changed since are marked as racy. Fastest if both
+    tables are sorted by path.
     """
     listing = listing.combine_chunks().append_column("racy", _racy(listing, now_ns))
-    if not len(manifest):  # saves the effort for each small source of a first run
+    if not len(manifest):  # which saves time for each small source of a first run
         none = CHANGE_SCHEMA.empty_table()
         return Diff(_new(listing), none, none, DELETED_SCHEMA.empty_table(), SKIPPED_SCHEMA.empty_table(), 0)
     manifest = manifest.combine_chunks()
@@ -187,7 +187,7 @@ def _same_times(now: pa.Table, old: pa.Table) -> NDArray[np.bool_]:
 
 
 def _same_or_unknown(now: pa.ChunkedArray, old: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Return where a number is the same, or 0 (unknown) in the manifest."""
+    """Return for which rows a number is the same as in the manifest, or 0 (unknown) there."""
     return _numpy(pc.fill_null(pc.or_(pc.equal(now, old), pc.equal(old, 0)), False))
 
 

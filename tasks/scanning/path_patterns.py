@@ -195,10 +195,12 @@ def _escaped(text: bytes) -> str:
 
 OUR_IGNORE_FILE = ".driftlineignore"
 IGNORE_FILES = (".gitignore", OUR_IGNORE_FILE)
-"""Read in every folder; the later one takes precedence."""
+"""The ignore files that are read in every folder; later ones take precedence."""
 
 BY_GIT, BY_US = 1, 2
-"""The origin of a pattern: an ignore file of git, or of Driftline. Only the latter excludes files that git tracks."""
+"""The origin of a pattern: an ignore file of git or of Driftline. Only Driftline's ignore files exclude files that git
+tracks.
+"""
 
 GIT = ".git"
 NEVER_ENTERED = frozenset({GIT, ".hg", ".svn", ".driftline"})
@@ -206,9 +208,10 @@ NEVER_ENTERED = frozenset({GIT, ".hg", ".svn", ".driftline"})
 
 _DESCENDING = re.compile(r"\[(.)-(.)\]")
 _PATTERNS_PER_REGEX = 100
-"""RE2 limits the memory of an expression; matching is slow beyond."""
+"""Maximum number of patterns in one expression: RE2 limits the memory of an expression, and matches larger ones slowly.
+"""
 _FEW_PATHS = 1_000
-"""For fewer paths, compiling all names of credentials takes longer than selecting the ones that can match."""
+"""For fewer paths, compiling all patterns takes longer than first selecting the ones that can match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +353,7 @@ class PatternList:
 
 
 class Matcher:
-    """The compiled rules of a caller. Paths are ``base`` and the path in the source (see PatternList)."""
+    """The compiled rules of a caller. Paths consist of ``base`` and the path in the source (see PatternList)."""
 
     def __init__(self, rules: Rules, base: str = "") -> None:
         self.exclude = PatternList(_spelled(rules.exclude), base, descendants=True)
@@ -362,7 +365,7 @@ class Matcher:
     @staticmethod
     @lru_cache(maxsize=64)
     def of(rules: Rules) -> Matcher:
-        """Return the compiled rules, which are the same for many sources."""
+        """Return the compiled rules, cached because many sources have the same rules."""
         return Matcher(rules)
 
     def secret(self, files: pa.Array) -> NDArray[np.bool_]:

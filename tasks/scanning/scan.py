@@ -44,7 +44,8 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import fingerprint, is_earlier_version, resolve_model
 from driftline.tasks.embedding.task_context import TaskContext
 from driftline.tasks.extraction.archives import Member, Opened, is_of_member, members_of, opened_mark
-from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT, How
+from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT
+from driftline.tasks.extraction.extractor_versions import How
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.git.commits import (
     MAX_CHANGED_PATHS,
@@ -234,7 +235,7 @@ class ScanResult:
     ``skipped`` (SKIPPED_SCHEMA) has every file that is not indexed; an ignored folder has one row, with a trailing
     slash. ``listed`` counts the compared files, ``known`` the files in the manifest. ``complete`` is False if folders
     could not be read: they are in ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the time
-    that the worker took; ``too_large`` has the sizes of files beyond their limit. ``opened`` are the archives and mail
+    taken by the worker; ``too_large`` has the sizes of files beyond their limit. ``opened`` are the archives and mail
     whose members were listed, and ``carriers`` those that are not documents themselves, because no pattern includes
     them.
     """
@@ -400,7 +401,7 @@ def _open(
     for path in sorted(changed):
         try:
             data = spec.source.read(path)
-        except (AccessDenied, ObjectNotFound):  # the read for the index says why
+        except (AccessDenied, ObjectNotFound):  # the batch that reads it reports the reason
             unread.append(path)
             continue
         try:
@@ -422,7 +423,7 @@ _UNNAMED = (SkipReason.ODD_KEY, SkipReason.BAD_NAME, SkipReason.REPLACED)
 
 
 def _admitted(spec: ScanSpec, listing: Listing, members: Sequence[Member], files: pa.ChunkedArray) -> list[Member]:
-    """Return the members that the rules admit; a reason says that one may not be indexed."""
+    """Return the members that the rules admit, each with the reason if it must not be indexed."""
     for member in members:
         if member.reason is not None and member.reason in _UNNAMED:
             listing.skip(member.reason, member.path)
@@ -447,7 +448,7 @@ def has_own_limit(path: str) -> bool:
 
 
 def holds_records(path: str) -> bool:
-    """Return whether a file has the name of a log, CSV or JSON lines: its first and last lines alone are useful."""
+    """Return whether a file is named like a log, CSV or JSON lines, whose first and last lines alone are useful."""
     return re.search(_LARGE_NAMES, path) is not None
 
 
@@ -457,7 +458,7 @@ def largest_document(max_file_bytes: int, max_document_bytes: int) -> int:
 
 
 def _too_large(spec: ScanSpec, table: pa.Table) -> pa.Table:
-    """Return the files of ``table`` that exceed the limit for their names."""
+    """Return the files of ``table`` that exceed the size limit for files of their name."""
     files = table.filter(pc.greater(table["size_bytes"], min(spec.max_file_bytes, MAX_TEXT_BYTES)))
     paths, sizes = files["path"].to_pylist(), files["size_bytes"].to_pylist()
     large = [size > _limit(spec, path) for path, size in zip(paths, sizes, strict=True)]
@@ -667,7 +668,7 @@ def analyze_document_states(
         if change["path"] not in paths:
             continue  # the archive of a document
         if is_container(change["path"]):
-            change["must_embed"] = False  # limits of a run, which are unknown here, decide what is listed inside
+            change["must_embed"] = False  # what is listed inside depends on a run's limits
         try:
             etag = change["etag"]
             digest = etag.partition(":")[2] if is_of_member(etag) else content_hash(source.read(change["path"]))
@@ -679,8 +680,8 @@ def analyze_document_states(
 
 
 def _fingerprint(config: WorkspaceConfig) -> str:
-    """Return the fingerprint of the next run, which embeds lines again if their text was prepared by an earlier
-    version.
+    """Return the fingerprint that the next run will use: it embeds lines again if an earlier version prepared their
+    text.
     """
     bound = config.fingerprint or ""
     try:

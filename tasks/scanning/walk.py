@@ -45,7 +45,7 @@ class Subtree:
     """A part of a source: everything below ``prefix`` except the direct child folders ``without``.
 
     ``prefix`` is "" or a folder with a trailing slash; ``without`` are complete relative paths with a trailing slash.
-    Every folder that appears later is therefore in some part.
+    Every folder that is created later therefore belongs to some part.
     """
 
     prefix: str = ""
@@ -291,7 +291,7 @@ class Walk:
     def _unlisted(self, folder: str, error: OSError) -> None:
         if not folder or not os.path.isdir(self._root):
             raise StorageError("The source cannot be listed", self._root, str(error)) from error
-        if error.errno not in VANISHED:  # vanished or replaced meanwhile
+        if error.errno not in VANISHED:  # vanished or replaced in the meantime
             log.debug("cannot list %s: %s", folder, error)
             self.listing.skip(SkipReason.UNREADABLE, folder)
             self.listing.unread.append(folder)
@@ -394,9 +394,8 @@ class Walk:
         return pa.array([self._above + path for path in paths] if self._above else paths, pa.string())
 
     def _escapes(self, link: str, folder: str) -> bool:
-        """Return whether a link leads outside the source or in a circle.
-
-        The target of any other link is indexed itself.
+        """Return whether a link leads outside the source or in a circle. The targets of other links are indexed under
+        their own paths.
         """
         try:
             target = os.path.realpath(f"{self._root}/{link}", strict=True)
@@ -413,7 +412,7 @@ class Walk:
         repository = _Repository("", tracked, (work_tree.repository.common_dir,))
         lists = [self._patterns_outside(path, "", repository) for path in (work_tree.excludes, work_tree.exclude)]
         parts = self._above.rstrip("/").split("/") if self._above else []
-        closed = False  # an ignored folder with tracked files; without any, it is no work tree
+        closed = False  # an ignored folder with tracked files; without tracked files, it is not a work tree
         for depth, part in enumerate(parts):
             above = "".join(part + "/" for part in parts[:depth])
             paths = (f"{work_tree.top}/{above}{name}" for name in IGNORE_FILES)

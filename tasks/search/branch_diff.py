@@ -39,7 +39,7 @@ def changed_paths(workspace: Workspace, branch: Branch) -> list[str]:
 def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
     """Search as ``answer`` does on the branches of ``workspace``, without hits whose best line is in the main index.
 
-    A line that only moved within its document is not new. Raises the errors of ``search``.
+    A line that has only moved within its document is not new. Raises the errors of ``search``.
     """
     changed = {branch.entity: changed_paths(workspace, branch) for branch in workspace.branches}
     where = LineFilter(
@@ -74,7 +74,7 @@ MAX_DISTANCE = 0.25
 MIN_LINES = 3
 """Shorter functions resemble many others."""
 MAX_LINES = 24
-"""Number of lines of a function to look up, evenly spread."""
+"""Maximum number of lines of a function to look up, evenly spaced."""
 MAX_FUNCTIONS = 50
 NEAREST = 8
 """Number of lines of the main index to look up for each line."""
@@ -86,7 +86,7 @@ class Duplicate:
     """A new function of a branch and the nearest existing one. Lines are 1-based.
 
     ``distance`` is the mean, over the lines of the new function, of 1 - cosine to the nearest line of the other; a line
-    without one counts as twice MAX_DISTANCE.
+    without a near line counts as twice MAX_DISTANCE.
     """
 
     source: str

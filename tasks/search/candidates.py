@@ -81,7 +81,7 @@ class Candidates:
 
 
 def lines_of(blocks: pa.Table, query: str) -> Candidates:
-    """Return the lines of ``blocks`` (``storage.queries.matching_blocks``), and the words of ``query`` in them.
+    """Return the lines of ``blocks`` (``line_queries.matching_blocks``), and the words of ``query`` in them.
 
     A column ``near`` marks the blocks whose meaning is near; by default none.
     """
@@ -175,7 +175,7 @@ def _definitions(
 
 
 def gather(found: Candidates, nearest: pa.Table) -> Candidates:
-    """Return the distinct lines of ``found`` and of ``nearest`` (``storage.queries.nearest_lines``)."""
+    """Return the distinct lines of ``found`` and of ``nearest`` (``line_queries.nearest_lines``)."""
     of_nearest = _documents(nearest)
     documents = sorted({*found.documents, *of_nearest})
     moved = _positions(found.documents, documents)
@@ -234,18 +234,21 @@ DISTANCE_DIGITS = 6
 LEAST_OF_UNKNOWN = 6.0
 """The minimum weight of a word that no block contains."""
 BEYOND_WORDS = 10.0
-"""The contribution of meaning and definitions to the score of a good answer. Limited to the contribution of words,
-which weigh little in a small tree."""
+"""The contribution of meaning and definitions to the score of a good answer. It is limited to the contribution of
+words, which have little weight in a small tree.
+"""
 LINES_OF_LARGE = 64
 """A definition with this many lines is more than a declaration."""
 OTHER_CASE_OF_CONSTANT = 0.3
-"""The share for a definition that a constant names in another case: ``download_delay()`` is not DOWNLOAD_DELAY."""
+"""Factor for a definition whose name differs from a constant in the query only by case: ``download_delay()`` is not
+DOWNLOAD_DELAY.
+"""
 IMPLEMENTS = 0.25
-"""Loss of a definition that only adds to the type that it names, so that ``struct`` precedes ``impl``."""
+"""Deduction for a definition that only extends the type of its name, so that ``struct`` precedes ``impl``."""
 HEAD_OF_FILE = 0.9
-"""The share for the other lines in the first block of a file that the query names."""
+"""The score of the lines after the first one in the first block of a file that the query names."""
 MENTION_OF_CONSTANT = 0.25
-"""The share of the weight of a name for a line that mentions a constant."""
+"""The score of a line that mentions, but does not set, a constant that the query names."""
 _SETS = r"^[^#(=]*\b%s\b['\"]?\s*(?::[^=]*)?:?=(?!=)|^\s*['\"]?%s['\"]?:\s"
 _ASKS_FOR_TESTS = frozenset(terms("test tests testing spec fixture mock assert"))
 
@@ -319,7 +322,7 @@ def _kept_shares(
 ) -> NDArray[np.float32]:
     """Return ``(n,)``: the share of relevance that each of the ``chosen`` rows keeps because of its document.
 
-    A module of tests in a source, as of Rust, is a test.
+    A module of tests inside a source file, as in Rust, counts as a test.
     """
     shares = np.where(_of_documents(candidates, is_prose), weights.text, weights.source)
     shares *= np.where(_of_documents(candidates, is_auxiliary), weights.auxiliary, 1.0)
@@ -328,7 +331,7 @@ def _kept_shares(
         with_name[candidates.lines.document[named > 0]] = True
         shares *= np.where(with_name, 1.0, weights.unnamed)
     of_rows = shares[candidates.lines.document[chosen]]
-    if weights.source < weights.text or not _ASKS_FOR_TESTS & {*candidates.words}:  # how to test: not in a test, either
+    if weights.source < weights.text or not _ASKS_FOR_TESTS & {*candidates.words}:  # how-to questions, too
         tests = _of_documents(candidates, is_test)[candidates.lines.document[chosen]]
         inline = np.fromiter((*(each.is_test for each in candidates.definitions), False), np.bool_)
         of_rows *= np.where(tests | inline[candidates.definition[chosen].clip(-1)], weights.test, 1.0)

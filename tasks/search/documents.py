@@ -1,4 +1,7 @@
-"""List the documents of an index, in pages or by folder."""
+"""List the documents of an index, in pages or by folder, and read lines of one document.
+
+``read_excerpt`` returns a part of an indexed document, and of nothing else, to a program that knows only results.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.storage.entities import Boundary, Entity, is_within
-from driftline.storage.errors import NotIndexed
+from driftline.storage.entities import Boundary, Entity, is_allowed, is_within
+from driftline.storage.errors import DriftlineError, NotIndexed, UsageError
 from driftline.storage.globs import is_unicode
+from driftline.storage.lance.retries import without_panic
 from driftline.storage.lines.line_filter import normalise
+from driftline.storage.lines.line_queries import LineQuery, Passage
+from driftline.storage.lines.line_table import LINES_PER_BLOCK
+from driftline.storage.lines.outline import anchors_in
+from driftline.storage.lines.packs import lines_of_document
+from driftline.storage.model import content_hash
+from driftline.storage.redaction import redact_lines
+from driftline.storage.sources.source import known_source
+from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
+from driftline.tasks.search.hits import is_readable
+from driftline.tasks.search.links import find_links, is_archive_unchanged
+from driftline.tasks.text import decode, split_lines
 
 _COLUMNS = ["path", "size_bytes", "mtime_ns", "hash", "lines", "reason"]
 
@@ -30,7 +46,7 @@ class DocumentCursor:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document as it was indexed; ``reason`` says why it has no lines, if it was skipped."""
+    """A document as it was indexed. If it was skipped, ``reason`` says why it has no lines."""
 
     source: str
     path: str
@@ -153,3 +169,119 @@ def _time(nanoseconds: int | None) -> str | None:
     if not nanoseconds:
         return None
     return datetime.fromtimestamp(nanoseconds / 1e9, UTC).isoformat(timespec="seconds")
+
+
+_LAST_LINE = 2**31 - 1
+"""Lance refuses to compare a column of int32 with a larger number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Lines of a document from ``start_line`` (1-based) on, as they were indexed.
+
+    ``current`` is False if the document cannot be read or has changed. The lines then come from the index. ``url`` is
+    the permanent link of the requested line, as of a hit. ``anchors`` are the sections of a document, in order, each
+    with the first of these lines that it has.
+    """
+
+    source: str
+    path: str
+    start_line: int
+    lines: tuple[str, ...]
+    current: bool
+    url: str | None = None
+    anchors: tuple[tuple[int, str], ...] = ()
+
+
+@without_panic()
+def read_excerpt(
+    workspace: Workspace,
+    path: str,
+    line: int,
+    *,
+    n_lines: int,
+    source: str | None = None,
+    within: Boundary | None = None,
+) -> Excerpt:
+    """Return the line of an indexed document, and ``n_lines`` on each side.
+
+    ``source`` may be omitted if only one has the path. Only documents of sources ``within`` a boundary are read. Text
+    that is not indexed is never returned: a document is read by its path in the manifest, and trusted only if its hash
+    is the manifest's. Raises NotIndexed for anything else, UsageError, StorageError.
+    """
+    if line < 1 or n_lines < 0:
+        raise UsageError("line must be at least 1, and n_lines at least 0", f"{line}, {n_lines}")
+    entity, digest = _indexed_excerpt(workspace, path, source, within)
+    record = workspace.readable_source(entity)
+    data = _read_excerpt(workspace, record, path, digest)
+    lines = None if data is None else [] if is_extracted(path, data) else split_lines(decode(data)[0])
+    first, last = (min(max(0, at), _LAST_LINE) for at in (line - 1 - n_lines, line - 1 + n_lines))
+    current = lines is not None or is_archive_unchanged(workspace, entity, record, path)
+    if lines and record is not None:
+        part = redact_lines(lines[first : last + 1], record.redact)
+    else:
+        part = _from_index(workspace, entity, path, first, last)
+    if not part:
+        count = len(lines or _from_index(workspace, entity, path, 0, last))
+        what = f"The document has no line {line}: it has {count} {'line' if count == 1 else 'lines'}"
+        raise NotIndexed(what, path, "Take line numbers from search results.")
+    document = str(entity), path
+    may_have_anchors = is_named_like_document(path) or (data is not None and is_extracted(path, data))
+    anchors = _anchors_between(workspace, entity, path, first, first + len(part) - 1) if may_have_anchors else ()
+    links = find_links(workspace, lambda _: record, {document: digest}, {document: data})
+    return Excerpt(*document, first + 1, tuple(part), current, links.url(*document, line), anchors)
+
+
+def _anchors_between(
+    workspace: Workspace, entity: Entity, path: str, first: int, last: int
+) -> tuple[tuple[int, str], ...]:
+    """Return the anchors of lines ``first`` to ``last``, 0-based, each with its first line in this range, 1-based."""
+    lines = [*range(first, last + 1, LINES_PER_BLOCK), last]
+    found = LineQuery(workspace.lines(entity)).outlines([(str(entity), path, line) for line in lines])
+    anchors = {anchor for outline in found.values() for anchor in anchors_in(outline)}
+    inside = sorted((anchor.first, anchor.name) for anchor in anchors if anchor.first <= last and anchor.last >= first)
+    return tuple((max(first, at) + 1, name) for at, name in inside)
+
+
+def _indexed_excerpt(
+    workspace: Workspace, path: str, source: str | None, within: Boundary | None
+) -> tuple[Entity, str]:
+    """Return the source ``within`` a boundary that has indexed ``path``, and the indexed hash."""
+    if source is None:
+        entities = [entity for entity, _ in workspace.readable_sources(within)]
+    else:
+        named = Entity.parse(source, workspace.config.hierarchy)
+        entities = [named] if is_allowed(named, within) else []
+    found: list[tuple[Entity, str]] = []
+    for entity in entities:
+        rows = workspace.manifest(entity).get([path], columns=["hash", "reason"]).to_pylist()
+        found += [(entity, row["hash"]) for row in rows if row["reason"] is None]
+    if not found:
+        raise NotIndexed("No such document is indexed", path, "Take path and source from search results.")
+    if len(found) > 1:
+        names = ", ".join(str(entity) for entity, _ in found)
+        raise UsageError("Several sources contain this document", path, f"Name one of them: {names}.")
+    return found[0]
+
+
+def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, digest: str) -> bytes | None:
+    """Return a document as it was indexed; None if it has changed or cannot be read."""
+    if record is None or not workspace.access.allows(record.uri):
+        return None
+    source = known_source(record.uri, workspace.objects.storage_options)
+    try:
+        data = source.read(path) if is_readable(source, path) else b""
+    except DriftlineError:
+        return None  # the index answers for it
+    return data if content_hash(data) == digest else None
+
+
+def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, last: int) -> list[str]:
+    query = LineQuery(workspace.lines(entity))
+    if lines := lines_of_document(query, str(entity), path, first, last):
+        return lines
+    rows = query.passages([Passage(str(entity), path, first, last)])
+    known: dict[int, str] = {}
+    for row in rows.sort_by("column_number").to_pylist():
+        known[row["line_number"]] = known.get(row["line_number"], "") + row["text"]
+    return [known.get(number, "") for number in range(first, max(known, default=first - 1) + 1)]

@@ -53,7 +53,7 @@ from driftline.tasks.search.search import ExactCounts, SearchReport, answer, not
 from driftline.tasks.text import rows_of_line
 
 MAX_SECONDS = 30.0
-"""The time limit of an exact search, which then reports that it is incomplete."""
+"""Time limit of an exact search. At the limit, the search ends and reports that its results are incomplete."""
 MAX_RANKED = 10_000
 """Maximum number of matching lines that words rank."""
 RANKED_WINDOWS = 200
@@ -61,11 +61,11 @@ RANKED_WINDOWS = 200
 MAX_PATHS_IN_FILTER = 1_000
 """Up to this many matching documents become the filter of a ranked search; with more, its results are filtered."""
 MAX_FACET_PACKS = 300
-"""Packs to read for counting the files of facets: a limit that, unlike a time limit, always gives the same counts."""
+"""Maximum number of packs to read for the counts of facets. Unlike a time limit, it always gives the same counts."""
 MAX_IMPORT_PACKS, SHARE_OF_IMPORTS = 300, 0.25
-"""Limits of finding the files that import used names: the packs to read, and the share of the time of a search.
-
-It only orders the results, so most of the time is left for them."""
+"""Limits for finding the files that import used names: the number of packs to read, and the share of the time of a
+search. Imports only affect the order of the results, so most of the time is left for the results.
+"""
 _FIRST_PACKS, _MOST_PACKS = 16, 256
 """Packs to read at once: few at first, because the first ones often suffice."""
 
@@ -80,8 +80,8 @@ Document = tuple[str, str]
 class ExactTerms:
     """Describe what a document must contain: a match of each pattern, a definition of each name, a use of each name.
 
-    Its matching lines match one of the patterns, define one of the names of ``definitions``, or use one of ``uses``
-    and do not define it. ``inside`` leaves out lines outside of definitions of these names.
+    A line matches if it matches one of the patterns, defines one of the names in ``definitions``, or uses one of
+    ``uses`` without defining it. With ``inside``, only lines inside definitions of these names match.
     """
 
     patterns: tuple[Pattern, ...] = ()
@@ -325,8 +325,8 @@ Line = tuple[IndexedDocument, int]
 class ExactSearch:
     """One exact search.
 
-    Finding the files that import a used name stops when ``late_to_order``, by default ``late``, says so. With
-    ``max_packs``, which is for counting, none is looked for.
+    ``late_to_order``, by default ``late``, returns whether to stop looking for files that import a used name. With
+    ``max_packs``, which limits a count, the search does not look for them.
     """
 
     workspace: Workspace
@@ -373,7 +373,7 @@ class ExactSearch:
                 yield document, kept
 
     def _importing(self) -> set[Document]:
-        """Return documents with a line that imports one of the used names: the important ones, within the limits."""
+        """Return the most important documents with a line that imports one of the used names, within the limits."""
         if self.max_packs is not None:
             return set()
         names = [quoted(use_of(name).text) for name in self.terms.uses]
@@ -403,7 +403,7 @@ class ExactSearch:
             yield document, [{each.line for _, each in found[document.key]} for found in defined]
 
     def _defined(self, name: str) -> dict[Document, list[tuple[IndexedDocument, Definition]]]:
-        """Return the definitions of a name in code, keyed by document. As for uses, case counts."""
+        """Return the definitions of a name in code, keyed by document. Case matters, as for uses."""
         parts = parts_of_name(name)
         found: dict[Document, list[tuple[IndexedDocument, Definition]]] = {}
         for table, query in enumerate(self.tables):
@@ -577,7 +577,9 @@ def _nearness(homes: Set[Document], importing: Set[Document]) -> Callable[[str, 
 
 
 def _scored(hit: Hit, by_words: Hit | None) -> Hit:
-    """Return ``hit`` with the scores of the window around it, which the words of a query found."""
+    """Return ``hit`` with the scores of ``by_words``, the window around it that a search for the words of the query
+    found.
+    """
     if by_words is None:
         return replace(hit, score=0.0, label="weak")
     values = {name: getattr(by_words, name) for name in ("score", "label", "distance", "relevance")}

@@ -30,7 +30,7 @@ def where_named(workspace: Workspace, names: Iterable[str], kind: Kind = "either
 
     Names are files and folders on this machine, which may be links or contain sources, URIs, or paths inside a source.
     A name in the current folder takes precedence over one inside a source; ``.``, ``./x``, ``..`` and absolute paths
-    are only the former. Raises UsageError for a name that leads outside its source and does not exist.
+    never refer to a source. Raises UsageError for a name that leads outside its source and does not exist.
     """
     roots = [(entity, record.uri) for entity, record in workspace.readable_sources()]
     found: dict[Entity | None, set[str]] = {}
@@ -52,7 +52,8 @@ def where_named(workspace: Workspace, names: Iterable[str], kind: Kind = "either
 
 
 def _interpretations(name: str, roots: Sequence[tuple[Entity, str]]) -> list[tuple[Entity | None, str]]:
-    """Return the sources that contain a name, with its path inside them, or that it contains, with "".
+    """Return the sources that contain a name, with its path inside each, and the sources inside the named folder, with
+    "".
 
     None means any source.
     """
@@ -95,8 +96,8 @@ _FIXED = re.compile(r"[^*?\[]*/")
 def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
     """Return ``where`` with absolute paths, directories and globs relative to the sources that contain them.
 
-    One that contains sources itself means all of them. One that relates to no source is unchanged: a glob then begins
-    at the top of each source.
+    A directory that contains sources stands for all of them. A path outside all sources is unchanged; a glob then
+    begins at the top of each source.
     """
     globs = [each for glob in where.globs or () for each in check_glob(glob)]
     absolute = any(os.path.isabs(name) for name in (*(where.paths or ()), *(where.dirs or ())))
@@ -127,7 +128,7 @@ def _by_source(
     """
     found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
     for name in names:
-        # No file has NUL in its name, and relative names are not those of the current directory.
+        # No file name contains NUL, and relative names do not refer to the current directory.
         path = os.path.realpath(name) if os.path.isabs(name) and "\0" not in name else name
         held: list[tuple[tuple[Entity, ...] | None, str]] = []
         for entity, root in roots:
@@ -247,7 +248,7 @@ def further_conditions(search_filter: SearchFilter) -> tuple[LineFilter, ...]:
 
 
 def conditions(search_filter: SearchFilter) -> Iterator[tuple[str, str, SearchFilter]]:
-    """Yield each value as a filter of its own: ``(name, message if it allows nothing, filter)``.
+    """Yield a separate filter for each value: ``(name, message if it allows nothing, filter)``.
 
     The name is "" for line filters.
     """

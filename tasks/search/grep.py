@@ -69,7 +69,7 @@ def read_texts(
     on_skip: Callable[[str, SkipReason], None] = lambda path, reason: None,
     redaction: Callable[[str], Redaction] = lambda path: DEFAULT_REDACTION,
 ) -> Iterator[NamedText]:
-    """Yield the texts that ``names`` select (see ``tasks.selection``), in order; ``-`` is standard input.
+    """Yield the texts that ``names`` select (see ``named_files``), in order; ``-`` is standard input.
 
     ``redaction`` returns which credentials to replace in a file; ``on_skip`` receives files that have no text or are
     too large. Raises SourceNotFound, AccessDenied, StorageError, UsageError.
@@ -302,7 +302,7 @@ def search_files(
 
 
 def _redaction_of(workspace: Workspace, path: str) -> Redaction:
-    """Return how the source whose folder is nearest above a file is redacted."""
+    """Return the redaction setting of the source whose folder is nearest above a file."""
     real = os.path.realpath(path)
     around = [record for _, record in workspace.readable_sources() if below(record.uri, real)]
     return max(around, key=lambda record: len(record.uri)).redact if around else DEFAULT_REDACTION
@@ -363,7 +363,7 @@ class _Held:
             with open(real, "rb") as file:
                 return bool(content_hash(file.read()) == row["hash"])
         except OSError:
-            return False  # the next reader reports why
+            return False  # the code that reads it next reports why
 
     def search(self, request: SearchRequest) -> SearchReport | None:
         """Return the nearest windows of the documents; None if there are no documents."""
@@ -379,7 +379,9 @@ class _Held:
 
 
 def _filters(entity: Entity, documents: Iterable[str], chosen: Set[str]) -> Iterator[LineFilter]:
-    """Yield filters that allow the ``chosen`` documents of a source, by whole folders where that is equivalent."""
+    """Yield filters that allow the ``chosen`` documents of a source, naming whole folders if all of their documents are
+    chosen.
+    """
     folders: set[str] = set()
     paths: list[str] = []
     all_in = Counter(folder for path in documents for folder in _folders(path))

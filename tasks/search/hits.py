@@ -1,8 +1,7 @@
 """Turn hits on lines into results: windows, their text and context, and their freshness.
 
 Neighbouring hits become one window (``merge_windows``), which ``arranged`` orders by files as well. A file is shown
-once, even if several sources hold it. ``judge`` compares a hit with the current file. ``read_excerpt`` returns a part
-of an indexed document, and of nothing else, to a program that knows only search results.
+once, even if several sources hold it. ``judge`` compares a hit with the current file.
 """
 
 from __future__ import annotations
@@ -29,23 +28,18 @@ from driftline.storage.defaults import (
     Redaction,
     container_of,
 )
-from driftline.storage.entities import Boundary, Entity, is_allowed
-from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
-from driftline.storage.lance.retries import without_panic
+from driftline.storage.errors import DriftlineError, ObjectNotFound
 from driftline.storage.lines.line_queries import LineQuery, Passage
-from driftline.storage.lines.line_table import LINES_PER_BLOCK
-from driftline.storage.lines.outline import Definition, anchor_at, anchors_in, fragment_of, innermost, location_of
+from driftline.storage.lines.outline import Definition, anchor_at, fragment_of, innermost, location_of
 from driftline.storage.lines.outline import decode as decode_outline
-from driftline.storage.lines.packs import lines_of_document
 from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.model import content_hash, html_table
 from driftline.storage.redaction import holds_redacted, redact, redact_lines
 from driftline.storage.sources.source import Source, known_source
-from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.scanning.scan import holds_records
-from driftline.tasks.search.links import Links, SourceRecords, find_links, is_archive_unchanged
+from driftline.tasks.search.links import Links, SourceRecords, find_links
 from driftline.tasks.search.query_form import QueryForm
 from driftline.tasks.search.ranking import WEIGHTS, Document, FoundLine, Weights, stem_shares
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
@@ -54,7 +48,9 @@ from driftline.tasks.text import decode, lines_between, rows_of_line, split_line
 MAX_WINDOW_LINES = 32
 """Maximum number of lines of a window without its context."""
 GROWTH = 0.7
-"""The share of a window's relevance that a hit needs to extend it; weaker hits cost a reader more than they tell."""
+"""Minimum relevance of a hit that extends a window, as a share of the window's relevance. Weaker hits would add more
+lines to read than information.
+"""
 GROWTH_ACROSS = 0.9
 """GROWTH for a hit in another definition, unless the query is a sentence, whose answer may be in either."""
 MAX_HEAD_LINES = 8
@@ -70,13 +66,13 @@ MAX_WINDOWS_OF_DEFINITION = 3
 class Window:
     """Neighbouring hits of one document; lines are 0-based, both ends included.
 
-    ``best`` is the hit that answers best by itself, and ``fit`` its quality. ``distance``, ``text``, ``column`` (where
-    the text begins in its line) and ``definition`` (the innermost one) belong to this hit; the definition is unknown
-    unless the window is ``outlined``. ``score`` is the score of the hit that ranks the window: its relevance, of which
-    ``attainable`` is the maximum, or its cosine if hits are sorted by cosine; nothing is attainable then. ``set_back``
-    is what better windows of its file have taken from the score, without making it less likely. ``copies`` are other
-    documents of its source with the same name and content. If the query has ``named`` the definition, the window stays
-    inside it.
+    ``best`` is the line of the hit that answers the query best on its own, and ``fit`` the quality of that hit.
+    ``distance``, ``text``, ``column`` (where the text begins in its line) and ``definition`` (the innermost one) belong
+    to this hit; the definition is unknown unless the window is ``outlined``. ``score`` ranks the window: it is the
+    relevance of a hit, at most ``attainable``, or the cosine if hits are sorted by cosine (``attainable`` is then 0).
+    ``set_back`` is the deduction from the score for better windows of the same place, which does not reduce the
+    likelihood. ``copies`` are other documents of its source with the same name and content. If the query has ``named``
+    the definition, the window stays inside it.
     """
 
     entity: str
@@ -101,6 +97,11 @@ class Window:
     def file(self) -> tuple[str, str]:
         """The key of its document."""
         return self.entity, self.path
+
+    @property
+    def section(self) -> str:
+        """The name of the section of prose around it, "" if there is none: a book has many subjects, a module one."""
+        return self.definition.name if self.definition is not None and self.definition.kind == "section" else ""
 
     @classmethod
     def around(cls, found: FoundLine) -> Window:
@@ -221,7 +222,7 @@ def arranged(
         return list(windows)
     limit = weights.question_words if form in ("question", "usage") else weights.phrase_words
     least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
-    # The definition of the name that is the query says nothing about how well names of files match.
+    # If the query is one name, the score of its definition says nothing about how well file names match.
     of_words = max((each.score for each in windows if not each.named), default=best) if form == "name" else best
     of_file: dict[tuple[str, str], float] = defaultdict(float)
     for window in windows:
@@ -235,11 +236,12 @@ def arranged(
         seen[window.file] += 1
         gain = weights.file * of_file[window.file] / most if first else 0.0
         window.score += of_words * fading * (gain + named[window.file])
-    seen.clear()
+    of_place: dict[tuple[tuple[str, str], str], int] = defaultdict(int)
     for window in by_score(windows):
-        window.set_back = -best * fading * weights.again * seen[window.file]
+        place = window.file, window.section
+        window.set_back = -best * fading * weights.again * of_place[place]
         window.score -= window.set_back
-        seen[window.file] += 1
+        of_place[place] += 1
     return by_score(windows)
 
 
@@ -335,123 +337,9 @@ def judge_read(
     return Freshness(State.STALE) if reason is not None else judge(text, line, split_lines(content), column)
 
 
-_LAST_LINE = 2**31 - 1
-"""Lance refuses to compare a column of int32 with a larger number."""
 _BEFORE_CHARACTERS = 100
 """Characters of a window before the match."""
 _WORD = re.compile(r"\w+")
-
-
-@dataclass(frozen=True, slots=True)
-class Excerpt:
-    """Lines of a document from ``start_line`` (1-based) on, as they were indexed.
-
-    ``current`` is False if the document cannot be read or has changed. The lines then come from the index. ``url`` is
-    the permanent link of the requested line, as of a hit. ``anchors`` are the sections of a document, in order, each
-    with the first of these lines that it has.
-    """
-
-    source: str
-    path: str
-    start_line: int
-    lines: tuple[str, ...]
-    current: bool
-    url: str | None = None
-    anchors: tuple[tuple[int, str], ...] = ()
-
-
-@without_panic()
-def read_excerpt(
-    workspace: Workspace,
-    path: str,
-    line: int,
-    *,
-    n_lines: int,
-    source: str | None = None,
-    within: Boundary | None = None,
-) -> Excerpt:
-    """Return the line of an indexed document, and ``n_lines`` on each side.
-
-    ``source`` may be omitted if only one has the path. Only documents of sources ``within`` a boundary are read. Text
-    that is not indexed is never returned: a document is read by its path in the manifest, and trusted only if its hash
-    is the manifest's. Raises NotIndexed for anything else, UsageError, StorageError.
-    """
-    if line < 1 or n_lines < 0:
-        raise UsageError("line must be at least 1, and n_lines at least 0", f"{line}, {n_lines}")
-    entity, digest = _indexed_excerpt(workspace, path, source, within)
-    record = workspace.readable_source(entity)
-    data = _read_excerpt(workspace, record, path, digest)
-    lines = None if data is None else [] if is_extracted(path, data) else split_lines(decode(data)[0])
-    first, last = (min(max(0, at), _LAST_LINE) for at in (line - 1 - n_lines, line - 1 + n_lines))
-    current = lines is not None or is_archive_unchanged(workspace, entity, record, path)
-    if lines and record is not None:
-        part = redact_lines(lines[first : last + 1], record.redact)
-    else:
-        part = _from_index(workspace, entity, path, first, last)
-    if not part:
-        count = len(lines or _from_index(workspace, entity, path, 0, last))
-        what = f"The document has no line {line}: it has {count} {'line' if count == 1 else 'lines'}"
-        raise NotIndexed(what, path, "Take line numbers from search results.")
-    document = str(entity), path
-    may_have_anchors = is_named_like_document(path) or (data is not None and is_extracted(path, data))
-    anchors = _anchors_between(workspace, entity, path, first, first + len(part) - 1) if may_have_anchors else ()
-    links = find_links(workspace, lambda _: record, {document: digest}, {document: data})
-    return Excerpt(*document, first + 1, tuple(part), current, links.url(*document, line), anchors)
-
-
-def _anchors_between(
-    workspace: Workspace, entity: Entity, path: str, first: int, last: int
-) -> tuple[tuple[int, str], ...]:
-    """Return the anchors of lines ``first`` to ``last``, 0-based, each with its first line in this range, 1-based."""
-    lines = [*range(first, last + 1, LINES_PER_BLOCK), last]
-    found = LineQuery(workspace.lines(entity)).outlines([(str(entity), path, line) for line in lines])
-    anchors = {anchor for outline in found.values() for anchor in anchors_in(outline)}
-    inside = sorted((anchor.first, anchor.name) for anchor in anchors if anchor.first <= last and anchor.last >= first)
-    return tuple((max(first, at) + 1, name) for at, name in inside)
-
-
-def _indexed_excerpt(
-    workspace: Workspace, path: str, source: str | None, within: Boundary | None
-) -> tuple[Entity, str]:
-    """Return the source ``within`` a boundary that has indexed ``path``, and the indexed hash."""
-    if source is None:
-        entities = [entity for entity, _ in workspace.readable_sources(within)]
-    else:
-        named = Entity.parse(source, workspace.config.hierarchy)
-        entities = [named] if is_allowed(named, within) else []
-    found: list[tuple[Entity, str]] = []
-    for entity in entities:
-        rows = workspace.manifest(entity).get([path], columns=["hash", "reason"]).to_pylist()
-        found += [(entity, row["hash"]) for row in rows if row["reason"] is None]
-    if not found:
-        raise NotIndexed("No such document is indexed", path, "Take path and source from search results.")
-    if len(found) > 1:
-        names = ", ".join(str(entity) for entity, _ in found)
-        raise UsageError("Several sources contain this document", path, f"Name one of them: {names}.")
-    return found[0]
-
-
-def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, digest: str) -> bytes | None:
-    """Return a document as it was indexed; None if it has changed or cannot be read."""
-    if record is None or not workspace.access.allows(record.uri):
-        return None
-    source = known_source(record.uri, workspace.objects.storage_options)
-    try:
-        data = source.read(path) if _is_readable(source, path) else b""
-    except DriftlineError:
-        return None  # the index answers for it
-    return data if content_hash(data) == digest else None
-
-
-def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, last: int) -> list[str]:
-    query = LineQuery(workspace.lines(entity))
-    if lines := lines_of_document(query, str(entity), path, first, last):
-        return lines
-    rows = query.passages([Passage(str(entity), path, first, last)])
-    known: dict[int, str] = {}
-    for row in rows.sort_by("column_number").to_pylist():
-        known[row["line_number"]] = known.get(row["line_number"], "") + row["text"]
-    return [known.get(number, "") for number in range(first, max(known, default=first - 1) + 1)]
 
 
 def clipped(line: str, at: int = 0) -> str:
@@ -473,7 +361,9 @@ def _word_of(query: str) -> re.Pattern[str] | None:
 
 
 def match_in(line: str, query: str) -> int:
-    """Return where ``line`` answers ``query``: the start of the window with most words of the query; 0 without any."""
+    """Return the position at which ``line`` answers ``query``: the start of the window with the most words of the
+    query, 0 without any.
+    """
     anyone = _word_of(query)
     found = [(each.start(), each[0]) for each in anyone.finditer(line.lower())] if anyone else []
     best, most, end = 0, 0, 0
@@ -491,7 +381,9 @@ def match_in(line: str, query: str) -> int:
 
 
 def distinct_windows(find: Callable[[int], Sequence[Window]], limit: int, records: SourceRecords) -> list[Window]:
-    """Return the first ``limit`` windows of ``find``, called with a number of windows; no file comes twice."""
+    """Return the first ``limit`` windows that ``find``, called with a number of windows, returns, without windows of a
+    file that an earlier source has shown.
+    """
     count = limit
     while True:
         found = find(count)
@@ -529,11 +421,11 @@ class Hit:
     ``path`` is the document's path in its source. ``file`` can be opened: an absolute path or a URI (of its archive),
     or None for standard input and removed sources. ``line`` and ``text`` are the best line, and ``column`` is where it
     answers the query. ``score`` orders the list: the probability that such a hit is right, which ``label`` classifies;
-    a further hit in a file has a lower score than its label; in the mode ``vector``, it is the cosine of the best line,
-    without a label. ``distance`` is 1 - the cosine of the best line, ``relevance`` the share of random pairs of lines
-    that are farther. ``copies`` are the paths of other documents of the source with the same name and content, which
-    are not shown. ``context`` has the lines from ``start_line`` to ``end_line``, as they were indexed. Of a long line,
-    ``text`` and ``context`` have the window around the match (``clipped``).
+    for further hits in a file, the score is lower than the label suggests. In the mode ``vector``, ``score`` is the
+    cosine of the best line, and there is no label. ``distance`` is 1 - the cosine of the best line, ``relevance`` the
+    share of random pairs of lines that are farther. ``copies`` are the paths of other documents of the source with the
+    same name and content, which are not shown. ``context`` has the lines from ``start_line`` to ``end_line``, as they
+    were indexed. Of a long line, ``text`` and ``context`` have the window around the match (``clipped``).
 
     ``freshness`` is the state of the best line, and ``line_now`` its current number; None if that would need further
     reads. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind`` its kind
@@ -755,7 +647,7 @@ def anchors_of(
 def read_documents(
     workspace: Workspace, windows: Sequence[Window], records: SourceRecords, *, context: bool
 ) -> dict[tuple[str, str], Read]:
-    """Read the documents of ``windows``, by ``(entity, path)``; remote ones only for their context.
+    """Read the documents of ``windows``, keyed by ``(entity, path)``; remote ones only if their context is needed.
 
     Documents of sources that were removed or cannot be read are missing.
     """
@@ -767,7 +659,7 @@ def read_documents(
         source = known_source(record.uri, workspace.objects.storage_options)
         try:
             named = {window.path for window in windows if window.entity == entity}
-            paths = sorted(path for path in named if _is_readable(source, path))
+            paths = sorted(path for path in named if is_readable(source, path))
             if context or source.is_local:
                 contents = source.read_many(paths)
                 found.update({(entity, path): content for path, content in zip(paths, contents, strict=True)})
@@ -776,7 +668,7 @@ def read_documents(
     return found
 
 
-def _is_readable(source: Source, path: str) -> bool:
+def is_readable(source: Source, path: str) -> bool:
     """Return whether a search may read a document: none in an archive, and large ones only if they are records."""
     if INSIDE in path or not holds_records(path):
         return INSIDE not in path
@@ -787,7 +679,7 @@ def _is_readable(source: Source, path: str) -> bool:
 def _indexed(
     tables: Sequence[LineQuery], windows: Sequence[Window], n_lines: int
 ) -> dict[tuple[str, str], dict[int, str]]:
-    """Return the indexed lines of ``windows`` and around them, by document and line number."""
+    """Return the indexed lines in and around ``windows``, keyed by document and line number."""
     passages = [
         Passage(window.entity, window.path, max(0, window.first - n_lines), window.last + n_lines) for window in windows
     ]

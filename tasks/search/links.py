@@ -39,9 +39,9 @@ DocumentKey = tuple[str, str]
 """The entity and the path of a document."""
 
 KNOWN_DOCUMENTS = 50_000
-"""Documents whose content at a commit is remembered; each takes some 400 bytes."""
+"""Number of documents whose content at a commit is cached; each takes some 400 bytes."""
 PUSHED_SECONDS = 30.0
-"""How long the pushed commit of a work tree is remembered. A newer one would only give newer links."""
+"""How long the pushed commit of a work tree is cached. A newer commit would only give newer links."""
 
 TEMPLATES: Mapping[str, str] = {
     "github": "{root}/blob/{commit}/{path}#L{line}",
@@ -61,7 +61,7 @@ _SSH_HOSTS = {
     "altssh.gitlab.com": "gitlab.com",
     "altssh.bitbucket.org": "bitbucket.org",
 }
-"""Hosts that serve SSH for other hosts."""
+"""Hosts that serve SSH for hosts of another name."""
 _WEB_PORTS = {"http": 80, "https": 443}
 _PLACEHOLDERS = frozenset({"host", "repository", "commit", "path", "line"})
 _FIELD = re.compile(r"\{(\w*)\}")
@@ -72,7 +72,7 @@ _SCP = re.compile(r"(?:[^@/:]+@)?(?P<host>[^@/:\[\]]+|\[[^]]+\]):(?P<path>[^:].*
 
 MAX_RECORDS_AHEAD = 4
 _NEEDED: LRUCache[str, tuple[str, ...]] = LRUCache(64)
-"""The sources whose records the last searches of each bucket needed."""
+"""The sources whose records the last searches of each bucket have read."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,9 @@ class SourceRecords:
         return self._read[entity]
 
     def read_ahead(self, threads: Executor, entities: Iterable[str] | None = None) -> None:
-        """Begin to read the records of a few ``entities`` in a bucket, by default the ones needed last."""
+        """Begin to read the records of a few ``entities`` in a bucket, by default the records that the last search
+        read.
+        """
         if self.workspace.objects.is_local:
             return
         needed = _NEEDED.get(self._uri, ()) if entities is None else entities
@@ -322,8 +324,8 @@ def _recorded(
 ) -> dict[str, _Revision]:
     """Return the locations of documents at the commit that the index has reached.
 
-    At the end of that run, each document was as in the commit. It is unchanged if its row in the manifest, read after
-    the record, is from that run or an earlier one. A copy may have a record that is newer than its manifest.
+    At the end of that run, each document was the same as in the commit. It is unchanged if its row in the manifest,
+    read after the record, is from that run or an earlier one. A copy may have a record that is newer than its manifest.
     """
     at = record.reached or record.commit
     if at is None:

@@ -50,7 +50,8 @@ def is_constant(name: str) -> bool:
 
 
 def places_in(query: str) -> list[tuple[str, int | None]]:
-    """Return the files and lines, 1-based, in a stack trace or message, or without a line the file that is the query.
+    """Return the files and 1-based lines in a stack trace or message. A query that is a single file name gives this
+    file without a line.
 
     >>> places_in('File "/srv/app/core/engine.py", line 200, in run'), places_in("src/main.rs:12:5")
     ([('/srv/app/core/engine.py', 200)], [('src/main.rs', 12)])
@@ -67,9 +68,9 @@ def places_in(query: str) -> list[tuple[str, int | None]]:
 def query_form(query: str) -> QueryForm:
     """Return whether ``query`` is a name, a phrase, a question or a sentence.
 
-    A name is the only word, and spelled as only names are: getUser, get_user, Session.get, but not user. Keywords name
-    a subject, and so do questions; a sentence with an article, as in a doc comment, describes one item. "usage" is a
-    question about how to use something, what it is, or why.
+    A name is the only word, and spelled as only names are: getUser, get_user, Session.get, but not user. Keywords and
+    questions name a subject; a sentence with an article, as in a doc comment, describes one item. "usage" is a question
+    about how to use something, what it is, or why.
 
     >>> query_form("retry backoff"), query_form("how is the cache flushed"), query_form("Return the path of a lease")
     ('phrase', 'question', 'sentence')

@@ -45,12 +45,12 @@ _WORD = re.compile(r"\S+")
 _QUOTED = re.compile(r"[\"\\]")
 _ESCAPED = re.compile(r"\\([\"\\])")
 _LIKE = 0.8
-"""A name at least this similar to a field is taken for a misspelling of it."""
+"""A name at least this similar to a field counts as a misspelling of that field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A parsed query: ``terms`` filter, ``words`` rank, the rest narrows where both look.
+    """A parsed query: ``terms`` filter, ``words`` rank, and the other fields restrict what is searched.
 
     ``files`` and ``languages`` include documents, ``not_files`` and ``not_languages`` exclude them.
     """
@@ -72,7 +72,9 @@ class Question:
         return self == Question(self.text, self.words)
 
     def conditions(self, workspace: Workspace, within: Boundary | None = None) -> Iterator[LineFilter]:
-        """Yield where in ``workspace`` to look. Raises UsageError for a repository that is unknown or not visible."""
+        """Yield the filters that restrict the search of ``workspace``. Raises UsageError for a repository that is
+        unknown or not visible.
+        """
         if self.files:
             yield LineFilter(any_of=tuple(map(_files, self.files)))
         if self.languages:
@@ -100,7 +102,7 @@ def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
     """Search exactly for the lines that match the exact terms of a request or, without such terms, for windows that
     answer its words.
 
-    The branch that a query names is left to the caller, who opens the workspace. Raises the errors of
+    The caller, who opens the workspace, must open it on the branch that the query names. Raises the errors of
     ``search_exactly`` and ``answer``.
     """
     report = _answered(workspace, request)

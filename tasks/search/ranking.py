@@ -46,16 +46,17 @@ class Weights:
     name gains the share ``mention`` of it.
 
     A line keeps the share ``test`` of its relevance in a test, unless the query is about tests, ``text`` in prose,
-    ``source`` in anything else, ``auxiliary`` in a file that repeats, lists or illustrates others, and ``unnamed`` in
-    one without the name that is the query, if others have it.
+    ``source`` in anything else, ``auxiliary`` in a file that repeats, lists or illustrates others, and ``unnamed`` in a
+    file without the name, if the query is one name and other files contain it.
 
     Windows gain shares of the best score: ``file`` for the best window of the file with most windows, less for other
     files; ``stem`` for a file name with all words of the query, or a share of it; ``whole_stem`` for a file name that
-    consists of them; ``again`` for each better window of the same file. These apply to queries about a subject: phrases
-    of up to ``phrase_words`` telling words and questions of up to ``question_words``. They fade for longer ones, and do
-    not apply to sentences, which describe one item.
+    consists of them; ``again`` for each better window of the same file, or of the same section of prose. These apply to
+    queries about a subject: phrases of up to ``phrase_words`` telling words and questions of up to ``question_words``.
+    They fade for longer ones, and do not apply to sentences, which describe one item.
 
-    A few lines of code show their meaning; prose takes a paragraph, and even then words say more.
+    A few lines of code are enough to show their meaning. Prose needs a paragraph, and even then words are better
+    evidence.
     """
 
     word_reach: int = 16
@@ -237,7 +238,8 @@ def meaning_scores(
 
 
 def stem_shares(paths: Iterable[str], words: Sequence[str], chosen: Weights = WEIGHTS) -> list[float]:
-    """Return the share of the best score that windows of each file gain because its name has ``words``, distinct terms.
+    """Return, for each file, the share of the best score that its windows gain because its name contains ``words``
+    (distinct terms).
 
     A file that stands for its folder has the name of the folder.
     """
@@ -251,7 +253,7 @@ def stem_shares(paths: Iterable[str], words: Sequence[str], chosen: Weights = WE
 
 def _stem(path: str) -> str:
     folder, name = posixpath.split(path)
-    stem = name.partition(".")[0] or name  # of hub.plugin.bash and user.service.ts, the rest is the kind
+    stem = name.partition(".")[0] or name  # in hub.plugin.bash and user.service.ts, the rest is the kind of file
     return posixpath.basename(folder) or stem if stem in STEMS_OF_FOLDERS else stem
 
 

@@ -20,12 +20,12 @@ from driftline.tasks.search.request import SearchRequest
 DIGITS = 4
 Label = Literal["strong", "likely", "weak"]
 LIKELIHOOD = (-2.4, 2.6)
-"""The logistic curve from the share of the attainable score to how often such hits are right.
+"""The logistic curve that maps a score, as a share of the attainable one, to the fraction of such hits that are right.
 
 Fitted on the tuning halves of the benchmarks."""
 STRONG, WEAK = 0.45, 0.15
-"""The likelihood from which a hit is strong, and below which it is weak: of first hits, three in four strong ones
-are right; of all hits, one in twenty weak ones.
+"""The minimum likelihood of a strong hit, and the limit below which a hit is weak. Of strong first hits, three in four
+are right; of weak hits, one in twenty.
 """
 
 
@@ -41,14 +41,14 @@ class Calibration:
         return cls(_distances(_ByFingerprint(embedder)))
 
     def relevance(self, distance: float) -> float:
-        """Return the share of pairs that are at least as far apart, from 0 to 1."""
+        """Return the share of pairs that are at least ``distance`` apart, from 0 to 1."""
         if not len(self.distances):
             return float(distance < 1)
         nearer = int(np.searchsorted(self.distances, np.float32(distance - 1e-6), side="left"))
         return round(1 - nearer / len(self.distances), DIGITS)
 
     def max_distance(self, relevance: float) -> float:
-        """Return the largest distance that has at least this relevance; infinite for 0."""
+        """Return the largest distance with at least this relevance; infinite for 0."""
         farther = math.ceil(relevance * len(self.distances))
         return float(self.distances[-farther]) if farther else math.inf
 
@@ -62,7 +62,9 @@ class Calibration:
 
 
 def likelihood(score: float, attainable: float) -> float:
-    """Return how likely a hit is right, from 0 to 1, given its score and the attainable one; grows with the score."""
+    """Return the likelihood, from 0 to 1, that a hit is right, given its score and the attainable one. It grows with
+    the score.
+    """
     start, slope = LIKELIHOOD
     return round(1 / (1 + math.exp(-max(-50.0, start + slope * score / attainable))), DIGITS)
 

@@ -77,8 +77,8 @@ CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {
 CANDIDATE_LINES = 30
 """Candidates of a hybrid search: blocks by words, and blocks by meaning or, if a distance limits it, nearest lines.
 
-A search that lacks results takes more. A sentence describes one definition, which more blocks by meaning tend to
-hide."""
+A search with too few results takes more. A sentence describes one definition, and more blocks by meaning tend to hide
+it."""
 CANDIDATE_DEFINITIONS = 20
 """Definitions to look up for each name in a query."""
 MAX_TENANTS_AT_ONCE, MAX_TABLES_AT_ONCE = 8, 8
@@ -129,7 +129,7 @@ class SearchReport:
     results: tuple[Hit, ...]
     explanation: Explanation | None = None
     notes: tuple[str, ...] = ()
-    """Why there are no results, or that none of them is a good match."""
+    """Notes: why there are no results, or that none of them is a good match."""
     nearest: Hit | None = None
     """The nearest line that the filters allow, at any distance, if there are no results."""
     unmatched: tuple[str, ...] = ()
@@ -442,13 +442,13 @@ def tables_of(
 
 
 def _count_ahead(table: LineQuery, records: SourceRecords) -> None:
-    """Count the lines of a table for ``_count``, and read the records of its sources, which are then known."""
+    """Count the lines of a table for ``_count``, and read the records of its sources, so that both are cached."""
     if table.lines:
         records.read_ahead(_threads(), table.sources)
 
 
 def _count(explanation: Explanation, queries: Sequence[LineQuery]) -> None:
-    """Fill in how many lines the filter allowed, and how many were compared."""
+    """Record how many lines the filter allowed, and how many were compared."""
     explanation.lines = sum(query.lines for query in queries)
     explanation.matches = sum(query.matches for query in queries)
     if explanation.mode != "text":
@@ -571,7 +571,7 @@ class _Finder:
             wait([finding])  # a search that fails leaves nothing running
 
     def _of_tables(self, find: Callable[..., _Found], *known: Iterable[Any]) -> list[_Found]:
-        """Return the result of ``find`` for each table, such as those of many branches, and what is ``known`` of it.
+        """Return the result of ``find`` for each table, such as the tables of many branches, or its ``known`` result.
 
         Tables are searched in parallel.
         """

@@ -1,4 +1,5 @@
-"""What branches cost: the run, the bytes and the searches of one, and what a hundred of them cost the main index.
+"""Measure the cost of branches: the run, the bytes and the searches of one, and the effect of a hundred on the main
+index.
 
     .venv/bin/python tests/benchmarks/branches.py
 
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from driftline.flows.runs.branches import list_branches
 from driftline.flows.runs.index import IndexRequest, index_sources
-from driftline.storage.garbage.survey import survey
+from driftline.storage.garbage.references import survey
 from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.search import search
@@ -120,7 +121,7 @@ def _size(folder: Path) -> int:
 
 
 def _searches(*workspaces: Workspace, turns: int) -> list[float]:
-    """The median time of a warm search of each workspace, asked in turns."""
+    """Return the median time of a warm search of each workspace; searches take turns."""
     times: list[list[float]] = [[] for _ in workspaces]
     for turn in range(turns):
         for query in QUERIES:
@@ -132,7 +133,7 @@ def _searches(*workspaces: Workspace, turns: int) -> list[float]:
 
 
 def _several(folder: Path, tree: Path, verdict: measure.Verdict, turns: int) -> None:
-    """What a search costs of which ten sources are on branches, and one is not, compared with one of main."""
+    """Compare a search in which ten sources are on branches and one is not with a search of main."""
     location, files = folder / "several", sorted(path for path in tree.rglob("*.py") if path.is_file())
     sources = [folder / "sources" / f"part{number}" for number in range(min(SOURCES + 1, len(files)))]
     for number, path in enumerate(files):
@@ -150,7 +151,7 @@ def _several(folder: Path, tree: Path, verdict: measure.Verdict, turns: int) -> 
 
 
 def _hundred(folder: Path, source: Path, location: Path, branches: int, verdict: measure.Verdict, turns: int) -> None:
-    """What many branches cost the main index, compared with a copy of the workspace without them."""
+    """Compare the main index with many branches to a copy of the workspace without branches."""
     without = folder / "without"
     shutil.copytree(location, without)
     for number in range(branches):

@@ -55,7 +55,7 @@ WHOLE = "text index, codes and texts of blocks are read whole: fewer bytes would
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What something took: seconds, and what the bucket was asked."""
+    """The cost of an operation: seconds, and requests to the bucket."""
 
     seconds: float
     requests: int

@@ -1,4 +1,4 @@
-"""What each process of a Dask cluster does in a first run, and from it the time with up to 256 workers.
+"""Measure the work of each process of a Dask cluster in a first run, and extrapolate the time to 256 workers.
 
     .venv/bin/python tests/benchmarks/cluster.py
 

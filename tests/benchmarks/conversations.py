@@ -1,4 +1,4 @@
-"""How much of the evidence for questions about long conversations memory finds: LoCoMo's turns, as entries.
+"""Measure how much of the evidence for questions about long conversations memory finds, with LoCoMo's turns as entries.
 
     .venv/bin/python tests/benchmarks/conversations.py --data locomo10.zip
     .venv/bin/python tests/benchmarks/conversations.py --data locomo10.json --half tuning

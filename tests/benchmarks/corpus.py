@@ -45,7 +45,8 @@ class Corpus:
 def packages(lines: int) -> Corpus:
     """At least ``lines`` lines of Python: installed packages in the order of their names.
 
-    Copies follow if the packages are not enough; times and sizes are as for new lines, which also repeat.
+    If there are too few packages, copies follow. Times and sizes are the same as for new lines, many of which are
+    repetitions, too.
     """
 
     def make(root: Path) -> tuple[int, int, int]:

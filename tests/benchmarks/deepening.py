@@ -1,4 +1,4 @@
-"""What ``--deep`` costs: definitions embedded per second, a run over few changed files, and a warm search.
+"""Measure the cost of ``--deep``: definitions embedded per second, a run over few changed files, and a warm search.
 
     .venv/bin/python tests/benchmarks/deepening.py
 

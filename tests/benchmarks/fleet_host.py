@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from driftline.storage.entities import TEMPLATE, Entity, entity_of
 from driftline.storage.layout import FLEET
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Repository
+from driftline.storage.sources.hosts import Repository
 from driftline.storage.workspace.fleet_state import FleetFile
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.git_server import Checkout, GitServer, Reply, running_git_server

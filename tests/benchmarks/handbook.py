@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def _shows(hit: Hit, page: str, number: str) -> bool:
-    """Whether a hit shows a section; one with two numbers is a whole page."""
+    """Return whether a hit shows a section; a section with two numbers is a whole page."""
     if hit.path != page:
         return False
     shown = (hit.symbol or "", *hit.context)

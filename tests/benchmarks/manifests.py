@@ -28,7 +28,7 @@ def folder(number: int) -> str:
 def documents(ids: NDArray[np.int64], changed: Sequence[int] = ()) -> pa.Table:
     """Manifest rows of the documents ``ids``, with 64 characters of path and 32 of hash and etag each.
 
-    Those in ``changed`` have another etag and size.
+    Documents in ``changed`` have another etag and size.
     """
     other = np.isin(ids, np.asarray(changed, np.int64))
     names = zip((ids // FOLDER_DOCUMENTS).tolist(), (ids // 50 % 2_000).tolist(), ids.tolist(), strict=True)

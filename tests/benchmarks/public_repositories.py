@@ -57,7 +57,7 @@ class Target:
     last: int = sys.maxsize
 
     def met_by(self, path: str, first: int, last: int) -> bool:
-        """Whether a result shows it; either path may lead with more folders."""
+        """Return whether a result shows the answer; either path may have further leading folders."""
         same = path == self.path or path.endswith(f"/{self.path}") or self.path.endswith(f"/{path}")
         return same and first <= self.last and last >= self.first
 
@@ -88,7 +88,7 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a contender shows."""
+    """A result that a contender shows."""
 
     path: str
     first: int
@@ -101,7 +101,7 @@ Contender = Callable[[str], Sequence[Result]]
 
 @dataclass(slots=True)
 class Scores:
-    """What one contender has reached, by question."""
+    """The scores of one contender, by question."""
 
     ndcg: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     files: list[int] = field(default_factory=list)

@@ -60,7 +60,7 @@ class Query:
     half: Half
 
     def met_by(self, path: str, start_line: int, end_line: int) -> bool:
-        """Whether a result that shows these lines is correct."""
+        """Return whether a result that shows these lines is correct."""
         return path == self.path and start_line <= self.last and end_line >= self.first
 
 

@@ -1,4 +1,4 @@
-"""How time, memory and disk grow with the number of lines, and what a small change costs at each size.
+"""Measure how time, memory and disk grow with the number of lines, and the cost of a small change at each size.
 
     .venv/bin/python tests/benchmarks/scaling.py
     .venv/bin/python tests/benchmarks/scaling.py --lines 16000000

@@ -90,7 +90,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Load:
-    """What wrk reports."""
+    """The figures that wrk reports."""
 
     per_second: float
     p50_ms: float
@@ -142,7 +142,7 @@ class Server:
         return body
 
     def load(self, folder: Path, seconds: int) -> Load:
-        """What CLIENTS get that ask one query after the other, as the page does."""
+        """Measure CLIENTS concurrent clients, each of which sends one query after the other, as the page does."""
         script = folder / "queries.lua"
         paths = ", ".join(f'"{page_of(query)}"' for query in QUERIES)
         script.write_text(
@@ -174,7 +174,7 @@ def serving(workspace: str) -> Iterator[Server]:
 
 
 def one_client(server: Server, target: str, rounds: int, verdict: measure.Verdict) -> None:
-    """What HTTP adds to the same searches of the library, in turn."""
+    """Measure the time that HTTP adds to the same searches of the library, taking turns."""
     workspace = Workspace.open(target)
     connection = http.client.HTTPConnection(server.address, timeout=60)
     own, requested = list[float](), list[float]()
@@ -196,7 +196,7 @@ def one_client(server: Server, target: str, rounds: int, verdict: measure.Verdic
 
 
 def first_page(server: Server, verdict: measure.Verdict) -> None:
-    """What a person waits for, and what a browser fetches, on the first page of results."""
+    """Measure the time that a person waits, and the bytes that a browser fetches, for the first page of results."""
     if CHROMIUM is None:
         print("  no Chromium (make browser): the paint of a page is not measured")
         return

@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Reports carry the criteria of their test, so that they come along from the workers of a parallel run, too."""
+    """Add the criteria of each test to its report, so that workers of a parallel run send them along."""
     for mark in item.iter_markers(_PROPERTY):
         item.user_properties.append((_PROPERTY, mark.args))
 
@@ -74,7 +74,7 @@ def _sequence(value: object) -> Sequence[object]:
 
 @pytest.fixture(scope="session")
 def empty_workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """A workspace of the small model over an empty folder, which tests copy: that is faster than to make one."""
+    """A workspace with the small model over an empty folder. Tests copy it, which is faster than creating one."""
     import driftline as dl
 
     folder = tmp_path_factory.mktemp("empty-workspace")

@@ -1,4 +1,4 @@
-"""What the conformance tests of memory share: names of entities, stores on a disk, and a look into a workspace."""
+"""Share between the conformance tests of memory: names of entities, stores on a disk, and views of a workspace."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def files(folder: Path, pattern: str) -> list[str]:
 
 
 def blobs(folder: Path) -> list[str]:
-    """The values of entries that lie in files of their own."""
+    """The values of entries that are stored in blobs."""
     return [path for path in files(folder, "*.json") if "session:" in path or ("/_" not in path and ":" in path)]
 
 
@@ -88,7 +88,7 @@ def reference_pages() -> dict[str, str]:
 
 
 def decided(*words: str) -> bool:
-    """Whether a decision record speaks of all these words."""
+    """Return whether a decision record contains all these words."""
     records = [path for path in ROOT.rglob("[0-9]*.md") if path.parent.name in ("adr", "decisions")]
     return any(all(word in path.read_text() for word in words) for path in records)
 

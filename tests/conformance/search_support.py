@@ -1,4 +1,4 @@
-"""What the conformance tests of search share: trees of files, registries of actions, and looks into answers."""
+"""Share between the conformance tests of search: trees of files, registries of actions, and checks of answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENGINE_ARGUMENTS: Mapping[str, Any] = {
     "checkpoint_dir": None,
     "parallel_results": [],
 }
-"""What engines pass to every action besides its own arguments."""
+"""Arguments that engines pass to every action in addition to its own."""
 
 NOTES = {
     "src/leases.py": "def renew_lease(holder):\n    return holder.renew()\n",

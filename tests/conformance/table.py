@@ -1,4 +1,4 @@
-"""Which line of a specification each conformance test checks, and every line that there is.
+"""Map each conformance test to the line of a specification that it checks, and list all lines.
 
 Documents 000 to 004 are the specification; ``search``, ``memory``, ``pipeline`` and ``engine`` are numbered lists of
 what users met when they followed it; ``pages`` is what the documentation owes them.

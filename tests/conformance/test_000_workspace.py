@@ -76,7 +76,7 @@ def index(registry: Registry, own: Path, **options: object) -> Answer:
 
 
 def state_of(own: Path, name: str) -> str:
-    """What ``analyze_document_states`` says of one file of the tree."""
+    """Return the state that ``analyze_document_states`` reports for one file of the tree."""
     path = str(own / "tree" / name)
     analyze: Any = dl.analyze_document_states
     ((answered, state),) = analyze([path], workspace=str(own / "ws"))
@@ -200,7 +200,7 @@ def test_only_changed_files_are_embedded_again(own: Path, registry: Registry, dr
 @criterion("000", "AC 7", "a vector index is made at 256 rows")
 @criterion("000", "T10", "255 rows have no index, 256 have one")
 def test_the_vector_index_is_made_at_256_rows(own: Path, registry: Registry) -> None:
-    """The document names IVF_PQ; a better kind of IVF may stand in its place."""
+    """The document names IVF_PQ; a better kind of IVF index may replace it."""
     plant(own / "tree", {"long.md": "word\n" * 249})
 
     def stats() -> Answer:
@@ -473,7 +473,7 @@ def test_every_state_is_reported(own: Path, registry: Registry) -> None:
 @criterion("000", "AC 14", "lines are put in, found and deleted by hand")
 @criterion("000", "T6", "embeddings are stored; those of a path replace the ones before")
 def test_line_embeddings_are_stored_by_hand(store: dl.LineStore, tiny_model: Path) -> None:
-    """A row is a path, a line counted from 0, and its embedding: no text is needed."""
+    """A row has a path, a line number counted from 0, and an embedding, but needs no text."""
     line: Any = dl.LineEmbedding
     parser, group = (vector(word, tiny_model) for word in ("parser", "group"))
     rows = [line("a.md", 0, list(parser)), line("a.md", 1, list(group))]

@@ -258,7 +258,7 @@ def test_quality_is_measured(tmp_path: Path, tiny_model: Path, driftline: Driftl
 def test_hit_rates_are_reported_and_recorded(
     location: Path, search: Search, driftline: Driftline, tmp_path: Path
 ) -> None:
-    """Kept in the run history: the report plots it."""
+    """The run history keeps the hit rates, and the report plots them."""
     rate = search("parser", "--dir", "work", "--entity", "source:home")["explanation"]["hit_rate"]
     assert rate == pytest.approx(40 / 202, abs=0.01)
     assert driftline("report", "--workspace", location / "ws", "-o", tmp_path / "report.html").code == 0

@@ -708,7 +708,7 @@ nodes:
 
 @pytest.fixture(scope="module")
 def benchmark_help() -> str:
-    """What the benchmark of the memory store says of itself, on one line."""
+    """The description of the memory store's benchmark, on one line."""
     program = Path(__file__).parents[1] / "benchmarks" / "memory_store.py"
     done = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, text=True, check=True)
     return " ".join((done.stdout + program.read_text()).split())

@@ -228,7 +228,7 @@ def test_each_search_embeds_its_query_once(store: MemoryStore, embedder: Directi
 
 @criterion("004", "review 2", "the distance is that of cosine, between 0 and 2")
 def test_the_distance_is_that_of_cosine(tmp_path: Path) -> None:
-    """What lies behind the query has the score -1: nothing is clipped."""
+    """An entry opposite to the query has the score -1: scores are not clipped."""
     with dl.MemoryStore(str(tmp_path / "memory"), embedder=Directions) as store:
         for text in ("record0", "record10", "opposite"):
             store.store(text, text, ACME)

@@ -252,7 +252,7 @@ def test_a_name_does_not_lead_to_another_organisation(
 
 
 def ask_mcp(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """What the tool ``search_memory`` answers."""
+    """Return the answer of the tool ``search_memory``."""
     from driftline.flows.mcp_server.server import make_server
     from driftline.storage.workspace.workspace import Workspace
 
@@ -336,7 +336,7 @@ HIDDEN = "hidden"
 ADJOINING = "adjoining"
 """Stands in the value that lies beside project alpha, in the same organisation."""
 SECRETS = {ACME: (HIDDEN,), ALPHA: (HIDDEN, ADJOINING)}
-"""What a store that is bound to an entity must never show."""
+"""Values that a store bound to an entity must never show."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.yaml_engine import run_yaml
 
 Run = Callable[..., Any]
-"""How long others may take to take over what a process left behind."""
+"""Time that other processes may need to take over the work of a process that ended."""
 
 
 @pytest.fixture(autouse=True)
@@ -522,7 +522,7 @@ def test_messages_of_the_parser_are_translated_to_our_own(registry: dict[str, Ru
 @criterion("engine", "7", "impossible names and numbers give dictionaries")
 @pytest.mark.parametrize("wrong", ["a\0b", "\ud800", "", "x" * 5_000], ids=["NUL", "surrogate", "empty", "long"])
 def test_impossible_names_return_errors(wrong: str, registry: dict[str, Run]) -> None:
-    """What cannot be stored is a failure; a read of it is one, too, or finds nothing."""
+    """A value that cannot be stored is a failure; reading it fails, too, or finds nothing."""
     for answer in (
         registry["ltm.store"]({}, key=wrong, value=1),
         registry["ltm.store"]({}, key="key", value=1, entity=f"user:{wrong}"),

@@ -142,7 +142,7 @@ def test_the_state_of_a_local_tree_is_computed_in_parallel(
 def test_sources_in_other_clouds_are_read(
     fixture: str, tmp_path: Path, tiny_model: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the variables that users of emulators set, so that nothing asks for the real clouds."""
+    """The variables that users of emulators set are set, so that nothing contacts the real clouds."""
     uri = f"{request.getfixturevalue(fixture)}/tree"
     if fixture == "google_bucket":
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", os.environ["GOOGLE_BASE_URL"])

@@ -253,7 +253,7 @@ def many(ws: str, tmp_path: Path, registry: Registry) -> Path:
 
 @criterion("search", "4", "a folder may be narrowed to fewer endings")
 def test_a_folder_may_be_narrowed(many: Path, registry: Registry, ws: str) -> None:
-    """What the caller asks for is no accident: no share of deletions is too large for it."""
+    """The caller requests these deletions, so none of them are refused as suspiciously many."""
     given = {"workspace": ws, "paths": [str(many)], "extensions": [".md"]}
     assert ok(registry["search.workspace_index"]({}, **given))["total_lines"] == 20
     again = ok(registry["search.workspace_index"]({}, **given))
@@ -415,7 +415,7 @@ def test_folders_dots_and_links_are_filters(
     driftline: Driftline,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a name is in the current folder comes before what it may be inside a source."""
+    """A name in the current folder takes precedence over the same name inside a source."""
     (two / "empty").mkdir()
     (two.parent / "empty").mkdir()
     monkeypatch.chdir(two / folder)

@@ -16,7 +16,7 @@ import pytest
 
 from driftline.storage.deltas import delta_index as delta
 from driftline.storage.deltas.delta_index import ADD, REMOVE, REMOVE_RETENTION, DeltaIndex
-from driftline.storage.deltas.files import ROW_GROUP_ROWS
+from driftline.storage.deltas.parquet_files import ROW_GROUP_ROWS
 from driftline.storage.errors import (
     CorruptFile,
     DriftlineError,

@@ -1,4 +1,4 @@
-"""What the names of entities mean in a memory store: registered entities first, then the root, then defaults."""
+"""Names of entities in a memory store are resolved from registered entities, then from the root, then from defaults."""
 
 from __future__ import annotations
 

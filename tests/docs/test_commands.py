@@ -27,7 +27,7 @@ IDENTITY = ("-c", "user.name=reader", "-c", "user.email=reader@localhost", "-c",
 
 
 def blocks() -> list[Any]:
-    """The blocks of all pages; those of a page stay in one process, in order."""
+    """Return the blocks of all pages; the blocks of a page stay in one process, in order."""
     found = []
     for page in PAGES:
         name, text = page.relative_to(ROOT).as_posix(), page.read_text()
@@ -78,7 +78,9 @@ def clone(origin: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def environment(origin: Path, s3_server: Any) -> dict[str, str]:
-    """What a person has who installed Driftline: its commands on the path, and the variables of an S3 store."""
+    """The environment of a person who has installed Driftline: its commands on the path, and the variables of an S3
+    store.
+    """
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("DRIFTLINE_", "AWS_"))}
     bin_directory = Path(sys.executable).parent
     s3_server.client().create_bucket(Bucket="my-bucket")

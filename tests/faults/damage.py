@@ -84,12 +84,12 @@ COMMANDS = {
 
 
 ABORTED = "aborted"
-"""What native code does to a command that then says so, and ends as for a corrupt file."""
+"""Failures of native code that a command reports, and after which it exits as for a corrupt file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended: its exit code, and the kind of its error or "" ."""
+    """The outcome of a command: its exit code, and the kind of its error or "" ."""
 
     code: int
     kind: str
@@ -97,7 +97,7 @@ class Ended:
 
     @property
     def is_clear(self) -> bool:
-        """Whether it ended well or with an error of a kind, not with a traceback."""
+        """Return whether the command succeeded or reported an error with a kind, instead of a traceback."""
         return self.code in (0, 1, 2, 3) and self.kind != "unexpected" and "Traceback" not in self.output
 
 

@@ -31,7 +31,7 @@ class Crash(BaseException):
 
 
 class Mode(enum.StrEnum):
-    """How an operation fails. A crash before it equals a crash after the previous one."""
+    """The way in which an operation fails. A crash before it equals a crash after the previous one."""
 
     CRASH_AFTER = "a crash after"
     LOST_ACKNOWLEDGEMENT = "a lost acknowledgement of"
@@ -40,7 +40,7 @@ class Mode(enum.StrEnum):
 
 @dataclass
 class Faults:
-    """Records the mutating operations of a run in ``log``; number ``at`` fails as ``mode`` says."""
+    """Records the mutating operations of a run in ``log``; operation number ``at`` fails as ``mode`` says."""
 
     mode: Mode = Mode.FAIL
     at: int | None = None

@@ -113,7 +113,9 @@ def model(done: Sequence[int]) -> dict[str, int]:
 
 
 def contradictions(seen: dict[str, int], done: Sequence[int], started: Sequence[int]) -> list[str]:
-    """Problems of a read that began after the changes ``done`` and ended before those beyond ``started``."""
+    """Return the contradictions of a read that began after the changes ``done``, and ended before changes later than
+    ``started``.
+    """
     outcome = []
     for writer, (known, begun) in enumerate(zip(done, started, strict=True)):
         own = {key: value for key, value in seen.items() if key.startswith(f"own/{writer}/")}

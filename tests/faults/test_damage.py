@@ -50,7 +50,7 @@ def test_damage_causes_no_traceback_and_can_be_repaired(example: Example, kind: 
 
 
 MAY_ABORT = ("search", "index", "compact")
-"""What explains itself then; verify, repair, and all that comes afterwards must not."""
+"""Commands that may abort with an explanation; verify, repair, and all later commands must not abort."""
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("DRIFTLINE_DAMAGED_WORKSPACES", "6"))))

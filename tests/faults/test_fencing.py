@@ -14,7 +14,8 @@ from lance import LanceDataset, Transaction
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseLost
-from driftline.storage.lines.line_table import LineTable, SourceCommit, schema
+from driftline.storage.lines.commit_marker import SourceCommit
+from driftline.storage.lines.line_table import LineTable, schema
 from driftline.storage.objects.store import ObjectStore
 from tests.support.waiting import PATIENCE_SECONDS
 

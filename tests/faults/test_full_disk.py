@@ -222,7 +222,7 @@ def test_a_pull_onto_a_full_disk_is_reported_and_completed_by_the_next(
 
 
 def test_a_cleanup_frees_a_full_disk(small_disk: Path, tree: Path, index: Callable[..., Any]) -> None:
-    """What needs no lease is deleted where no lease can be written, and the rest after that."""
+    """If no lease can be written, orphans that need none are deleted first, and the others after that."""
     workspace, ballast = small_disk / "workspace", Ballast(small_disk)
     assert index(workspace).code == 0
     left = workspace / "org:default" / f".tmp-{'0' * 32}"

@@ -246,7 +246,7 @@ def test_children_of_an_extractor_end_with_it(name: str, reason: SkipReason) -> 
 
 
 def echoed(text: str) -> str:
-    """What the next process that waits, or a new one, says of a document with this text."""
+    """Return the answer of the next waiting process, or of a new one, for a document with this text."""
     said: str = extract_apart("bad_readers:echo", text.encode())["text"]
     return said
 

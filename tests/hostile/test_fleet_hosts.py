@@ -14,7 +14,8 @@ import pytest
 
 from driftline.storage.errors import DriftlineError, UsageError
 from driftline.storage.sources import discovery
-from driftline.storage.sources.discovery import Host, Listing, Page, Repository, Selection, discover
+from driftline.storage.sources.discovery import Listing, Page, Selection, discover
+from driftline.storage.sources.hosts import Host, Repository
 from tests.servers.git_server import GitServer, running_git_server
 from tests.servers.host_api import HostApi, Hosted, moved
 from tests.support.fleets import Fleet
@@ -193,7 +194,8 @@ def test_a_huge_listing_takes_little_memory(tmp_path: Path) -> None:
 import json, sys, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 sys.path.insert(0, {str(Path.cwd())!r})
-from driftline.storage.sources.discovery import Host, discover
+from driftline.storage.sources.discovery import discover
+from driftline.storage.sources.hosts import Host
 padding = {{f"url_{{n}}": "https://api.example/" + "x" * 80 for n in range(45)}}
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):

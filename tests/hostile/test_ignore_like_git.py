@@ -147,7 +147,9 @@ class Repositories:
             file.write("\n" + "\n".join(lines) + "\n")
 
     def listed_by_git(self, folder: Path, above: tuple[str, ...] = ()) -> set[str]:
-        """What git lists of the repository of ``folder``, and of each in it that is no other work tree of one above."""
+        """Return git's listing of the repository of ``folder``, and of each nested one that is not another work tree of
+        a repository above.
+        """
         common = os.path.realpath(folder / git(folder, "rev-parse", "--git-common-dir"))
         if common in above:
             return set()

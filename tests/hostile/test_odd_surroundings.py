@@ -158,7 +158,7 @@ CONDITIONS: dict[str, dict[str, str]] = {
 
 
 RESTARTED = "an ASCII file system"
-"""Where the command replaces itself by another process."""
+"""The point at which the command replaces itself with another process."""
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)

@@ -27,7 +27,7 @@ from driftline.flows.web.server import web_server
 from driftline.storage.redaction import KNOWN, STRICT
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
-from driftline.tasks.search.hits import read_excerpt
+from driftline.tasks.search.documents import read_excerpt
 from tests.support.documents import archive, docx, paragraph, pdf
 from tests.support.planted import line_of, planted
 from tests.support.waiting import PATIENCE_SECONDS

@@ -1,4 +1,4 @@
-"""What a workspace says of its sources contacts nobody: it may have come with an unpacked folder."""
+"""Records of sources in a workspace cause no connection, because the workspace may be part of an unpacked folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from driftline.flows.mcp_server.server import make_server
 from driftline.storage.errors import UnsafeStore
 from driftline.storage.sources.source import SourceAccess
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.hits import read_excerpt
+from driftline.tasks.search.documents import read_excerpt
 
 Driftline = Callable[..., Any]
 TEXT = "the first line\n\nthe needle of the haystack\n\n***\nthe last line\n"

@@ -23,11 +23,12 @@ from starlette.datastructures import Headers
 
 import driftline as dl
 from driftline.flows.config.memory_settings import boundary_in, load_memory_configuration
+from driftline.flows.http_guard import MAX_BODY_BYTES
 from driftline.flows.memory_stores import Memory
 from driftline.flows.web import authentication as authenticating
 from driftline.flows.web.api import Reader
 from driftline.flows.web.authentication import AccessRules, Authentication, KnownTokens, TrustedProxy
-from driftline.flows.web.guard import MAX_BODY_BYTES, RateLimit
+from driftline.flows.web.guard import RateLimit
 from driftline.flows.web.mcp_endpoint import Tools
 from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.entities import Boundary, Entity
@@ -129,7 +130,9 @@ def test_requests_need_a_valid_token(site: Site) -> None:
 
 @pytest.mark.parametrize("query", ["lease", '"lease"'])
 def test_facets_count_nothing_beyond_the_boundary(site: Site, bound: str, query: str) -> None:
-    """Not even if the source is asked for: a facet counts without its own values."""
+    """Facets show nothing beyond the boundary, even if the request names the source: a facet is counted without its own
+    values.
+    """
     requested = urlencode({"q": query, "facets": "true", "source": f"{FOREIGN['secretx']}/source:secretx"})
     files = json.loads(site.ask(f"/api/v1/search?{requested}", token=bound).body)["facets"]["files"]
     assert files["source"] == {f"{OWN}/source:own": 2}

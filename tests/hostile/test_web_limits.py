@@ -32,11 +32,11 @@ from starlette.types import Receive, Scope, Send
 
 import driftline as dl
 from driftline.flows import http_server
+from driftline.flows.http_guard import MAX_BODY_BYTES
 from driftline.flows.http_server import HttpServer, TimeoutProtocol, listen
 from driftline.flows.web import guard
 from driftline.flows.web.api import MAX_QUERY_CHARACTERS, Reader
 from driftline.flows.web.authentication import cookie
-from driftline.flows.web.guard import MAX_BODY_BYTES
 from driftline.flows.web.mcp_endpoint import Tools
 from driftline.flows.web.server import MAX_HEAD_BYTES, Exposure, web_server
 from driftline.storage.errors import UsageError
@@ -84,7 +84,7 @@ def connected(address: str) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the other side closes within the timeout of the socket."""
+    """Return whether the other side closes within the timeout of the socket."""
     try:
         while connection.recv(65_536):
             pass
@@ -96,7 +96,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def refuses(address: str) -> bool:
-    """Whether the server closes a new connection at once; one that it holds stays open for longer."""
+    """Return whether the server closes a new connection at once; an accepted one stays open for longer."""
     with connected(address) as connection:
         connection.settimeout(0.5)
         return is_closed(connection)
@@ -110,7 +110,7 @@ def is_healthy(address: str) -> bool:
 
 
 def is_refused(connection: socket.socket, parts: list[bytes]) -> bool:
-    """Whether what is sent gets an answer of a client error, or none because the other side has closed."""
+    """Return whether the answer to ``parts`` is a client error, or missing because the other side has closed."""
     try:
         for part in parts:
             connection.sendall(part)

@@ -25,7 +25,7 @@ from driftline.tasks.extraction import archives
 from driftline.tasks.extraction.archives import Member, members_of, read_members
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.scanning.scan import analyze_document_states
-from driftline.tasks.search.hits import read_excerpt
+from driftline.tasks.search.documents import read_excerpt
 from tests.servers.git_server import git
 from tests.servers.s3_server import S3Server
 from tests.support.documents import pdf

@@ -65,7 +65,7 @@ def proxy(
 
 
 def searched(proxy: DelayingProxy, workspace: str, query: str = QUERY) -> tuple[list[Any], list[Exchange]]:
-    """What a new process finds, and what it asks for."""
+    """Search in a new process; return its results and its requests."""
     proxy.take()
     command = [str(Path(sys.executable).parent / "driftline"), "search", query, "--workspace", workspace, "--json"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)

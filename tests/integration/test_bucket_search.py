@@ -1,4 +1,4 @@
-"""What a search of a bucket asks of it: few requests, side by side, whatever has become of the documents."""
+"""A search of a bucket sends few requests, in parallel, whatever has happened to the documents."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def index(tree: Path, tmp_path: Path) -> Callable[[str], str]:
 
 
 class Warnings(list[str]):
-    """What was warned of."""
+    """The warnings."""
 
     __call__ = list.append
 

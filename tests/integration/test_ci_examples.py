@@ -37,7 +37,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def path() -> str:
-    """Where scripts find the command, and the Python that has Driftline."""
+    """The folders in which scripts find the command, and the Python that has Driftline."""
     return os.pathsep.join([str(forked_command().parent), str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
@@ -108,7 +108,7 @@ def test_the_jobs_for_gitlab_index_the_default_branch(checkout: Path, s3_server:
 
 
 def event_of(repository: str, commit: str, action: str) -> dict[str, object]:
-    """What GitHub tells of pull request 7 from the branch topic of ``repository``."""
+    """GitHub's variables and event for pull request 7 from the branch topic of ``repository``."""
     head = {"ref": "topic", "sha": commit, "repo": {"full_name": repository}}
     pull_request = {"number": 7, "head": head, "base": {"ref": "main"}}
     of = {"default_branch": "main", "full_name": "team/web"}

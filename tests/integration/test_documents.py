@@ -26,7 +26,7 @@ from driftline.tasks.extraction import extractor
 from driftline.tasks.extraction.extractor import read_document
 from driftline.tasks.indexing import batch
 from driftline.tasks.indexing.rows import Donated
-from driftline.tasks.search.hits import read_excerpt
+from driftline.tasks.search.documents import read_excerpt
 from driftline.tasks.search.search import search
 from tests.servers.s3_server import S3Server
 from tests.support.documents import DOCUMENTS, pdf
@@ -116,7 +116,7 @@ def test_the_lines_around_a_hit_are_those_of_the_extracted_text(workspace: Path)
         "tern.1.gz",
         2,
         None,
-        (".TH TERN 1", "the tern migrates"),
+        ("# TERN(1)", "the tern migrates"),
     )
 
 

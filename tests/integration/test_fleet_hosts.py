@@ -16,8 +16,9 @@ import pytest
 from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs.fleet import has_failed
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError
-from driftline.storage.sources import discovery
-from driftline.storage.sources.discovery import Host, Listing, RateLimit, Repository, Selection, discover, open_pulls
+from driftline.storage.sources import discovery, hosts
+from driftline.storage.sources.discovery import Listing, RateLimit, Selection, discover, open_pulls
+from driftline.storage.sources.hosts import Host, Repository
 from tests.servers.git_server import Checkout, GitServer, Reply, git
 from tests.servers.host_api import PREFIXES, HostApi, Hosted, answering, failing, moved, throttled
 from tests.support.fleets import Fleet, branches, rows, states
@@ -32,10 +33,10 @@ def api(request: pytest.FixtureRequest, git_server: GitServer, monkeypatch: pyte
     found = HostApi(git_server, request.param, [Hosted(each, f"acme/r{each}") for each in range(1, 6)])
     git_server.api = found
     if request.param == "cloud":
-        cloud = discovery._API_OF["bitbucket"]
+        cloud = hosts._API_OF["bitbucket"]
         here = f"http://{git_server.host}"
         changed = replace(cloud, site=here, root=lambda site: f"{here}/2.0")
-        monkeypatch.setitem(discovery._API_OF, "bitbucket", changed)
+        monkeypatch.setitem(hosts._API_OF, "bitbucket", changed)
     return found
 
 
@@ -121,10 +122,10 @@ def test_a_redirect_on_the_same_host_is_followed(api: HostApi, git_server: GitSe
 )
 def test_a_selection_narrows_what_a_host_lists(selection: Selection, chosen: set[str]) -> None:
     found = [
-        discovery.Repository("1", "acme/app", visibility="public", topics=("search",)),
-        discovery.Repository("2", "acme/old", archived=True, size_bytes=4096),
-        discovery.Repository("3", "acme/deep/lib", size_bytes=4097),
-        discovery.Repository("4", "acme/copy", fork=True),
+        hosts.Repository("1", "acme/app", visibility="public", topics=("search",)),
+        hosts.Repository("2", "acme/old", archived=True, size_bytes=4096),
+        hosts.Repository("3", "acme/deep/lib", size_bytes=4097),
+        hosts.Repository("4", "acme/copy", fork=True),
     ]
     why_not = selection.reasons()
     assert {each.path for each in found if not why_not(each)} == chosen

@@ -341,7 +341,7 @@ def test_memory_on_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["retrieve", "retrieve_by_entity", "search", "search_memory", "delete"])
 def test_a_catalog_from_a_backup_is_an_error_of_every_read(call: str, tmp_path: Path, tiny_model: Path) -> None:
-    """Whether the root is configured or not: an entry that the catalog has lost is not just missing."""
+    """With and without a configured root, an entry that the catalog has lost is not reported as missing."""
     location, backup = tmp_path / "memory", tmp_path / "backup.sqlite"
     options: dict[str, Any] = {"storage_uri": str(location), "embedding": {"model": str(tiny_model)}}
     with dl.create_ltm_backend(**options) as backend:

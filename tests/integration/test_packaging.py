@@ -73,7 +73,7 @@ class Environment:
         return str(self.folder / "bin" / "python")
 
     def run(self, *command: object) -> str:
-        """What a program of this environment prints, in an empty folder."""
+        """Run a program of this environment in an empty folder, and return its output."""
         program, *arguments = map(str, command)
         ended = subprocess.run(
             [self.folder / "bin" / program, *arguments],
@@ -129,7 +129,7 @@ def environment(
 
 @pytest.fixture(scope="module")
 def probe(environment: Environment) -> dict[str, Any]:
-    """What an install says of itself."""
+    """The origin that an installation reports."""
     answer: dict[str, Any] = json.loads(environment.run("python", "-c", PROBE))
     return answer
 

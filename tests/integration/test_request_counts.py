@@ -41,7 +41,7 @@ SOURCE = "many-objects"
 
 
 def lists_source(path: str) -> bool:
-    """Whether a request lists the source ``SOURCE``, not its part of the workspace."""
+    """Return whether a request lists the source ``SOURCE``, not its part of the workspace."""
     return parse_qs(urlsplit(path).query).get("prefix", [""])[0].endswith(f"/{SOURCE}/")
 
 

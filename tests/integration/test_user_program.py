@@ -26,7 +26,7 @@ driftline.grep("query", "file").results[0].line.upper()
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What mypy keeps of the packages that it has read, which takes it most of its time."""
+    """mypy's cache of the packages, because reading them takes most of its time."""
     return tmp_path_factory.getbasetemp() / "mypy-cache"
 
 

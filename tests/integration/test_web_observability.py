@@ -1,4 +1,4 @@
-"""What whoever runs the web server sees of it: metrics, the access log, traces, and the files that deploy it."""
+"""The operator's view of the web server: metrics, the access log, traces, and the files that deploy it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_defect_is_reported_as_unexpected(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """What a collector of traces on loopback receives."""
+    """The traces that a collector on loopback receives."""
     received: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):

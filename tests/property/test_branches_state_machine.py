@@ -89,7 +89,7 @@ class BranchMachine(RuleBasedStateMachine):
 
     @rule(source=states, into=states)
     def merge_or_reset(self, source: str, into: str) -> None:
-        """A squash merge, a rebase or a force-push: git knows what it was, the index sees trees."""
+        """Squash-merge, rebase or force-push: git knows which one it was, but the index sees only trees."""
         self.trees[into] = dict(self.trees.get(source, self.trees[MAIN]))
 
     # -- runs ------------------------------------------------------------------------------------

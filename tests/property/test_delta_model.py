@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from driftline.storage.deltas import delta_index as delta
-from driftline.storage.deltas import files as delta_files
+from driftline.storage.deltas import parquet_files as delta_files
 from driftline.storage.deltas.delta_index import ADD, REMOVE, REMOVE_RETENTION, DeltaIndex
 from driftline.storage.errors import UsageError
 from driftline.storage.model import new_ulid

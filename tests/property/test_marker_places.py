@@ -12,7 +12,8 @@ import pytest
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, remove_old_versions, rewrite
-from driftline.storage.lines import line_table as lines
+from driftline.storage.lines import commit_marker
+from driftline.storage.lines.commit_marker import read_markers
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.store import ObjectStore
@@ -58,17 +59,17 @@ def take_back(table: LineTable, folder: Path) -> None:
 def test_cached_locations_equal_those_of_a_full_read(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "MANY_FRAGMENTS", 0)
-    monkeypatch.setattr(lines, "SMALL_FRAGMENT_ROWS", 6)
+    monkeypatch.setattr(commit_marker, "MANY_FRAGMENTS", 0)
+    monkeypatch.setattr(commit_marker, "SMALL_FRAGMENT_ROWS", 6)
     chance = random.Random(seed)
     table = LineTable(ObjectStore.open(str(tmp_path)), SOURCES[0].tenant, "fp")
     table.create(DIM)
-    processes = [lines._MarkerPlaces(), lines._MarkerPlaces()]
+    processes = [commit_marker._MarkerPlaces(), commit_marker._MarkerPlaces()]
     tokens, batches = dict.fromkeys(SOURCES, 1), dict.fromkeys(SOURCES, 0)
-    everything = lines._MarkerPlaces()
+    everything = commit_marker._MarkerPlaces()
     for step in range(30):
         entity = chance.choice(SOURCES)
-        monkeypatch.setattr(lines, "_PLACES", chance.choice(processes))
+        monkeypatch.setattr(commit_marker, "_PLACES", chance.choice(processes))
         event = chance.random()
         if event < 0.6:
             batches[entity] += 1
@@ -93,9 +94,9 @@ def test_cached_locations_equal_those_of_a_full_read(
         looking = [locations for locations in processes if chance.random() < 0.4]
         for each in SOURCES:
             for locations in looking:
-                monkeypatch.setattr(lines, "_PLACES", locations)
-                found = table._markers(each, dataset)
-                monkeypatch.setattr(lines, "MANY_FRAGMENTS", 1 << 30)
-                monkeypatch.setattr(lines, "_PLACES", everything)
-                assert found == table._markers(each, dataset)
-                monkeypatch.setattr(lines, "MANY_FRAGMENTS", 0)
+                monkeypatch.setattr(commit_marker, "_PLACES", locations)
+                found = read_markers(table, dataset, [each])[str(each)]
+                monkeypatch.setattr(commit_marker, "MANY_FRAGMENTS", 1 << 30)
+                monkeypatch.setattr(commit_marker, "_PLACES", everything)
+                assert found == read_markers(table, dataset, [each])[str(each)]
+                monkeypatch.setattr(commit_marker, "MANY_FRAGMENTS", 0)

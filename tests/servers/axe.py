@@ -9,12 +9,12 @@ from typing import Any
 from playwright.sync_api import Page
 
 SCRIPT = Path(sys.prefix) / "axe/node_modules/axe-core/axe.min.js"
-"""Where ``make axe`` puts it."""
+"""The file that ``make axe`` installs."""
 _RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
 
 def violations(page: Page) -> list[str]:
-    """What the rules say against ``page`` as it is shown: the rule, and the first elements that break it."""
+    """Return the violated rules of ``page`` as it is shown, each with the first elements that violate it."""
     # An evaluated script is not one of the page: its policy stays as strict as it is.
     page.evaluate(SCRIPT.read_text())
     found: dict[str, Any] = page.evaluate("rules => axe.run({runOnly: rules})", _RULES)

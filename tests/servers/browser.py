@@ -21,7 +21,7 @@ SCREENSHOT_VARIABLE = "DRIFTLINE_SCREENSHOTS"
 """Set it to 1 to update the pictures of the README."""
 WAIT_MILLISECONDS = 1000 * PATIENCE_SECONDS
 PACKAGED = Path(sys.prefix) / "browser"
-"""Where ``make browser`` unpacks Chromium with its libraries, and a font that is not monospaced."""
+"""The folder into which ``make browser`` unpacks Chromium with its libraries, and a proportional font."""
 _PACKAGED_PROGRAM = shutil.which("chromium", path=str(PACKAGED))
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or _PACKAGED_PROGRAM

@@ -25,7 +25,7 @@ from tests.servers.proxies import GoogleProxy
 from tests.support.waiting import ended, until
 
 AZURITE = Path(sys.prefix) / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
-"""Where ``make azurite`` installs it."""
+"""The folder into which ``make azurite`` installs."""
 AZURE_ACCOUNT, CONTAINER = "devstoreaccount1", "driftline-tests"
 AZURE_KEY = "ZHJpZnRsaW5lLXRlc3RzLWFjY291bnQta2V5LTAwMDE="
 

@@ -20,7 +20,7 @@ _CLOSE_AT_ONCE = struct.pack("ii", 1, 0)
 
 
 class Fault(enum.StrEnum):
-    """What a request meets."""
+    """A fault that a request meets."""
 
     REFUSED_500 = "500"
     REFUSED_503 = "503"

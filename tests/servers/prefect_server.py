@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,11 +72,24 @@ class PrefectServer:
         return self.call("POST", path, body)
 
 
+GROUP = "@prefect"
+"""The end of the names of its tests where pytest-xdist runs them one after another."""
+_RUNNING = ExitStack()
+
+
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[PrefectServer]:
     """One server for all tests."""
-    with running_server() as server:
-        yield server
+    with _RUNNING:
+        yield _RUNNING.enter_context(running_server())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """End the server with the last test of its group: idle, it takes a twentieth of a core."""
+    yield
+    if item.nodeid.endswith(GROUP) and nextitem is not None and not nextitem.nodeid.endswith(GROUP):
+        _RUNNING.close()
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended: ``code`` is None if it was killed, ``answer`` its JSON."""
+    """The outcome of a command: ``code`` is None if it was killed, ``answer`` is its JSON."""
 
     code: int | None
     answer: Any = None

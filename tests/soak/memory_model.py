@@ -1,4 +1,6 @@
-"""What memory must hold after commands some of which were killed: what was acknowledged, or what was under way."""
+"""A model of memory after commands, some of which were killed: it has every acknowledged change, and may have
+unfinished ones.
+"""
 
 from __future__ import annotations
 

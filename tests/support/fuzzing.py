@@ -117,7 +117,7 @@ def _with_entities(data: bytes, chance: random.Random, outside: str) -> bytes:
 
 @dataclass(slots=True)
 class Outcome:
-    """How many files had text, members or a reason, and those that took longest or leaked."""
+    """The numbers of files with text, members or a reason, and the files that took longest or leaked."""
 
     ends: Counter[str] = field(default_factory=Counter)
     leaks: list[str] = field(default_factory=list)

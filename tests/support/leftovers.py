@@ -15,7 +15,7 @@ from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.deltas import manifest as documents
 from driftline.storage.deltas.manifest import BatchId, revision
 from driftline.storage.entities import Entity
-from driftline.storage.garbage.orphans import Reason
+from driftline.storage.garbage.classify import Reason
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import ManifestRow, new_ulid
 from driftline.storage.workspace.workspace import Workspace

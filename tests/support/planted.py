@@ -16,7 +16,7 @@ def _made(alphabet: str, length: int, seed: int) -> str:
 
 
 def _examples(seed: int) -> dict[str, tuple[str, str]]:
-    """What stays in front of each credential, and the credential, by rule."""
+    """For each rule, the text in front of a credential, which stays, and the credential."""
 
     def alnum(length: int) -> str:
         return _made(_ALNUM, length, seed)

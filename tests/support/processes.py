@@ -30,7 +30,7 @@ from driftline.flows.commands.main import COMMANDS, main
 
 
 def runs(process: psutil.Process, words: str) -> bool:
-    """Whether a process that has not ended has ``words`` in its command line."""
+    """Return whether a process that has not ended has ``words`` in its command line."""
     try:
         return words in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # also of a zombie
@@ -38,7 +38,7 @@ def runs(process: psutil.Process, words: str) -> bool:
 
 
 def stands_still(process: psutil.Process) -> bool:
-    """Whether a process is stopped."""
+    """Return whether a process is stopped."""
     try:
         return bool(process.status() == psutil.STATUS_STOPPED)
     except psutil.NoSuchProcess:
@@ -77,7 +77,7 @@ PRELOADED = (
     *("dateutil.relativedelta", "lance.commit", "lance.dataset", "numpy.ma", "pyarrow.dataset", "safetensors.numpy"),
     *("rich.console", "rich.table"),
 )
-"""What commands import, for most of a second."""
+"""Modules that commands import, which takes most of a second."""
 
 
 LIMITS = (
@@ -277,7 +277,7 @@ def _serve(path: str, patience_seconds: float, more: Sequence[str]) -> Callable[
 
 
 def _load_default_model() -> None:
-    """Load the default model, as each program would in a quarter of a second; commands check its files as ever."""
+    """Load the default model, which would take each program a quarter of a second; commands still check its files."""
     from driftline.tasks.embedding.models import DEFAULT_MODEL, model_of
     from driftline.tasks.embedding.task_context import ModelRef, load_embedder
 

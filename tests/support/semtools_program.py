@@ -20,7 +20,7 @@ VERSIONS = ("1.5.1", "2.0.0", "3.0.1")
 CALLS = "calls.jsonl"
 """Beside the program: the arguments of each call, a JSON list a line."""
 FAILURE_VARIABLE, SLEEP_VARIABLE = "SEMTOOLS_FAILURE", "SEMTOOLS_SLEEP_SECONDS"
-"""What a program prints on standard error before it ends with code 1, and how long it takes."""
+"""The text that a program prints on standard error before it exits with code 1, and the time that it takes."""
 
 
 def install(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -15,13 +15,17 @@ def outside_of_the_checkout() -> dict[str, str]:
 
 
 def mypy(folder: Path, cache: Path, python: str = sys.executable) -> str:
-    """What strict mypy prints of the programs in ``folder`` with the packages of ``python``; "" without errors."""
+    """Check the programs in ``folder`` with strict mypy and the packages of ``python``; return its output, "" without
+    errors.
+    """
     options = ["--strict", "--no-error-summary", "--cache-dir", str(cache), "--python-executable", python]
     return _printed([sys.executable, "-m", "mypy", *options, "."], folder)
 
 
 def pyright(folder: Path, python: str = sys.executable) -> str:
-    """What strict pyright prints of the programs in ``folder`` with the packages of ``python``; "" without errors."""
+    """Check the programs in ``folder`` with strict pyright and the packages of ``python``; return its output, ""
+    without errors.
+    """
     (folder / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict"}))
     printed = _printed([sys.executable, "-m", "basedpyright", "--pythonpath", python], folder)
     return "" if printed.startswith("0 errors, 0 warnings") else printed

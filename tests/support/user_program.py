@@ -54,7 +54,7 @@ def remember(workspace: str) -> int:
 
 
 def kind_of(workspace: str) -> str:
-    """Open a workspace that does not exist; returns the kind of the error."""
+    """Open a workspace that does not exist, and return the kind of the error."""
     try:
         driftline.open(workspace)
     except driftline.WorkspaceNotFound as error:

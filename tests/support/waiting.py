@@ -10,7 +10,9 @@ from pathlib import Path
 from tests.support.processes import ForkedProgram
 
 PATIENCE_SECONDS = 900.0
-"""How long a test waits for what takes seconds: less than pytest's own limit, so that the test says what is missing."""
+"""Time that a test waits for an event that takes seconds. It is below pytest's own limit, so that the test reports what
+is missing.
+"""
 
 
 def until(

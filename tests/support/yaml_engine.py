@@ -1,4 +1,4 @@
-"""A small engine that runs YAML agents as real ones do: templates over the state, keyword arguments of its own."""
+"""A small engine that runs YAML agents like real engines, with templates over the state and keyword arguments."""
 
 from __future__ import annotations
 

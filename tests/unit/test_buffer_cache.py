@@ -1,4 +1,4 @@
-"""Which buffers the cache keeps, and its limit in bytes."""
+"""The cache keeps recently used buffers, within its limit in bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each extractor makes of a document of its format."""
+"""Each extractor extracts the text of a document of its format."""
 
 from __future__ import annotations
 

@@ -16,15 +16,8 @@ from driftline.storage.lines.outline import Anchor
 from driftline.storage.model import SkipReason
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.extraction import extractor
-from driftline.tasks.extraction.extractor import (
-    Draft,
-    How,
-    Part,
-    Reading,
-    definitions_by_part,
-    outdated,
-    read_document,
-)
+from driftline.tasks.extraction.extractor import Draft, Part, Reading, definitions_by_part, read_document
+from driftline.tasks.extraction.extractor_versions import How, outdated
 from driftline.tasks.extraction.process import Refused
 
 RUSSIAN = "Съешь ещё этих мягких французских булок, да выпей чаю\n" * 3

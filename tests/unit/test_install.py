@@ -1,4 +1,4 @@
-"""How the environment is installed: pip's configuration reaches uv, and the lock files agree."""
+"""Installation of the environment: uv uses pip's configuration, and the lock files agree."""
 
 from __future__ import annotations
 

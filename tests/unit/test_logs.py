@@ -1,4 +1,4 @@
-"""Which log records reach the user."""
+"""Log records that reach the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from driftline.flows.output.logs import OwnWarnings, json_lines, wants_json, wri
 
 @pytest.fixture(autouse=True)
 def no_other_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefect's handler, which another test has installed, writes to a stream that is closed by now."""
+    """Remove Prefect's handler, which another test has installed: it writes to a stream that is already closed."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
 
 

@@ -63,7 +63,7 @@ def names_of(module: Path) -> frozenset[str]:
 
 
 def exists(parts: list[str]) -> bool:
-    """Whether a dotted name below a package leads to a package, a module, or a name in one."""
+    """Return whether a dotted name below a package leads to a package, a module, or a name in one."""
     location = ROOT / parts[0]
     for i, part in enumerate(parts[1:], start=1):
         if (location / part).is_dir():

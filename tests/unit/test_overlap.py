@@ -1,4 +1,4 @@
-"""Which source has a file that several select."""
+"""A file that several sources select belongs to one of them."""
 
 from __future__ import annotations
 

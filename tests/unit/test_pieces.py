@@ -1,4 +1,4 @@
-"""How a batch is cut into pieces that are embedded one after another."""
+"""A batch is cut into pieces that are embedded one after another."""
 
 from __future__ import annotations
 

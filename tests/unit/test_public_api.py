@@ -113,7 +113,7 @@ def own_classes(value: object) -> list[type]:
 
 
 def raised_in(function: Callable[..., Any]) -> set[str]:
-    """The errors of the tree that the body of a function raises itself."""
+    """Return the errors of the tree that the body of a function itself raises."""
     names = {found.__name__ for found in error_classes()}
     tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     raised = (node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise))
@@ -149,6 +149,7 @@ EXAMPLES = (
     "IndexReport",
     "LineFilter",
     "LineStore",
+    "MemoryEntry",
     "MemoryExplanation",
     "MemoryStore",
     "SearchReport",

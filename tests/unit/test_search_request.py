@@ -23,7 +23,7 @@ from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest,
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_FUNCTIONS = {"top_k": 8, "min_relevance": 4}
-"""How many functions may have a parameter of this name."""
+"""Maximum number of functions that may have a parameter of this name."""
 HEAVY = {"lance", "numpy", "pyarrow", "pydantic"}
 
 

@@ -1,4 +1,4 @@
-"""Which fragments get a segment: few segments, whole replacements, and no work for what is covered."""
+"""Fragments are grouped into few segments, which replace others entirely and cover nothing twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where lines may and may not be cut."""
+"""Lines are cut only where no token can span the cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workflows of the repository promise beyond what `make workflows` checks."""
+"""Requirements on the repository's workflows that `make workflows` does not check."""
 
 from __future__ import annotations
 

@@ -61,7 +61,9 @@ def catalog_file(url: URL) -> URL:
 
 
 def find_schema(connection: Any, _: object) -> None:
-    """Put the catalog's schema first on the search path of a new PostgreSQL connection, if a catalog is in it."""
+    """Put the catalog's schema first on the search path of a new PostgreSQL connection, if the schema contains a
+    catalog.
+    """
     cursor = connection.cursor()
     if cursor.execute(f"SELECT to_regclass('{SCHEMA}.{tables.version.name}')").fetchone()[0] is not None:
         cursor.execute(_TO_SCHEMA)
@@ -274,7 +276,7 @@ def upsert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlit
 def bulk_insert(
     connection: Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]], same: Mapping[str, Any]
 ) -> None:
-    """Insert rows, given as ``columns`` of equal length, and ``same`` with the values that all rows share.
+    """Insert rows: ``columns`` have equal length, and ``same`` has the values that all rows share.
 
     Large inserts bypass SQLAlchemy, which takes several times as long. JSON values are passed as text.
     """
@@ -304,7 +306,7 @@ def _insert_fast(connection: Connection, table: str, names: Sequence[str], rows:
             cursor.execute("SELECT reltuples FROM pg_class WHERE oid = to_regclass(%s)", (table,))
             if added > ANALYZE_SHARE * max(0, cursor.fetchone()[0]):
                 cursor.execute(f"ANALYZE {table}")
-    except dialect.loaded_dbapi.Error as error:  # as SQLAlchemy raises it
+    except dialect.loaded_dbapi.Error as error:  # the error that SQLAlchemy would raise
         lost = dialect.is_disconnect(error, driver, cursor)
         raise DBAPIError(into, None, error, connection_invalidated=lost) from error
     finally:

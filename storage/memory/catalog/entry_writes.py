@@ -1,9 +1,10 @@
 """Write memory entries, the totals of their owners, retired blobs and the outbox to the catalog.
 
-The functions run in an open transaction under the tenant's lock (``entities.lock_tenant``). Bulk loads pass entries as
-columns, because creating an object per entry would take a third of the time. A key is unique in its tenant. If an entry
-outside the boundary of a store already has the key, the store writes under ``private(key)``, so that a refusal never
-reveals the keys of others. ``shown(key)`` undoes this; a failed lookup takes the newest private form in its scope.
+The functions run in an open transaction under the tenant's lock (``entity_tree.lock_tenant``). Bulk loads pass entries
+as columns, because creating an object per entry would take a third of the time. A key is unique in its tenant. If an
+entry outside the boundary of a store already has the key, the store writes under ``private(key)``, because a refusal
+would reveal that the key exists. ``shown(key)`` undoes this; a failed lookup takes the newest private form in its
+scope.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def _tenant(row: EntryRow) -> str:
 
 
 def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], within: Entity, now: datetime) -> Drafts:
-    """Return ``new``, with keys that entries outside ``within`` already use replaced by private forms.
+    """Return ``new``, with private forms instead of the keys that entries outside ``within`` already use.
 
     ``known`` are all entries of these keys. An entry that already has a private form in ``within`` is replaced there.
     """

@@ -96,7 +96,7 @@ closure = sa.Table(
     sa.Index("ltm_closure_by_descendant", "descendant_id", "ancestor_id"),
     sqlite_with_rowid=False,
 )
-"""Every pair of an entity and one at or below it."""
+"""Every pair of an entity and an entity at or below it."""
 
 owners = sa.Table(
     "ltm_entry_owners",
@@ -105,7 +105,7 @@ owners = sa.Table(
     sa.Column("entries", sa.BigInteger, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
 )
-"""The totals of each entity's own entries, so that counting millions of entries adds up few rows."""
+"""The totals of each entity's own entries, so that a count of millions of entries only adds up a few rows."""
 
 entries = sa.Table(
     "ltm_entries",

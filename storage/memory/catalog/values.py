@@ -87,7 +87,7 @@ def encode(value: Any, what: str = "value") -> bytes:
             return data
     except orjson.JSONEncodeError:
         pass
-    # The slower encoder decides: orjson writes NaN as null, and rejects keys and numbers that JSON can represent.
+    # Use the slower encoder instead: orjson writes NaN as null, and rejects keys and numbers that JSON can represent.
     try:
         return _ENCODER.encode(value).encode()
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError

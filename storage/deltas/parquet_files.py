@@ -62,7 +62,7 @@ class Keys:
         position = bisect_right(self.ranges, last, key=lambda r: r[0])
         if position == 0:
             return False
-        high = self.ranges[position - 1][1]  # the last range that begins by then; earlier ranges end earlier
+        high = self.ranges[position - 1][1]  # earlier ranges end before the last one that begins by then
         return high is None or high > first
 
     def select(self, rows: pa.Table, key: str) -> pa.Table:
@@ -180,7 +180,7 @@ class FileWriter:
         self._pending_rows = 0
 
     def write(self, rows: pa.Table) -> None:
-        """Append ``rows``, whose keys follow those already written."""
+        """Append ``rows``; their keys follow the keys already written."""
         self.rows += len(rows)
         self._pending.append(rows)
         self._pending_rows += len(rows)

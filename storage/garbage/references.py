@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow.compute as pc
 
 from driftline.storage.deltas.delta_index import DeltaIndex
-from driftline.storage.deltas.files import FileReader
 from driftline.storage.deltas.manifest import parse_staged
+from driftline.storage.deltas.parquet_files import FileReader
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, ObjectNotFound
-from driftline.storage.garbage.orphans import References
+from driftline.storage.garbage.classify import References
 from driftline.storage.lance.lance_table import LanceTable
 from driftline.storage.layout import (
     BASE,
@@ -30,8 +30,9 @@ from driftline.storage.layout import (
     parse_name,
 )
 from driftline.storage.leases.lease import Sighting, look
+from driftline.storage.lines.commit_marker import CommitMarker
 from driftline.storage.lines.definition_table import deep_tables
-from driftline.storage.lines.line_table import CommitMarker, LineTable
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entry_queries import blob_references
 from driftline.storage.memory.memory_indexes import MemoryIndex
@@ -232,7 +233,7 @@ def _memory(workspace: Workspace, catalog: Catalog) -> tuple[frozenset[str], dic
 def _tracked(workspace: Workspace, table: LanceTable, present: set[str]) -> frozenset[str]:
     """Return the paths, relative to ``table``, that its versions refer to; each must be ``present`` in the listing.
 
-    The check also verifies that Lance and the listing spell paths alike; otherwise every file would seem an orphan.
+    The check also verifies that Lance and the listing spell paths alike: if not, every file would look like an orphan.
     """
     for _ in range(TABLE_ATTEMPTS):
         tracked = table.tracked_files() if table.exists() else frozenset()

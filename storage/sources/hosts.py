@@ -1,0 +1,300 @@
+"""Describe the hosts of repositories: the URLs of their sites, APIs and clones, and how to read their listings.
+
+Answers are untrusted: the URL of a repository consists of the configured URL and a checked path, so that no answer
+leads git or a token to another host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from driftline.storage.errors import UsageError
+from driftline.storage.sources.mirror import Remote, parse_remote
+
+Provider = Literal["github", "gitlab", "gitea", "bitbucket", "folder", "list"]
+OwnerKind = Literal["org", "group", "user", ""]
+Visibility = Literal["public", "internal", "private"]
+_PART = r"~?[A-Za-z0-9_.][A-Za-z0-9_.+~-]*"
+REPOSITORY_PATH = re.compile(rf"(?!(?:.*/)?\.{{1,2}}(?:/|$)){_PART}(?:/{_PART})+")
+_NEXT = re.compile(r'<([^>]*)>\s*(?:;[^,<]*)?;\s*rel="?next"?')
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository as its host lists it. ``id`` stays the same if it is renamed; ``path`` has its groups and its name.
+
+    ``changed`` is the time of the last push in the host's spelling, "" if the host does not report it; sizes of 0 are
+    unknown.
+    """
+
+    id: str
+    path: str
+    branch: str = ""
+    changed: str = ""
+    archived: bool = False
+    fork: bool = False
+    visibility: Visibility = "private"
+    topics: tuple[str, ...] = ()
+    size_bytes: int = 0
+
+    @property
+    def naming(self) -> tuple[str, str, str]:
+        """The fields that determine its entity."""
+        return self.id, self.path, self.branch
+
+    @property
+    def stamp(self) -> str:
+        """The fields that change with a push or another default branch; "" if the host does not report them."""
+        return f"{self.changed} {self.branch}" if self.changed else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where repositories are discovered: the repositories of ``owner`` on a host, or all that the token may read.
+
+    ``url`` is the URL of a self-hosted instance, the folder of the provider ``folder``, or the file of the provider
+    ``list``, which also has ``uris``. ``variable`` is the environment variable that holds the token.
+    """
+
+    provider: Provider
+    url: str = ""
+    owner: str = ""
+    owner_kind: OwnerKind = ""
+    variable: str = ""
+    uris: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def site(self) -> str:
+        """The URL of the host's web pages, below which its repositories are."""
+        return (self.url or _API_OF[self.provider].site).rstrip("/")
+
+    @property
+    def name(self) -> str:
+        """A name for people, such as ``github.com/acme``."""
+        if self.provider == "list" and not self.url:
+            return "list"
+        base = self.url if self.provider in ("folder", "list") else self.site.partition("://")[2]
+        return f"{base}/{self.owner}" if self.owner else base
+
+    def token(self, environ: Mapping[str, str]) -> str:
+        """Return the token, "" if no variable is named. Raises UsageError if its variable is not set."""
+        if self.variable and not environ.get(self.variable):
+            raise UsageError(f"The fleet needs the variable {self.variable}", self.name, "Set it to the token.")
+        return environ[self.variable] if self.variable else ""
+
+    def remote(self, repository: Repository) -> Remote:
+        """Return the repository's remote, with the reference to the token. Raises UsageError."""
+        remote = parse_remote(self.uri(repository))
+        if remote is None:
+            raise UsageError("Not a valid repository path", repr(repository.path))
+        return remote
+
+    def uri(self, repository: Repository) -> str:
+        """Return the URI of a repository, with the reference to the token. Raises UsageError."""
+        if self.provider == "list":
+            for uri in self.uris:
+                if (remote := parse_remote(uri)) is not None and remote.uri == repository.id:
+                    return uri
+            return repository.id
+        if self.provider == "folder":
+            if os.path.isabs(repository.id) or ".." in repository.id.split("/"):
+                raise UsageError("Not a path below the folder of the fleet", repr(repository.id))
+            return f"git+file://{os.path.join(self.url, repository.id)}"
+        if not REPOSITORY_PATH.fullmatch(repository.path):
+            raise UsageError("Not a valid repository path", repr(repository.path))
+        api = api_of(self)
+        scheme, _, rest = self.site.partition("://")
+        reference = f"{api.git_user}:${{{self.variable}}}@" if self.variable else ""
+        return f"git+{scheme}://{reference}{rest}{api.clone_path}/{repository.path}.git"
+
+    @property
+    def has_pulls(self) -> bool:
+        """Whether the host lists the open pull requests of a repository."""
+        return self.provider not in ("folder", "list") and bool(api_of(self).pulls)
+
+    def pull_ref(self, number: int) -> str:
+        """Return the ref of a pull request."""
+        return api_of(self).pull_ref.format(number)
+
+    @property
+    def settle_seconds(self) -> float | None:
+        """Seconds after a push until a further push is sure to change ``Repository.changed``; None if none is."""
+        return None if self.provider in ("folder", "list") else api_of(self).settle_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class HostPage:
+    """A page: its entries, the URL of the next page, and the total that the host reports."""
+
+    items: Sequence[Any]
+    next: str = ""
+    total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostApi:
+    """How a host lists repositories.
+
+    ``root`` is the URL of the API of a site, and ``targets`` the path of a listing by the kind of its owner.
+    ``pulls`` is the path of the open pull requests of a repository, and ``pull_ref`` the ref of one.
+    """
+
+    site: str
+    root: Callable[[str], str]
+    targets: Mapping[str, str]
+    authorization: str
+    read: Callable[[str, Any, Mapping[str, str]], HostPage]
+    parse: Callable[[Any], Repository]
+    git_user: str = "x-access-token"
+    clone_path: str = ""
+    settle_seconds: float | None = 60.0
+    headers: tuple[tuple[str, str], ...] = ()
+    pulls: str = ""
+    pull_ref: str = "refs/pull/{}/head"
+
+
+def _github(item: Any) -> Repository:
+    visibility: Visibility = item.get("visibility") or ("private" if item["private"] else "public")
+    return Repository(
+        str(item["id"]), item["full_name"], item.get("default_branch") or "", item.get("pushed_at") or "",
+        bool(item.get("archived")), bool(item.get("fork")), visibility, tuple(item.get("topics") or ()),
+        1024 * int(item.get("size") or 0),
+    )  # fmt: skip
+
+
+def _gitlab(item: Any) -> Repository:
+    size = (item.get("statistics") or {}).get("repository_size") or 0
+    return Repository(
+        str(item["id"]), item["path_with_namespace"], item.get("default_branch") or "",
+        item.get("last_activity_at") or "", bool(item.get("archived")), bool(item.get("forked_from_project")),
+        item.get("visibility") or "private", tuple(item.get("topics") or item.get("tag_list") or ()), int(size),
+    )  # fmt: skip
+
+
+def _gitea(item: Any) -> Repository:
+    visibility: Visibility = "private" if item["private"] else "internal" if item.get("internal") else "public"
+    return Repository(
+        str(item["id"]), item["full_name"], item.get("default_branch") or "", item.get("updated_at") or "",
+        bool(item.get("archived")), bool(item.get("fork")), visibility, tuple(item.get("topics") or ()),
+        1024 * int(item.get("size") or 0),
+    )  # fmt: skip
+
+
+def _bitbucket_cloud(item: Any) -> Repository:
+    return Repository(
+        str(item["uuid"]), item["full_name"], (item.get("mainbranch") or {}).get("name") or "",
+        item.get("updated_on") or "", fork=item.get("parent") is not None,
+        visibility="private" if item["is_private"] else "public", size_bytes=int(item.get("size") or 0),
+    )  # fmt: skip
+
+
+def _bitbucket_server(item: Any) -> Repository:
+    return Repository(
+        str(item["id"]), f"{item['project']['key'].lower()}/{item['slug']}", archived=bool(item.get("archived")),
+        fork=item.get("origin") is not None, visibility="public" if item.get("public") else "private",
+    )  # fmt: skip
+
+
+def _linked(url: str, body: Any, headers: Mapping[str, str]) -> HostPage:
+    """Read a page. The header ``Link`` names the next page; without the header, the next page number of a counted
+    listing is used.
+    """
+    found = _NEXT.search(headers.get("Link") or "")
+    total = headers.get("X-Total") or headers.get("X-Total-Count") or ""
+    return HostPage(body, found[1] if found else "", int(total) if total.isdecimal() else None)
+
+
+def _embedded(url: str, body: Any, headers: Mapping[str, str]) -> HostPage:
+    return HostPage(body["values"], body.get("next") or "", body.get("size"))
+
+
+def _numbered(url: str, body: Any, headers: Mapping[str, str]) -> HostPage:
+    if body["isLastPage"]:
+        return HostPage(body["values"])
+    return HostPage(body["values"], re.sub(r"&start=\d+$", "", url) + f"&start={int(body['nextPageStart'])}")
+
+
+_API_OF: dict[str, HostApi] = {
+    "github": HostApi(
+        "https://github.com",
+        lambda site: "https://api.github.com" if site == "https://github.com" else f"{site}/api/v3",
+        {
+            "org": "/orgs/{owner}/repos?per_page=100&type=all&sort=created&direction=asc",
+            "user": "/users/{owner}/repos?per_page=100&type=owner&sort=created&direction=asc",
+            "": "/user/repos?per_page=100&sort=created&direction=asc",
+        },
+        "Bearer {token}",
+        _linked,
+        _github,
+        headers=(("Accept", "application/vnd.github+json"), ("X-GitHub-Api-Version", "2022-11-28")),
+        pulls="/repos/{path}/pulls?state=open&per_page=100&sort=created&direction=asc",
+    ),
+    "gitlab": HostApi(
+        "https://gitlab.com",
+        lambda site: f"{site}/api/v4",
+        {
+            "group": "/groups/{owner}/projects?include_subgroups=true&with_shared=false"
+            "&per_page=100&order_by=id&sort=asc",
+            "user": "/users/{owner}/projects?per_page=100&order_by=id&sort=asc",
+            "": "/projects?membership=true&pagination=keyset&per_page=100&order_by=id&sort=asc",
+        },
+        "Bearer {token}",
+        _linked,
+        _gitlab,
+        git_user="oauth2",
+        settle_seconds=7200.0,  # last_activity_at is raised at most once an hour
+        pulls="/projects/{id}/merge_requests?state=opened&per_page=100&order_by=created_at&sort=asc",
+        pull_ref="refs/merge-requests/{}/head",
+    ),
+    "gitea": HostApi(
+        "https://gitea.com",
+        lambda site: f"{site}/api/v1",
+        {
+            "org": "/orgs/{owner}/repos?limit=50&page=1",
+            "user": "/users/{owner}/repos?limit=50&page=1",
+            "": "/user/repos?limit=50&page=1",
+        },
+        "token {token}",
+        _linked,
+        _gitea,
+        pulls="/repos/{path}/pulls?state=open&limit=50&page=1",
+    ),
+    "bitbucket": HostApi(
+        "https://bitbucket.org",
+        lambda site: "https://api.bitbucket.org/2.0",
+        {"org": "/repositories/{owner}?pagelen=100&sort=created_on"},
+        "Bearer {token}",
+        _embedded,
+        _bitbucket_cloud,
+        git_user="x-token-auth",
+    ),
+}
+_BITBUCKET_SERVER = HostApi(
+    "",
+    lambda site: f"{site}/rest/api/1.0",
+    {"org": "/projects/{owner}/repos?limit=100", "": "/repos?limit=100"},
+    "Bearer {token}",
+    _numbered,
+    _bitbucket_server,
+    git_user="x-token-auth",
+    clone_path="/scm",
+    settle_seconds=None,
+)
+OWNERS: Mapping[str, frozenset[str]] = {
+    "github": frozenset({"org", "user", ""}),
+    "gitlab": frozenset({"group", "user", ""}),
+    "gitea": frozenset({"org", "user", ""}),
+    "bitbucket": frozenset({"org", ""}),
+    "folder": frozenset({""}),
+    "list": frozenset({""}),
+}
+"""The kinds of owner that each provider knows; "" is everything that the token may read."""
+
+
+def api_of(host: Host) -> HostApi:
+    is_server = host.provider == "bitbucket" and host.url and host.site != _API_OF["bitbucket"].site
+    return _BITBUCKET_SERVER if is_server else _API_OF[host.provider]

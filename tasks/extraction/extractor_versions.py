@@ -1,0 +1,100 @@
+"""Decide which documents are read again: by the marks of extractors and settings in the manifest (DESIGN, "Documents").
+
+A new version of an extractor rereads only the files that it affects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from driftline.storage.defaults import INSIDE, NAMED_LIKE_ARCHIVE, Redaction
+from driftline.storage.redaction import split_mark
+from driftline.tasks.extraction.extractor import (
+    NAMED_LIKE_DOCUMENT,
+    READERS,
+    Extractor,
+    is_named_like_document,
+    variant_of,
+)
+
+MISSING_MARK = r"(?:^|\+)\w+/0"
+"""The mark of files whose extractor is not installed."""
+ENDS_MARK = r"(?:^|\+)ends/"
+"""The mark of files of which only the first and last lines are indexed."""
+
+
+def ends_mark(most: int) -> str:
+    """Return the mark of a file of which only the first and last lines, ``most`` bytes, were read."""
+    return f"ends/{most}"
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a run reads files: with which ``redaction``, and at most ``most`` bytes of a large file.
+
+    ``opened`` is the mark of its settings for archives and mail, "" if it does not open them. If ``outputs``, it reads
+    the outputs of notebooks.
+    """
+
+    redaction: Redaction = "off"
+    most: int = 0
+    opened: str = ""
+    outputs: bool = False
+
+    def marks(self) -> frozenset[str]:
+        """Return the possible parts of the marks of the run's files, except for the part about redaction."""
+        own = {ends_mark(self.most), self.opened or UNOPENED, UNOPENED}
+        return current_marks(outputs=self.outputs) | own
+
+
+UNOPENED = "archive/0"
+"""The mark of a member that no extractor can index."""
+
+
+def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: How) -> NDArray[np.bool_]:
+    """Return ``(n,) bool``: files that a run would read differently from the last run.
+
+    ``marks`` come from the manifest; a file without an extractor's mark was read as text.
+    """
+    known, current = pc.fill_null(marks, ""), how.marks()
+    old, plain, unopened = list[str](), list[str](), list[str]()
+    for mark in pc.unique(known).to_pylist():
+        of_extractor, is_redacted = split_mark(mark, how.redaction)
+        parts = _parts(of_extractor)
+        if not is_redacted or not parts <= current:
+            old.append(mark)
+        elif not of_extractor:
+            plain.append(mark)
+        if how.opened and not parts & {how.opened, UNOPENED}:
+            unopened.append(mark)
+    result = pc.is_in(known, value_set=pa.array(old, pa.string()))
+    named = pc.match_substring_regex(paths, NAMED_LIKE_DOCUMENT)
+    result = pc.or_(result, pc.and_(pc.is_in(known, value_set=pa.array(plain, pa.string())), named))
+    if unopened:
+        lacking = pc.and_(
+            pc.match_substring_regex(paths, NAMED_LIKE_ARCHIVE),
+            pc.invert(pc.match_substring(paths, INSIDE)),  # opening the outermost container opens the ones inside
+        )
+        result = pc.or_(result, pc.and_(pc.is_in(known, value_set=pa.array(unopened, pa.string())), lacking))
+    return np.asarray(result.to_numpy(), dtype=bool)
+
+
+def is_current(path: str, mark: str, how: How) -> bool:
+    """Return whether a document with this ``mark`` was read in the same way as a run with ``how`` would read it."""
+    of_extractor, is_redacted = split_mark(mark, how.redaction)
+    return is_redacted and (_parts(of_extractor) <= how.marks() if of_extractor else not is_named_like_document(path))
+
+
+def _parts(mark: str) -> set[str]:
+    return {part.removeprefix("-") for part in mark.split("+")} if mark else set()
+
+
+def current_marks(*, outputs: bool = False) -> frozenset[str]:
+    """Return the marks of the current extractors; ``outputs`` includes the extractor for outputs of notebooks."""
+    readers = (variant_of(each, outputs=outputs) if isinstance(each, Extractor) else each for each in READERS)
+    return frozenset(each.mark for each in readers if each is not None)
