@@ -482,8 +482,8 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
             given number. With ``branch``, sources that have this branch are searched as it has them. With ``explain``,
             the report describes the search. ``fixed`` texts and ``regex`` expressions restrict the search to lines that
             match, in files that match all of them, and the words of the query rank these lines; the query may contain
-            such terms, too (``"a phrase" /regex/ def:Name lang:go``). The report's ``exact`` says whether there are
-            more matches than the ``top_k`` lines.
+            such terms, too (``"a phrase" /regex/ def:Name lang:go``). Filters alone list files. The report's
+            ``exact`` says whether there are more matches than the ``top_k`` lines.
 
     Returns:
         A report that iterates over its hits.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -51,6 +52,13 @@ def container_of(path: str) -> str:
     ('old/a.zip', 'c.txt')
     """
     return path.partition(INSIDE)[0]
+
+
+def holds_records(path: str) -> bool:
+    """Return whether a file has the name of a log, CSV or JSON lines, which stays useful however large it is: its first
+    and last lines alone say what it holds.
+    """
+    return re.search(r"\.(?i:csv|jsonl|log|log\.\d+|ndjson|tsv)$", path) is not None
 
 
 FALLBACK_THRESHOLD = 0.5

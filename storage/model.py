@@ -46,6 +46,7 @@ class SkipReason(enum.StrEnum):
     BAD_NAME = "undecodable name"
     ODD_KEY = "key is not a plain path"
     WORK_TREE = "another work tree of the same repository"
+    GIT_DIRECTORY = "git directory"
     OUTSIDE = "link leads outside the source or in a circle"
     UNSTABLE = "changed while it was read"
     LINK = "symbolic link"

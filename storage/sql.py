@@ -495,7 +495,7 @@ class _Contents:
                 yield {
                     "entity": str(entity),
                     **dict(entity.parts),
-                    **record.model_dump(include={"uri", "origin", "subpath", "include", "exclude"}),
+                    **{name: getattr(record, name) for name in ("uri", "origin", "subpath", "include", "exclude")},
                     "commit": commit.id if commit else None,
                     "committed": _utc(commit.committed) if commit else None,
                 }
@@ -505,7 +505,7 @@ class _Contents:
             for entity in self._entities(tenant):
                 for record in branch_records(self.workspace, entity):
                     moments = {"created": _utc(record.created), "updated": _utc(record.updated)}
-                    yield record.model_dump(include={"name", "entity", "base", "build"}) | moments
+                    yield {name: getattr(record, name) for name in ("name", "entity", "base", "build")} | moments
 
     def _history(self, tenant: Entity) -> list[RunRecord]:
         if str(tenant) not in self._histories:
@@ -526,7 +526,11 @@ class _Contents:
                 seen.add(run.run_id)
                 requests = sum(run.report.get("requests", {}).values()) if self.within is None else None
                 counts = {"sources": len(sources), "requests": requests}
-                yield run.model_dump(include={"run_id", "kind", "seconds", "outcome"}) | counts | _started(run)
+                yield (
+                    {name: getattr(run, name) for name in ("run_id", "kind", "seconds", "outcome")}
+                    | counts
+                    | _started(run)
+                )
 
     def run_sources(self) -> Iterator[dict[str, Any]]:
         seen: set[str] = set()

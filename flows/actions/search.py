@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -95,11 +95,9 @@ def _remove(workspace: Workspace, part: _Part) -> int:
             wait_seconds=WAIT_SECONDS,
             storage_options=workspace.objects.storage_options,
         ).documents
+    record = replace(part.record, include=include, commit=None)
     if include == part.record.include:  # its other filters would include it again
-        change = {"exclude": (*part.record.exclude, pattern), "commit": None}
-    else:
-        change = {"include": include, "commit": None}
-    record = part.record.model_copy(update=change)
+        record = replace(record, exclude=(*record.exclude, pattern))
     return remove_documents(workspace, part.entity, part.documents, record=record, wait_seconds=WAIT_SECONDS)
 
 

@@ -175,7 +175,7 @@ def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict
     show(found, as_json, print_text)
     for note in () if found["results"] and "exact" not in found else found.get("notes", ()):
         warn(in_flags(note))  # the note on weak results is printed above them
-    if found["results"] or found.get("exact", {}).get("lines"):
+    if found["results"] or found.get("exact", {}).get("documents"):
         return DONE
     return WRONG_USE if found.get("unmatched") else NOTHING_FOUND
 

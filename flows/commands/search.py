@@ -116,10 +116,10 @@ EXACT_LINES = 100
 
 
 def _exact_defaults(query: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults that differ for exact terms: more results, without context."""
+    """Return the defaults that differ for an exact search: more results, without context."""
     from driftline.tasks.search.query_language import parse
 
-    if not given.get("fixed") and not given.get("regex") and not parse(query).terms:
+    if not given.get("fixed") and not given.get("regex") and not parse(query).is_exact:
         return {}
     defaults = {"top_k": EXACT_LINES, "n_lines": 0}
     return {name: value for name, value in defaults.items() if given.get(name) is None}

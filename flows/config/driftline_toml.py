@@ -13,14 +13,13 @@ import logging
 import os
 import posixpath
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from driftline.flows.config.environment import WORKSPACE_FOLDER, absolute_uri, local_path, nearest
+from driftline.flows.config.environment import WORKSPACE_FOLDER, absolute_uri, local_path, location_of, nearest
 from driftline.flows.config.secret_references import (
     check_catalog,
     check_options,
@@ -30,25 +29,23 @@ from driftline.flows.config.secret_references import (
     resolve_secret,
     without_reference,
 )
-from driftline.flows.config.toml_schema import (
-    AccessTable,
-    File,
-    FleetTable,
-    HooksTable,
-    SourceTable,
-    WorkspaceTable,
-    location_of,
-    parse,
-)
 from driftline.storage.defaults import Redaction, user_folder, with_home
 from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
 from driftline.storage.errors import BadEntity, UsageError
-from driftline.storage.sources.discovery import Selection
-from driftline.storage.sources.hosts import OWNERS, Host, OwnerKind
 from driftline.storage.sources.mirror import parse_remote
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a command in a folder without the file loads none of these
+    from driftline.flows.config.toml_schema import (
+        AccessTable,
+        File,
+        FleetTable,
+        HooksTable,
+        SourceTable,
+        WorkspaceTable,
+    )
     from driftline.storage.lines.line_filter import LineFilter
+    from driftline.storage.sources.discovery import Selection
+    from driftline.storage.sources.hosts import Host, OwnerKind
 
 
 def is_trusted(file: Path, content: bytes) -> bool:
@@ -340,6 +337,10 @@ def _read(file: Path) -> bytes:
 
 
 def _parse(content: bytes, file: Path) -> File:
+    import tomllib
+
+    from driftline.flows.config.toml_schema import parse
+
     try:
         raw = tomllib.loads(content.decode())
     except UnicodeDecodeError as error:
@@ -512,6 +513,9 @@ def _fleets(tables: Sequence[FleetTable], file: Path) -> list[ConfiguredFleet]:
 
 
 def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
+    from driftline.storage.sources.discovery import Selection
+    from driftline.storage.sources.hosts import OWNERS, Host
+
     provider = table.provider
     owners = {kind: name for kind in ("org", "group", "user") if (name := getattr(table, kind)) is not None}
     known = OWNERS[provider]
@@ -540,7 +544,7 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
         provider,
         url.rstrip("/"),
         owner,
-        cast(OwnerKind, kind),
+        cast("OwnerKind", kind),
         (table.token or "").strip("${}"),
         tuple(table.repositories),
     )

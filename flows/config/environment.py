@@ -84,3 +84,12 @@ def nearest(start: Path, name: str, exists: Callable[[Path], bool]) -> Path | No
 def nearest_workspace(start: Path) -> Path | None:
     """Return the first ``.driftline`` folder in ``start`` or a parent folder."""
     return nearest(start, WORKSPACE_FOLDER, os.path.isdir)
+
+
+def location_of(path: Path, table: str = "", row: int | None = None) -> str:
+    """Return the location of a mistake in a configuration file for messages; ``row`` is 0-based, messages count
+    from 1.
+    """
+    if not table:
+        return str(path)
+    return f"{path}, {table}" if row is None else f"{path}, [[{table}]] number {row + 1}"

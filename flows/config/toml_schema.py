@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +21,7 @@ from pydantic import (
     field_validator,
 )
 
+from driftline.flows.config.environment import location_of
 from driftline.storage.defaults import MAX_RERANKED, Redaction, Strategy
 from driftline.storage.errors import UsageError
 from driftline.storage.sources.hosts import Provider, Visibility
@@ -37,7 +37,7 @@ Text = Annotated[str, Field(min_length=1)]
 class Table(BaseModel):
     """A table in the file. Unknown keys and values of a wrong type are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 def _check_moment(value: str | float | None) -> str | float | None:
@@ -370,13 +370,6 @@ def parse(raw: Mapping[str, Any], path: Path) -> File:
     raise mistake  # not chained to pydantic's error, which quotes values that may be secrets
 
 
-def location_of(path: Path, table: str = "", row: int | None = None) -> str:
-    """Return the location of an error for messages; ``row`` is 0-based, messages count from 1."""
-    if not table:
-        return str(path)
-    return f"{path}, {table}" if row is None else f"{path}, [[{table}]] number {row + 1}"
-
-
 def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Path) -> UsageError:
     table, key = _table_of(location)
     where = location_of(path)
@@ -390,7 +383,9 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
         where = location_of(path, "[access]")
     if kind == "extra_forbidden":
         known = sorted(table.model_fields)
-        close = difflib.get_close_matches(key, known, n=1)
+        from difflib import get_close_matches
+
+        close = get_close_matches(key, known, n=1)
         hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(known)}."
         return UsageError(f"Unknown key {key!r}", where, hint)
     if kind == "missing":

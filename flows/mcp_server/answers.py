@@ -91,7 +91,8 @@ class SearchAnswer(BaseModel):
         if self.exact is not None:
             least = "" if self.exact.complete else "at least "
             documents = f"{self.exact.documents:,} document{'' if self.exact.documents == 1 else 's'}"
-            shown.append(f"matches: {least}{self.exact.lines:,} in {least}{documents}")
+            lines = f"{least}{self.exact.lines:,} in " if self.exact.lines or not self.exact.documents else ""
+            shown.append(f"matches: {lines}{least}{documents}")
         if self.nearest is not None:
             shown.append(f"nearest: {shown_lines(self.nearest, with_source=True)}")
         return "\n".join([*shown, *self.notes, *filter(None, [self.more])]) or "No results."

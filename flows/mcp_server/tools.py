@@ -182,7 +182,7 @@ class LineTools:
     def _exactly(self, query: str, given: dict[str, Any], max_tokens: int) -> SearchAnswer:
         request = SearchRequest.of(query, {"n_lines": 0, **without_empty(given)})
         report = find(self.newest(), request, within=self.boundary(), run=self.run)
-        if not report.results and not (report.exact and report.exact.lines):
+        if not report.results and not (report.exact and report.exact.documents):
             report = replace(report, notes=(*report.notes, "search_lines also finds synonyms and related names."))
         return answers.search_answer(report, max_tokens)
 

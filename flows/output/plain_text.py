@@ -139,7 +139,8 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
     exact = result.get("exact")
     if exact is not None and not any(hit["label"] for hit in results):
         lines = [_exact_line(hit, (folders or {}).get(hit["source"]), with_source, styled) for hit in results]
-        lines += [] if results else [f"{exact['lines']:,} lines in {exact['documents']:,} files\n"]
+        of_lines = f"{exact['lines']:,} lines in " if exact["lines"] or not exact["documents"] else ""
+        lines += [] if results else [f"{of_lines}{exact['documents']:,} files\n"]
         emit("".join(lines) + _facets(result))
         return
     none_good = bool(results) and exact is None and all_weak(results)

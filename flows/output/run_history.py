@@ -10,18 +10,16 @@ import contextlib
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from statistics import mean, median
 from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from driftline.storage.defaults import user_folder
 from driftline.storage.errors import UsageError
+from driftline.storage.json_records import from_json, to_json
 from driftline.storage.objects.request_counts import price
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
@@ -57,7 +55,7 @@ def _read(run_ids: Iterable[tuple[str, int]], histories: Sequence[RunHistory]) -
     for run_id, group in groupby(run_ids, key=itemgetter(0)):
         records = [record for _, tenant in group if (record := histories[tenant].get(run_id)) is not None]
         if len(records) > 1 and records[0].kind != "index":  # an index run writes its complete report to each tenant
-            yield records[0].model_copy(update={"report": {"parts": [record.report for record in records]}})
+            yield replace(records[0], report={"parts": [record.report for record in records]})
         elif records:
             yield records[0]
 
@@ -230,10 +228,9 @@ MAX_JOURNAL_BYTES = 1 << 20
 KIND = "search"
 
 
-class _Entry(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
     """One search: when it began, its time, and the share of the lines that its filter allowed."""
-
-    model_config = ConfigDict(frozen=True)
 
     started: datetime
     seconds: float
@@ -251,7 +248,7 @@ def record_search(workspace: Workspace, explanation: Explanation | None, seconds
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with path.open("ab") as file:
-            file.write(entry.model_dump_json().encode() + b"\n")
+            file.write(to_json(entry, compact=True) + b"\n")
             size = file.tell()
         if size > MAX_JOURNAL_BYTES:
             kept = path.read_bytes()[-MAX_JOURNAL_BYTES // 2 :].partition(b"\n")[2]
@@ -287,12 +284,14 @@ def _entries(workspace: Workspace) -> list[_Entry]:
     except OSError:
         return []
     for line in lines:
-        with contextlib.suppress(ValidationError):  # a truncated line
-            found.append(_Entry.model_validate_json(line))
+        with contextlib.suppress(ValueError):  # a truncated line
+            found.append(from_json(_Entry, line))
     return found
 
 
 def _record(entries: list[_Entry]) -> RunRecord:
+    from statistics import mean, median  # a search records itself without them
+
     last = max(entry.started for entry in entries)
     return RunRecord(
         run_id=f"searches-{last:%Y%m%dT%H}",

@@ -303,7 +303,7 @@ def _cut(
     with acquire(workspace.objects, maintenance, lease.run_id, wait_seconds=wait) as fence:
         record = cut(workspace, entity, name, lease.token)
         if known is not None:
-            record = record.model_copy(update={"created": known.created, "build": known.build})
+            record = replace(record, created=known.created, build=known.build)
         fence.check()
     lease.check()
     write_record(workspace, entity, record, known)

@@ -379,7 +379,7 @@ def _adopt(parts: Sequence[FleetPart], known: dict[str, FleetRecord]) -> None:
                 uri = part.source_uri(each) if not each.entity and part.is_present(identifier) else ""
                 if uri in of_uri:
                     part.repositories[identifier] = former.pop(of_uri.pop(uri)).adopted_as(each)
-        known[name] = known[name].model_copy(update={"repositories": former}) if former else FleetRecord()
+        known[name] = replace(known[name], repositories=former) if former else FleetRecord()
 
 
 def _name(parts: Iterable[FleetPart], known: Mapping[str, FleetRecord], now: datetime) -> None:
@@ -395,7 +395,7 @@ def _name(parts: Iterable[FleetPart], known: Mapping[str, FleetRecord], now: dat
                 part.repositories[identifier] = each.failed(error, now)
                 continue
             taken.add(spelling(entity))
-            part.repositories[identifier] = each.model_copy(update={"entity": entity})
+            part.repositories[identifier] = replace(each, entity=entity)
 
 
 def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
@@ -458,7 +458,7 @@ def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Prog
         try:
             found = open_pulls(part.fleet.host, each.listed, each.pulls, each.pulls_etag, **how)
         except DriftlineError as error:
-            return each.model_copy(update={"pulls_problem": str(error)})
+            return replace(each, pulls_problem=str(error))
         return each.with_pulls(*found) if found is not None else each
 
     _replace_each(due, ask)
@@ -622,7 +622,7 @@ def _detach(workspace: Workspace, entity: str, uri: str, request: FleetRequest) 
         with acquire_source(workspace, source, new_ulid(), wait_seconds=request.wait_seconds):
             record = workspace.readable_source(source)
             if record is not None and record.uri == uri:
-                workspace.bind_source(source, record.model_copy(update={"uri": _nowhere(uri, entity)}))
+                workspace.bind_source(source, replace(record, uri=_nowhere(uri, entity)))
     except LeaseHeld:
         return False
     return True
@@ -713,7 +713,7 @@ def _delete_branches(part: FleetPart, repository: KnownRepository, request: Flee
         except LeaseHeld:
             continue
         del kept[name]
-    part.repositories[repository.listed.id] = repository.model_copy(update={"branches": kept})
+    part.repositories[repository.listed.id] = replace(repository, branches=kept)
 
 
 # -- retire -------------------------------------------------------------------------------------
@@ -757,11 +757,11 @@ def _is_gone(part: FleetPart, identifier: str) -> bool:
     except (StorageError, UsageError) as error:
         if error.what == REDIRECTS:
             return True
-        part.repositories[identifier] = each.model_copy(update={"reason": f"not listed, and cannot be asked: {error}"})
+        part.repositories[identifier] = replace(each, reason=f"not listed, and cannot be asked: {error}")
         return False
     if part.is_present(identifier):
         return not commit
-    part.repositories[identifier] = each.model_copy(update={"reason": "not listed, but it still answers"})
+    part.repositories[identifier] = replace(each, reason="not listed, but it still answers")
     return False
 
 

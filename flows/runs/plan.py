@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from driftline.flows.config.driftline_toml import ConfiguredSource
@@ -271,14 +271,14 @@ def plan_source(
         look(workspace.objects, lease_path(entity))
         workspace.manifest(entity).check()
     if known is not None and keeps_filters:
-        record = record.model_copy(update={"include": known.include, "exclude": known.exclude})
+        record = replace(record, include=known.include, exclude=known.exclude)
     redact = request.redact or (known.redact if known is not None else DEFAULT_REDACTION)
     link = named.link if named.link is not None else known.link if known is not None else None
     kept = ("archives", "notebook_outputs")
     asked = {name: getattr(request, name) for name in kept if getattr(request, name) is not None}
     before = {name: getattr(known, name) for name in kept} if known is not None else {}
     settings = {"entity": str(entity), "redact": redact, "link": link or None} | before | asked
-    record = record.model_copy(update=settings)
+    record = replace(record, **settings)
     commit = source.commit if isinstance(source, RepositorySource) else origin.commit if origin else None
     return SourcePlan(source, entity, record, commit)
 

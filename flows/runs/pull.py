@@ -116,7 +116,7 @@ def _pull(
     listing = {info.path: info for info in workspace.objects.list()}
     is_newest = known is not None and _is_newest(known, heads_of_newest_version(workspace, listing))
     if known is not None and is_newest and copy.is_complete(known.files):
-        copy.confirm(known.model_copy(update={"pulled": started}))
+        copy.confirm(replace(known, pulled=started))
         return []
     files = {info.path: info for info in files_of_newest_version(workspace, listing)}
     versions = {path: (info.size_bytes, info.version) for path, info in files.items()}

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
 from typing import Self
@@ -173,7 +173,7 @@ class SourceRun:
             self.indexes_lag = lease.taken_over
             self.indexes_lag |= settle(workspace, entity, lease) > 0
             self._narrow(lease.token)
-            record = self._source.record.model_copy(update={"reached": self._reached_before()})
+            record = replace(self._source.record, reached=self._reached_before())
             workspace.bind_source(entity, record)
             table = workspace.lines(entity, self._plan.model.fingerprint)
             committer = Committer(workspace, entity, lease, self._run_id, table, self._plan.model.dim)
@@ -205,7 +205,7 @@ class SourceRun:
         self.report.revision = revision(token, batch)
         if self._work_tree is not None and refused is None and self._is_complete(self._work.scans):
             at = self._reached(token, batch, record.reached)
-            workspace.bind_source(entity, record.model_copy(update={"commit": at, "reached": at or record.reached}))
+            workspace.bind_source(entity, replace(record, commit=at, reached=at or record.reached))
         workspace.note_build(entity, self._plan.request.build)
         with self._timed("totals"):
             was_empty = self._only is None and not any(scan.known for scan in self._work.scans)
@@ -283,7 +283,7 @@ class SourceRun:
         if at is None:
             return None
         known = before.revision if before is not None and before.token == token - 1 else 0
-        return at.model_copy(update={"revision": revision(token, batch) if batch else known})
+        return replace(at, revision=revision(token, batch) if batch else known)
 
     def _is_unchanged(self) -> bool:
         """Return whether the index is at the commit of the repository, so that the run needs no lease."""

@@ -11,7 +11,7 @@ import json
 import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from operator import call
@@ -161,7 +161,7 @@ def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
             if run.kind == "index" and within.allows_name(source["entity"])
         ]
         if sources:
-            yield run.model_copy(update={"report": {"sources": sources}, "seconds": 0.0, "outcome": "done"})
+            yield replace(run, report={"sources": sources}, seconds=0.0, outcome="done")
 
 
 MAX_QUERY_CHARACTERS = 2_000

@@ -53,9 +53,6 @@ def coloured(path: str, lines: Sequence[str], query: str = "", matches: Sequence
     if begins_in_string(path, lines):
         # The lexer needs the quotes that the lines lack.
         return coloured(path, ['"""', *lines], query, [(), *matches] if matches else ())[1:]
-    if (at := lost_quotes(path, lines)) is not None:
-        made = coloured(path, [*lines[:at], '"""', *lines[at + 1 :]], query, matches)
-        return [*made[:at], "", *made[at + 1 :]]
     short = [_cut(line) for line in lines]
     text = "\n".join(short)
     if len(text) <= MAX_COLOURED_CHARACTERS:
@@ -99,34 +96,6 @@ def begins_in_string(path: str, lines: Sequence[str]) -> bool:
             return _BEFORE_STRING.search(left.rstrip()) is None
         before = line.strip() or before
     return False
-
-
-_CODE = re.compile(
-    r"\s*(?:@|(?:async )?def |class |from \S+ import |import |return\b|raise |(?:if|for|with|while) .*:$|try:$"
-    r"|[\w.]+(?:: [^=]+)? = |[\w.]+\()"
-)
-
-
-def lost_quotes(path: str, lines: Sequence[str]) -> int | None:
-    """Return the number of the blank line that replaces the closing quotes of a Python string, if they seem to be lost.
-
-    A context from the index lacks lines without a letter or digit. The line is the last blank one before code.
-
-    Examples:
-        >>> lost_quotes("a.py", ["def f():", '    \"\"\"Renew.', "", "    The lease.", "", "    renew()"])
-        4
-        >>> lost_quotes("a.py", ["def f():", '    \"\"\"Renew.', "", "    The lease.", '    \"\"\"', "    renew()"])
-    """
-    begins = [at for at, line in enumerate(lines) for _ in _QUOTES.findall(line)]
-    if not path.endswith((".py", ".pyi")) or len(begins) % 2 == 0:
-        return None
-    blank = None
-    for at in range(begins[-1] + 1, len(lines)):
-        if not lines[at].strip():
-            blank = at
-        elif blank is not None and _CODE.match(lines[at]):
-            return blank
-    return None
 
 
 def _characters(tokens: Sequence[_Token]) -> int:

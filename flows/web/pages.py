@@ -83,7 +83,7 @@ SYNTAX = (
     ("def:Name", "where a name is defined"),
     ("uses:Name", "where it is used, nearest first"),
     ("sym:Name", "lines inside its definition"),
-    ("lang:go  file:src/**  repo:web", "only these; -file:test leaves out"),
+    ("lang:go  file:src/**  repo:web", "only these files; -file:test leaves out"),
     ("case:yes", "exact terms distinguish case"),
 )
 """The elements of a query that the home page explains."""
@@ -127,6 +127,7 @@ def search_page(
         request,
         report=report,
         files=_by_file(question, branch, hits, folders) if question is not None else (),
+        count=_count(report) if report is not None else "",
         names=_short_names({hit.source for hit in hits}),
         branches=others[:MAX_FACETS],
         complete=counted.complete,
@@ -137,6 +138,23 @@ def search_page(
         notes=[_without_options(note) for note in report.notes] if report is not None else (),
         error=_without_options(error),
     )
+
+
+def _count(report: SearchReport) -> str:
+    """Return how many results there are, and of how many.
+
+    Examples:
+        >>> from driftline.tasks.search.search import ExactCounts
+        >>> _count(SearchReport("lang:go", (), exact=ExactCounts(0, 57)))
+        '0 results of 57 files'
+    """
+    found, exact = len(report.results), report.exact
+    shown = f"{found} result{'' if found == 1 else 's'}"
+    if exact is None or (exact.complete and max(exact.lines, exact.documents) <= found):
+        return shown
+    lines = f"{exact.lines:,}{'' if exact.complete else ' or more'} in "
+    of_lines = lines if exact.lines or not exact.documents else ""
+    return f"{shown} of {of_lines}{exact.documents:,} file{'' if exact.documents == 1 else 's'}"
 
 
 MAX_TERMS = 50
@@ -212,6 +230,7 @@ def _searching(request: SearchRequest, **content: Any) -> bytes:
         "branches": (),
         "instead": (),
         "notes": (),
+        "count": "",
         "error": "",
     }
     shown = {"filters": filters, "removable": removable, **absent, **content}

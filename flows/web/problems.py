@@ -111,6 +111,7 @@ async def only_known_parameters(request: Request) -> None:
 
 
 def wrong_parameters(errors: Sequence[Any]) -> UsageError:
-    """Return the validation error of each parameter, without its value."""
-    found = "; ".join(f"{error['loc'][-1]}: {error['msg']}" for error in errors[:10])
+    """Return the validation error of each parameter, without its value or, of a list, the number of its value."""
+    names = [[part for part in error["loc"] if isinstance(part, str)][-1] for error in errors[:10]]
+    found = "; ".join(f"{name}: {error['msg']}" for name, error in zip(names, errors, strict=False))
     return UsageError("Invalid request parameters", found, "See /api/v1/openapi.json.")

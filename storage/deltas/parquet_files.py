@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from driftline.storage.errors import CorruptFile, StorageError, WorkspaceTooNew, upgrade_command
+from driftline.storage.json_records import from_json, to_json
 from driftline.storage.objects.store import ObjectStore
 
 Range = tuple[str, str | None]
@@ -126,10 +126,9 @@ Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]
 _FOOTER = b"driftline"
 
 
-class Footer(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
     """The metadata of a file. Only bases have ``folded`` and ``max_rev``, the highest ``rev`` ever folded."""
-
-    model_config = ConfigDict(frozen=True)
 
     format_version: int = FORMAT_VERSION
     kind: str
@@ -190,7 +189,7 @@ class FileWriter:
     def finish(self, footer: Footer) -> bytes:
         """Return the bytes of the file."""
         self._flush(self._pending_rows)
-        self._writer.add_key_value_metadata({_FOOTER: footer.model_dump_json().encode()})
+        self._writer.add_key_value_metadata({_FOOTER: to_json(footer, compact=True)})
         self._writer.close()
         data: bytes = self._sink.getvalue().to_pybytes()
         return data
@@ -271,8 +270,8 @@ class FileReader:
         if raw is None:
             raise self._damaged("it was not written by Driftline")
         try:
-            footer = Footer.model_validate_json(raw)
-        except ValidationError:
+            footer = from_json(Footer, raw)
+        except ValueError:
             raise self._damaged(f"its footer is {raw.decode(errors='replace')[:200]}") from None
         if footer.format_version > FORMAT_VERSION:
             raise WorkspaceTooNew(

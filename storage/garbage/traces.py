@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from driftline.storage.errors import AlreadyExists, CorruptFile, ObjectNotFound, PreconditionFailed
+from driftline.storage.json_records import to_json
 from driftline.storage.layout import BRANCH, CLEANUP, Kind, branch_of_lease, is_tenant, parse_name, table_fingerprint
 from driftline.storage.leases.lease import look
 from driftline.storage.objects.store import ObjectInfo, ObjectStore
@@ -30,27 +29,25 @@ FIRST_TOKENS = 2
 """The tokens of the first run of a branch: one for the cut, one for the index run."""
 
 
-class LeaseState(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseState:
     """A released lease: its ``version`` in a listing, how many holders failed, and the cut of its branch, if any."""
-
-    model_config = ConfigDict(frozen=True)
 
     version: str
     failures: int = 0
     cut: str | None = None
 
 
-class CleanupRecord(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanupRecord:
     """The content of ``_cleanup.json``: when everything was listed, and the leases of each tenant without garbage."""
-
-    model_config = ConfigDict(frozen=True)
 
     format_version: int = FORMAT_VERSION
     workspace_id: str
     models: tuple[str | None, ...]
     """The fingerprints of the current embeddings; others make tables superseded."""
     listed: datetime
-    clean: Mapping[str, Mapping[str, LeaseState]] = Field(default_factory=dict)
+    clean: Mapping[str, Mapping[str, LeaseState]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +140,7 @@ def write_traces(workspace: Workspace, traces: Traces, *, now: datetime, garbage
         listed=now if traces.listed is None else traces.listed,
         clean=clean,
     )
-    objects, data = workspace.objects, record.model_dump_json(exclude_none=True).encode()
+    objects, data = workspace.objects, to_json(record, compact=True)
     with suppress(AlreadyExists, PreconditionFailed):
         if traces.version is None:
             objects.create(CLEANUP, data)

@@ -14,12 +14,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Literal, Self
-
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from driftline.storage.errors import (
     AlreadyExists,
@@ -33,6 +31,7 @@ from driftline.storage.errors import (
     WorkspaceTooNew,
     upgrade_command,
 )
+from driftline.storage.json_records import from_json, to_json
 from driftline.storage.leases import liveness
 from driftline.storage.leases.liveness import ProcessIdentity
 from driftline.storage.objects.store import ObjectStore
@@ -47,9 +46,8 @@ WRITE_ATTEMPTS = 5
 _log = logging.getLogger(__name__)
 
 
-class _Owner(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Owner:
     host: str
     boot_id: str
     pid: int
@@ -58,13 +56,12 @@ class _Owner(BaseModel):
     liveness_file: str = ""
 
 
-class _Record(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
     """The content of a lease file. ``nonce`` distinguishes acquisitions whose other fields are equal.
 
     ``failures`` counts the holders that failed or did not release the lease, which may have left garbage.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     format_version: int = FORMAT_VERSION
     owner: _Owner
@@ -77,7 +74,7 @@ class _Record(BaseModel):
     failures: int = 0
 
     def to_bytes(self) -> bytes:
-        return self.model_dump_json(indent=1).encode()
+        return to_json(self)
 
     def is_provably_dead(self) -> bool:
         owner = self.owner
@@ -141,7 +138,7 @@ class Lease:
         if not self._stop():
             return
         failures = self._record.failures + (failed or self._leaves_garbage)
-        self._record = self._record.model_copy(update={"failures": failures})
+        self._record = replace(self._record, failures=failures)
         try:
             self._write("released")
             liveness.count_references(-1)
@@ -186,7 +183,7 @@ class Lease:
                 _log.warning("Could not renew the lease, will try again: %s", error)
 
     def _write(self, state: Literal["held", "released"]) -> None:
-        record = self._record.model_copy(update={"state": state, "renewed": datetime.now(UTC)})
+        record = replace(self._record, state=state, renewed=datetime.now(UTC))
         for _ in range(WRITE_ATTEMPTS):
             try:
                 self._version = self._objects.replace(self._path, record.to_bytes(), self._version)
@@ -333,8 +330,8 @@ def _read(objects: ObjectStore, path: str) -> tuple[_Record, str]:
     data, version = objects.get_versioned(path)
     where = f"{objects.uri}/{path}"
     try:
-        record = _Record.model_validate_json(data)
-    except ValidationError as error:
+        record = from_json(_Record, data)
+    except ValueError as error:
         raise CorruptFile(
             "The file is not a Driftline lease",
             where,

@@ -7,8 +7,10 @@ filter of its trigrams; most packs without a match are ruled out by their grams 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from threading import Lock
 from typing import Any
 
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.lance.lance_table import is_one_of
 from driftline.storage.lance.retries import with_indexes
-from driftline.storage.lines.line_queries import LineQuery
+from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.line_table import GRAMS_COLUMN, PACK_COLUMN, PACK_LINE_COLUMN
 from driftline.storage.lines.regex_patterns import GRAM_BYTES, Clause, folded
 
@@ -212,6 +214,13 @@ def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
     return np.asarray(pc.is_in(found.rows["_rowid"], value_set=rows["_rowid"].combine_chunks()).to_numpy())
 
 
+def documents_of(query: LineQuery) -> Iterator[tuple[str, str, str]]:
+    """Yield path, entity and hash of each document that the filter of ``query`` allows, unordered."""
+    first = f"{PACK_LINE_COLUMN} = 0" + (f" AND ({query.sql})" if query.sql else "")
+    rows = _scan(query, ["path", "entity", "hash"], first)
+    yield from zip(*(rows[name].to_pylist() for name in ("path", "entity", "hash")), strict=True)
+
+
 _TEXTS: LRUCache[tuple[str | int, ...], pa.StringArray] = LRUCache(64 * 2**20, lambda text: text.nbytes)
 """The packs that this process has read, keyed by version and row id. Packs with many trigrams are read repeatedly."""
 
@@ -234,22 +243,63 @@ def texts(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
     return pa.concat_arrays([known[key] for key in keys])
 
 
-def lines_of_document(query: LineQuery, entity: str, path: str, first: int, last: int) -> list[str]:
-    """Return lines ``first`` to ``last`` of a document, 0-based, as they were indexed; none if it has no packs."""
-    columns = ["entity", PACK_LINE_COLUMN, PACK_COLUMN]
-    where = f"{is_one_of('path', [path])} AND {PACK_LINE_COLUMN} <= {last}"
-    found: list[str] = []
-    begin = 0
-    for row in _scan(query, columns, where).sort_by(PACK_LINE_COLUMN).to_pylist():
-        if row["entity"] == entity:
-            begin = begin if found else row[PACK_LINE_COLUMN]
-            found += row[PACK_COLUMN].removesuffix("\n").split("\n")
-    return found[first - begin : last + 1 - begin] if found and begin <= first else []
+LINES_BEFORE = 2_048
+"""Lines before a passage among which to look for the row of its pack: few packs have more."""
 
 
-def _scan(query: LineQuery, columns: Sequence[str], where: str) -> pa.Table:
+_WITH_PASSAGES: LRUCache[tuple[str | int, ...], bool] = LRUCache(1_024)
+"""The versions of which this process has read passages. In a bucket, the first time looks through the paths of all
+rows, which a search has read anyway: the index of paths would take two more rounds."""
+
+
+def lines_of(query: LineQuery, passages: Collection[Passage]) -> dict[Passage, list[str]]:
+    """Return the lines of passages as they were indexed, except those beyond the end of a document.
+
+    Documents that do not exist, or that the filter excludes, have no lines.
+    """
+    near = {each: f"line_number BETWEEN {each.first - LINES_BEFORE} AND {each.last}" for each in passages}
+    found = _lines_among(query, near)
+    rest = {each: f"{PACK_LINE_COLUMN} <= {each.last}" for each in passages if each not in found}
+    return {each: [] for each in passages} | found | _lines_among(query, rest)
+
+
+def _lines_among(query: LineQuery, rows: Mapping[Passage, str]) -> dict[Passage, list[str]]:
+    """Return the lines of the passages whose first pack is among their ``rows``, each a condition."""
+    if not rows:
+        return {}
+    paths = is_one_of("path", sorted({each.path for each in rows}))  # which the index finds
+    each_of = [f"({is_one_of('path', [each.path])} AND {condition})" for each, condition in rows.items()]
+    where = f"{paths} AND ({' OR '.join(each_of)})" + (f" AND ({query.sql})" if query.sql else "")
+    version = query.exact_version
+    with _PACKS_AT_ONCE:
+        by_index = query.table.is_local or version in _WITH_PASSAGES
+        _WITH_PASSAGES[version] = True
+    late = [PACK_LINE_COLUMN, PACK_COLUMN]  # in one round: by default, the smaller one is read first
+    read = _scan(query, ["entity", "path", *late], where, by_index=by_index, late_materialization=late)
+    read = read.sort_by(PACK_LINE_COLUMN)
+    columns = (read[name].to_pylist() for name in ("entity", "path", PACK_LINE_COLUMN, PACK_COLUMN))
+    packs: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for entity, path, line, text in zip(*columns, strict=True):
+        if line is not None:
+            packs.setdefault((entity, path), []).append((line, text))
+    found: dict[Passage, list[str]] = {}
+    for each in rows:
+        of_document = packs.get((each.entity, each.path), [])
+        at = bisect_right(of_document, each.first, key=itemgetter(0)) - 1
+        if at < 0:
+            continue
+        begin, lines = of_document[at][0], list[str]()
+        end = bisect_right(of_document, each.last, key=itemgetter(0))
+        for _, text in of_document[at:end]:
+            lines += text.removesuffix("\n").split("\n")
+        if kept := lines[each.first - begin : each.last + 1 - begin]:
+            found[each] = kept
+    return found
+
+
+def _scan(query: LineQuery, columns: Sequence[str], where: str, *, by_index: bool = True, **more: Any) -> pa.Table:
     def scan(indexed: bool) -> pa.Table:
-        options: dict[str, Any] = {"use_scalar_index": indexed, "with_row_id": True}
+        options: dict[str, Any] = {"use_scalar_index": indexed and by_index, "with_row_id": True, **more}
         return query.dataset.scanner(columns=list(columns), filter=where, **options).to_table()
 
     return with_indexes(query.dataset, query.table.TITLE, scan)

@@ -73,8 +73,6 @@ _LATIN = (
 )
 _PLAIN = re.compile(f"[{_LATIN}]+")
 """Letters whose accents and variant forms the index itself folds."""
-_RUN = re.compile(f"[{_PAIRED}]+|[{_LATIN}]+|[^{_PAIRED}{_LATIN}]+")
-_IS_PAIRED = re.compile(f"[{_PAIRED}]")
 _HIRAGANA = re.compile("[\\u3041-\\u309f]+")
 _FORMS = re.compile("[\\uff00-\\uffef]+")
 _MARKS = re.compile(
@@ -99,12 +97,12 @@ def terms_of(part: str) -> tuple[str, ...]:
     """Return the terms of one of ``name_parts``; for paired characters, each character and each pair."""
     if part.isascii() or _PLAIN.fullmatch(part):
         return tuple(tokens(part))
-    return tuple(term for word in _words_of(part) for term in ((word,) if _IS_PAIRED.match(word) else tokens(word)))
+    return tuple(term for word in _words_of(part) for term in ((word,) if is_paired(word) else tokens(word)))
 
 
 def distinct_terms(words: Sequence[str]) -> list[str]:
     """Return the distinct terms of the ``keywords`` of a query, sorted."""
-    paired = {word for word in words if _IS_PAIRED.match(word)}
+    paired = {word for word in words if is_paired(word)}
     return sorted(paired.union(terms(" ".join(word for word in words if word not in paired))))
 
 
@@ -125,7 +123,8 @@ def keywords(query: str) -> list[str]:
 
 def is_paired(word: str) -> bool:
     """Return whether a word is a pair of characters of a script without spaces; they may be parts of two words."""
-    return _IS_PAIRED.match(word) is not None
+    found = None if word.isascii() else _runs().match(word)
+    return found is not None and found.lastgroup == "paired"
 
 
 def query_for_index(words: Sequence[str]) -> str:
@@ -151,7 +150,7 @@ def _spelled(part: str) -> tuple[str, ...]:
     if _PLAIN.fullmatch(part):
         return ()
     words = tuple(_words_of(part))
-    return () if words == (part,) and not _IS_PAIRED.match(part) else words
+    return () if words == (part,) and not is_paired(part) else words
 
 
 def _words_of(part: str, *, alone: bool = True) -> Iterator[str]:
@@ -159,8 +158,9 @@ def _words_of(part: str, *, alone: bool = True) -> Iterator[str]:
 
     If ``alone``, single paired characters are yielded, too; otherwise, only if they have no neighbour.
     """
-    for run in _RUN.findall(_folded(part)):
-        if not _IS_PAIRED.match(run):
+    for found in _runs().finditer(_folded(part)):
+        run = found[0]
+        if found.lastgroup != "paired":
             yield run
             continue
         letters = "".join(character for character in run if unicodedata.category(character)[0] != "M")
@@ -175,7 +175,7 @@ def _query_words(part: str) -> Iterator[str]:
         yield from tokens(part, whole=True)
         return
     for word in _words_of(part, alone=False):
-        if _IS_PAIRED.match(word):
+        if is_paired(word):
             yield word
         else:
             yield from tokens(word, whole=True)
@@ -192,6 +192,12 @@ def _fillers(words: Sequence[str]) -> frozenset[str]:
     found = {language: len(fillers.intersection(words)) for language, fillers in _STOP_WORDS.items()}
     best = max(found, key=found.__getitem__)  # the first of equals, so that English is preferred
     return _STOP_WORDS[best] if found[best] >= _MIN_FILLERS else STOP_WORDS
+
+
+@cache
+def _runs() -> re.Pattern[str]:
+    """The runs of one kind of characters; the longest expressions here, they take 10 ms to compile."""
+    return re.compile(f"(?P<paired>[{_PAIRED}]+)|[{_LATIN}]+|[^{_PAIRED}{_LATIN}]+")
 
 
 @cache

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from pydantic import BaseModel, ConfigDict
 from sqlalchemy.engine import URL
 
 from driftline.storage.entities import Entity
@@ -23,6 +23,7 @@ from driftline.storage.errors import (
     ObjectNotFound,
     UsageError,
 )
+from driftline.storage.json_records import to_json
 from driftline.storage.layout import CATALOG, CATALOG_RECORD, Kind, parse_name
 from driftline.storage.memory.catalog import entity_tree
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog, CatalogIdentity, embedded_url
@@ -89,13 +90,12 @@ WAYS_BACK = (
 )
 
 
-class CatalogRecord(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogRecord:
     """``_catalog.json``: the catalog of the memory in a workspace.
 
     ``where`` is ``_catalog.sqlite``, or a URL without secrets. While ``restoring``, the catalog is incomplete.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     format_version: int = FORMAT_VERSION
     catalog_id: str
@@ -286,7 +286,7 @@ def write_record(workspace: Workspace, catalog: Catalog, catalog_id: str, *, res
         restoring=restoring,
         workspace_id=workspace.config.workspace_id,
     )
-    data = record.model_dump_json(indent=1).encode()
+    data = to_json(record)
     try:
         _, version = objects.get_versioned(CATALOG_RECORD)
     except ObjectNotFound:
@@ -301,7 +301,7 @@ def _record(workspace: Workspace, catalog: Catalog, found: CatalogIdentity) -> C
     where, workspace_id = location_of(workspace, catalog), workspace.config.workspace_id
     record = CatalogRecord(catalog_id=found.catalog_id, where=where, workspace_id=workspace_id)
     try:
-        workspace.objects.create(CATALOG_RECORD, record.model_dump_json(indent=1).encode())
+        workspace.objects.create(CATALOG_RECORD, to_json(record))
     except AlreadyExists:
         return recorded(workspace) or record
     return record

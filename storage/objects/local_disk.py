@@ -37,6 +37,7 @@ MTIME_STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 _NO_PERMISSION = {errno.EACCES, errno.EPERM, errno.EROFS}
+_ANOTHER_DISK = "Put the workspace on another disk or in a bucket."
 _NO_DIRECTORY = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 _NOT_AN_OBJECT = _NO_DIRECTORY | {errno.EISDIR}
 
@@ -110,7 +111,8 @@ class LocalDisk:
                 except OSError as error:
                     if error.errno not in _NO_HARD_LINKS:
                         raise
-                    self._rename_new(temporary, target)
+                    # Lance has no other way to commit a version on a disk.
+                    raise UnsafeStore("The file system has no hard links", self._root, _ANOTHER_DISK) from error
             _sync_directory(os.path.dirname(target))
             return version
 
@@ -209,15 +211,6 @@ class LocalDisk:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
 
-    def _rename_new(self, temporary: str, target: str) -> None:
-        """Rename a new file under the lock, for file systems without hard links, on which all writers use this
-        function.
-        """
-        with self._locked():
-            if os.path.lexists(target):
-                raise AlreadyExists("The object already exists", target)
-            os.rename(temporary, target)
-
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock of the workspace, which excludes other processes, and other threads of this one.
@@ -259,9 +252,7 @@ class LocalDisk:
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
-                raise UnsafeStore(
-                    "The file system has no file locks", self._root, "Put the workspace on another disk or in a bucket."
-                ) from error
+                raise UnsafeStore("The file system has no file locks", self._root, _ANOTHER_DISK) from error
             else:
                 return
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from driftline.storage.deltas.manifest import token_of
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import NotIndexed, ObjectNotFound, PreconditionFailed, StorageError, UsageError
+from driftline.storage.json_records import to_json
 from driftline.storage.lance.retries import with_retries, writing
 from driftline.storage.layout import BASE, BRANCH, branches_directory, cut_of, lance_branch
 from driftline.storage.lines.commit_marker import CommitMarker
@@ -123,7 +125,7 @@ def cut(workspace: Workspace, entity: Entity, name: str, lease_token: int) -> Br
         base=commit.id if commit else None,
         created=now,
         updated=now,
-        source=known.model_copy(update={"commit": commit and commit.model_copy(update={"token": token})}),
+        source=replace(known, commit=commit and replace(commit, token=token)),
     )
     workspace.objects.create(f"{branch_at(entity, record).index_directory}/{BASE}", documents)
     return record
@@ -172,7 +174,7 @@ def write_record(workspace: Workspace, entity: Entity, record: BranchRecord, bef
 
     Raises PreconditionFailed, AlreadyExists, StorageError.
     """
-    path, data = branch_at(entity, record).record_path, record.model_dump_json(indent=1).encode()
+    path, data = branch_at(entity, record).record_path, to_json(record)
     if before is None:
         workspace.objects.create(path, data)
         return

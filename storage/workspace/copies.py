@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from driftline.storage.errors import LeaseHeld, StorageError, UsageError
+from driftline.storage.json_records import to_json
 from driftline.storage.layout import CONFIG, COPY_RECORD
 from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
@@ -27,10 +26,9 @@ KEPT_VERSIONS = 2
 """The current version, and the one before it, which readers may still have open."""
 
 
-class CopyRecord(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyRecord:
     """``_copy.json`` of a copy: its ``origin``, when it was pulled, and the size and version of each of its files."""
-
-    model_config = ConfigDict(frozen=True)
 
     format_version: int = FORMAT_VERSION
     origin: str
@@ -117,7 +115,7 @@ class WorkspaceCopy:
         assert current is not None
         temporary = current / f".tmp-{COPY_RECORD}"
         try:
-            temporary.write_text(record.model_dump_json(indent=1))
+            temporary.write_bytes(to_json(record))
             temporary.replace(current / COPY_RECORD)
         except OSError as error:
             raise StorageError(f"The copy cannot be written ({error.strerror})", str(current)) from error
@@ -130,7 +128,7 @@ class WorkspaceCopy:
     def switch(self, record: CopyRecord) -> Path:
         """Make the partial version the current one, and delete all but KEPT_VERSIONS. Raises StorageError."""
         try:
-            (self.partial / COPY_RECORD).write_text(record.model_dump_json(indent=1))
+            (self.partial / COPY_RECORD).write_bytes(to_json(record))
             target = self.versions / new_ulid()
             self.partial.rename(target)
             link = self.versions / f"{target.name}.link"

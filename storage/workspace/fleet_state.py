@@ -8,13 +8,13 @@ missing one stays for a grace period.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from driftline.storage.entities import spelling
 from driftline.storage.errors import DriftlineError, ObjectNotFound
+from driftline.storage.json_records import to_json
 from driftline.storage.layout import FLEET, FLEET_LEASE
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.objects.store import ObjectStore
@@ -34,13 +34,12 @@ GUARDED_REPOSITORIES = 3
 """Maximum number of retirements that are never refused."""
 
 
-class KnownBranch(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBranch:
     """A branch of a repository: its ``commit``, "" once it is deleted, and the ``indexed`` commit.
 
     That commit was indexed from ``uri`` with ``settings``. ``pull`` is the number of a pull request.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     pull: int = 0
     commit: str = ""
@@ -49,7 +48,8 @@ class KnownBranch(BaseModel):
     settings: str = ""
 
 
-class KnownRepository(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRepository:
     """A repository of a fleet.
 
     ``commit`` is the commit that the host named at the last lookup, at ``looked_at``; ``stamp`` is the host's stamp at
@@ -61,8 +61,6 @@ class KnownRepository(BaseModel):
     names in the index; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are among the
     branches: ``pulls_etag`` is the etag of their last listing, and ``pulls_problem`` says why there is no newer one.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     listed: Repository
     entity: str = ""
@@ -83,9 +81,9 @@ class KnownRepository(BaseModel):
     failures: int = 0
     retry_at: datetime | None = None
     reason: str = ""
-    branches: dict[str, KnownBranch] = {}
+    branches: dict[str, KnownBranch] = field(default_factory=dict)
     followed: tuple[str, ...] = ()
-    skipped_branches: dict[str, str] = {}
+    skipped_branches: dict[str, str] = field(default_factory=dict)
     pulls_etag: str = ""
     pulls_problem: str = ""
 
@@ -161,8 +159,7 @@ class KnownRepository(BaseModel):
     def failed(self, error: DriftlineError, now: datetime) -> KnownRepository:
         """Return the repository after another failure; each failure doubles the time until the next attempt."""
         pause = min(FIRST_BACKOFF * 2 ** min(self.failures, 20), MAX_BACKOFF)
-        changes = {"failures": self.failures + 1, "retry_at": now + pause, "reason": str(error), "stamp": ""}
-        return self.model_copy(update=changes)
+        return replace(self, failures=self.failures + 1, retry_at=now + pause, reason=str(error), stamp="")
 
     def at_commit(self, commit: str, now: datetime, settings: str, *, stamp: str) -> KnownRepository:
         """Return the repository after its host has named ``commit``."""
@@ -170,10 +167,8 @@ class KnownRepository(BaseModel):
         since = (self.behind_since or now) if is_behind else None
         empty_since = (self.empty_since or now) if self.uris and not commit else None
         reason = "its branch has no commit any more; the index keeps the last one" if empty_since else ""
-        fine = {"failures": 0, "retry_at": None, "reason": reason, "empty_since": empty_since}
-        return self.model_copy(
-            update={"commit": commit, "looked_at": now, "behind_since": since, "stamp": stamp} | fine
-        )
+        fine = replace(self, failures=0, retry_at=None, reason=reason, empty_since=empty_since)
+        return replace(fine, commit=commit, looked_at=now, behind_since=since, stamp=stamp)
 
     def with_branches(
         self, commits: Mapping[str, str], skipped: Mapping[str, str], followed: tuple[str, ...]
@@ -183,13 +178,11 @@ class KnownRepository(BaseModel):
         ``skipped`` says why others are not indexed.
         """
         others = {name: each for name, each in self.branches.items() if each.pull}
-        gone = {name: each.model_copy(update={"commit": ""}) for name, each in self.branches.items()} | others
+        gone = {name: replace(each, commit="") for name, each in self.branches.items()} | others
         known = {
-            name: self.branches.get(name, KnownBranch()).model_copy(update={"commit": commit})
-            for name, commit in commits.items()
+            name: replace(self.branches.get(name, KnownBranch()), commit=commit) for name, commit in commits.items()
         }
-        changes = {"branches": gone | known, "skipped_branches": dict(skipped), "followed": followed}
-        return self.model_copy(update=changes)
+        return replace(self, branches=gone | known, skipped_branches=dict(skipped), followed=followed)
 
     def with_pulls(self, commits: Mapping[int, str], etag: str) -> KnownRepository:
         """Return the repository after its host has named the ``commits`` of pull requests, "" for closed ones."""
@@ -197,16 +190,16 @@ class KnownRepository(BaseModel):
             number: f"pr/{number}" for number, commit in commits.items() if commit or f"pr/{number}" in self.branches
         }
         known = {
-            name: self.branches.get(name, KnownBranch(pull=number)).model_copy(update={"commit": commits[number]})
+            name: replace(self.branches.get(name, KnownBranch(pull=number)), commit=commits[number])
             for number, name in named.items()
         }
-        return self.model_copy(update={"branches": self.branches | known, "pulls_etag": etag})
+        return replace(self, branches=self.branches | known, pulls_etag=etag)
 
     def with_indexed(self, name: str, uri: str, settings: str) -> KnownRepository:
         """Return the repository after a run has indexed the commit of its branch ``name``."""
         known = self.branches[name]
-        done = known.model_copy(update={"indexed": known.commit, "uri": uri, "settings": settings})
-        return self.model_copy(update={"branches": self.branches | {name: done}})
+        done = replace(known, indexed=known.commit, uri=uri, settings=settings)
+        return replace(self, branches=self.branches | {name: done})
 
     def indexed_next(self, *uris: str, is_new: bool = False) -> KnownRepository:
         """Return the repository as saved before a run that may set its source to any of ``uris``; a new index has no
@@ -217,38 +210,34 @@ class KnownRepository(BaseModel):
             for name, each in self.branches.items()
         }
         others = tuple(sorted({*self.uris, *uris} - {self.uri}))
-        return self.model_copy(update={"other_uris": others, "branches": branches})
+        return replace(self, other_uris=others, branches=branches)
 
     def adopted_as(self, new: KnownRepository) -> KnownRepository:
         """Return the repository as another fleet's ``new`` one, so that a renamed fleet keeps its index."""
-        present = {"listed": new.listed, "excluded": new.excluded, "missed_since": None, "misses": 0}
-        return self.model_copy(update=present)
+        return replace(self, listed=new.listed, excluded=new.excluded, missed_since=None, misses=0)
 
     def indexed_at_commit(self, uri: str, now: datetime, settings: str) -> KnownRepository:
         """Return the repository after a run has indexed its commit from ``uri``."""
-        done = {"indexed": self.commit, "indexed_at": now, "settings": settings, "uri": uri, "other_uris": ()}
-        done["former_path"] = ""
-        return self.model_copy(update={"behind_since": None, "failures": 0, "retry_at": None, "reason": ""} | done)
+        fine = replace(self, behind_since=None, failures=0, retry_at=None, reason="", former_path="")
+        return replace(fine, indexed=self.commit, indexed_at=now, settings=settings, uri=uri, other_uris=())
 
 
-class FleetRecord(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRecord:
     """The state of one fleet: its repositories by the host's id, and the pages of its last listing."""
 
-    model_config = ConfigDict(frozen=True)
-
-    repositories: dict[str, KnownRepository] = {}
+    repositories: dict[str, KnownRepository] = field(default_factory=dict)
     pages: tuple[Page, ...] = ()
     listed_at: datetime | None = None
     problem: str = ""
 
 
-class FleetFile(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFile:
     """The content of ``_fleet.json``: the state of each fleet, keyed by its name."""
 
-    model_config = ConfigDict(frozen=True)
-
     format_version: int = FORMAT_VERSION
-    fleets: dict[str, FleetRecord] = {}
+    fleets: dict[str, FleetRecord] = field(default_factory=dict)
 
 
 def read_fleets(objects: ObjectStore) -> dict[str, FleetRecord]:
@@ -266,15 +255,13 @@ def write_fleets(objects: ObjectStore, fleets: Mapping[str, FleetRecord], lease:
     try:
         data, version = objects.get_versioned(FLEET)
     except ObjectNotFound:
-        objects.create(FLEET, FleetFile(fleets=dict(fleets)).model_dump_json().encode())
+        objects.create(FLEET, to_json(FleetFile(fleets=dict(fleets)), compact=True))
         return
     known = parse_record(objects, FLEET, data, FleetFile)
     merged = known.fleets | dict(fleets)
-    changed = known.model_copy(
-        update={"fleets": {name: each for name, each in merged.items() if each != FleetRecord()}}
-    )
+    changed = replace(known, fleets={name: each for name, each in merged.items() if each != FleetRecord()})
     if changed != known:
-        objects.replace(FLEET, changed.model_dump_json().encode(), version)
+        objects.replace(FLEET, to_json(changed, compact=True), version)
 
 
 def fleet_lease(objects: ObjectStore, run_id: str, *, wait_seconds: float = 0.0) -> Lease:
@@ -294,16 +281,16 @@ def reconcile(
     forgotten. A repository that the fleet no longer selects counts as missing, too. Problems with pull requests are
     forgotten.
     """
-    known = {identifier: old.model_copy(update={"pulls_problem": ""}) for identifier, old in known.items()}
+    known = {identifier: replace(old, pulls_problem="") for identifier, old in known.items()}
     after: dict[str, KnownRepository] = {}
     for identifier, listed in listing.repositories.items():
         old = known.get(identifier) or KnownRepository(listed=listed)
         excluded = why_not(listed)
         was_renamed = bool(old.indexed) and old.listed.path != listed.path
         former = old.former_path or old.listed.path if was_renamed else old.former_path
-        new = old.model_copy(update={"listed": listed, "excluded": excluded, "former_path": former})
+        new = replace(old, listed=listed, excluded=excluded, former_path=former)
         if not (excluded and old.uris):
-            new = new.model_copy(update={"missed_since": None, "misses": 0})
+            new = replace(new, missed_since=None, misses=0)
         elif listing.is_complete:
             new = _missed(new, now)
         after[identifier] = new
@@ -319,7 +306,7 @@ def reconcile(
 
 def _missed(repository: KnownRepository, now: datetime) -> KnownRepository:
     since = repository.missed_since or now
-    return repository.model_copy(update={"missed_since": since, "misses": repository.misses + 1})
+    return replace(repository, missed_since=since, misses=repository.misses + 1)
 
 
 def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace: timedelta) -> list[str]:

@@ -6,34 +6,33 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import CorruptFile, ObjectNotFound, UsageError, WorkspaceTooNew, upgrade_command
+from driftline.storage.json_records import from_json, to_json
 from driftline.storage.layout import run_directory, run_id_of
 from driftline.storage.objects.store import ObjectStore
 
 FORMAT_VERSION = 1
 
-_Record = TypeVar("_Record", bound=BaseModel)
+_Record = TypeVar("_Record")
 
 
-class DeepRecord(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepRecord:
     """The transformer that produced the current definition embeddings."""
-
-    model_config = ConfigDict(frozen=True)
 
     model: str
     fingerprint: str
     dim: int
 
 
-class WorkspaceConfig(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkspaceConfig:
     """The content of ``_workspace.json``. ``fingerprint`` selects the current tables.
 
     ``fingerprint`` is None until the first run binds a model.
@@ -41,26 +40,23 @@ class WorkspaceConfig(BaseModel):
     ``deep`` is the transformer of a workspace with definition embeddings.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     format_version: int = FORMAT_VERSION
-    workspace_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    workspace_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     hierarchy: tuple[str, ...] = INDEX_LEVELS
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    created: datetime = field(default_factory=lambda: datetime.now(UTC))
     model: str | None = None
     fingerprint: str | None = None
     dim: int | None = None
     deep: DeepRecord | None = None
 
 
-class IndexedCommit(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexedCommit:
     """The commit at which a source was indexed, with a clean work tree, when the lease with ``token`` ended.
 
     ``scanned_with`` is a hash of all settings that affect which files are indexed and how. ``revision`` is the highest
     ``rev`` of the manifest then, 0 if unknown.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     id: str
     committed: datetime
@@ -69,7 +65,8 @@ class IndexedCommit(BaseModel):
     revision: int = 0
 
 
-class SourceRecord(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRecord:
     """The content of ``_source.json``: the settings of a source.
 
     ``origin`` and ``subpath``, not the URI, identify a git tree. Text is stored and shown as ``redact`` leaves it.
@@ -81,8 +78,6 @@ class SourceRecord(BaseModel):
     last commit that was set: documents that no later run has written still have the content of that commit. ``link`` is
     a kind of host or a template of links to it, if the remote does not determine it.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     format_version: int = FORMAT_VERSION
     entity: str
@@ -135,7 +130,7 @@ class SourceRecord(BaseModel):
         """
         if self.workspace in (None, workspace) or "://" in self.uri:
             return self
-        return self.model_copy(update={"uri": _moved(self.uri, str(self.workspace), workspace), "workspace": workspace})
+        return replace(self, uri=_moved(self.uri, str(self.workspace), workspace), workspace=workspace)
 
 
 def _moved(uri: str, before: str, now: str) -> str:
@@ -149,7 +144,8 @@ def _moved(uri: str, before: str, now: str) -> str:
     return moved if uri.startswith(project) and os.path.isdir(moved) else uri
 
 
-class BranchRecord(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchRecord:
     """The content of ``_branch.json``: the ``cut`` of a branch, and its ``source`` as it was last indexed on the
     branch.
 
@@ -157,8 +153,6 @@ class BranchRecord(BaseModel):
     are higher than ``token``, because a cut begins with the commit marker of the main index. ``build`` is the number of
     the CI build that was indexed last; an older build does not replace it.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     format_version: int = FORMAT_VERSION
     name: str
@@ -187,15 +181,15 @@ def parse_record(objects: ObjectStore, path: str, data: bytes, kind: type[_Recor
     """Parse ``data`` as a record. Raises CorruptFile, WorkspaceTooNew."""
     where = f"{objects.uri}/{path}"
     try:
-        version = int(_Versioned.model_validate_json(data).format_version)
+        version = from_json(_Versioned, data).format_version
         if version > FORMAT_VERSION:
             raise WorkspaceTooNew(
                 f"A newer version of Driftline wrote this file (format {version}; this one supports {FORMAT_VERSION})",
                 where,
                 f"Upgrade: {upgrade_command()}",
             )
-        return kind.model_validate_json(data)
-    except ValidationError as error:
+        return from_json(kind, data)
+    except ValueError as error:
         raise CorruptFile(
             f"The file is damaged or not Driftline's (it is not a valid {kind.__name__})",
             where,
@@ -203,17 +197,17 @@ def parse_record(objects: ObjectStore, path: str, data: bytes, kind: type[_Recor
         ) from error
 
 
-class _Versioned(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Versioned:
     format_version: int
 
 
 log = logging.getLogger(__name__)
 
 
-class RunRecord(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
     """The record of one run. ``report`` is its JSON report, including every skipped file with its reason."""
-
-    model_config = ConfigDict(frozen=True)
 
     format_version: int = FORMAT_VERSION
     run_id: str
@@ -233,7 +227,7 @@ class RunHistory:
 
     def record(self, run: RunRecord) -> None:
         """Write the record of a finished run."""
-        self.objects.create(f"{self._directory}/{run.run_id}.json", run.model_dump_json(indent=1).encode())
+        self.objects.create(f"{self._directory}/{run.run_id}.json", to_json(run))
 
     def get(self, run_id: str) -> RunRecord | None:
         """Return the record of a run, or None."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
-
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AlreadyExists, ObjectNotFound, PreconditionFailed, UsageError
+from driftline.storage.json_records import to_json
 from driftline.storage.layout import TOKENS
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.copies import read_copy_record
@@ -30,13 +30,12 @@ MAX_TOKENS = 10_000
 MAX_NOTE_CHARACTERS = 200
 
 
-class TokenRecord(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
     """A token in ``_tokens.json``; ``within`` is the directory of an entity, empty for the whole workspace.
 
     ``expires`` is None if the token never expires.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     id: str
     hash: str
@@ -56,10 +55,9 @@ class TokenRecord(BaseModel):
         return self.expires is None or now < self.expires
 
 
-class TokenFile(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFile:
     """The content of ``_tokens.json``: the tokens that are not revoked, oldest first."""
-
-    model_config = ConfigDict(frozen=True)
 
     format_version: int = FORMAT_VERSION
     tokens: tuple[TokenRecord, ...] = ()
@@ -152,4 +150,4 @@ def _change(workspace: Workspace, change: Callable[[tuple[TokenRecord, ...]], tu
 
 
 def _encoded(tokens: tuple[TokenRecord, ...]) -> bytes:
-    return TokenFile(tokens=tokens).model_dump_json(indent=1).encode()
+    return to_json(TokenFile(tokens=tokens))

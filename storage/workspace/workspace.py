@@ -12,12 +12,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from driftline.storage.deltas.manifest import Manifest, token_of, totals
 from driftline.storage.entities import Boundary, Entity, decode_id
 from driftline.storage.errors import (
     AlreadyExists,
@@ -29,6 +28,7 @@ from driftline.storage.errors import (
     UsageError,
     WorkspaceNotFound,
 )
+from driftline.storage.json_records import to_json
 from driftline.storage.lance.vector_index import VECTOR
 from driftline.storage.layout import (
     BRANCH,
@@ -43,7 +43,6 @@ from driftline.storage.layout import (
     table_fingerprint,
     tables_directory,
 )
-from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.lines.definition_table import DeepTable
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import DeepModel, WorkspaceStats
@@ -60,6 +59,10 @@ from driftline.storage.workspace.records import (
     read_record,
 )
 
+if TYPE_CHECKING:  # a search loads neither
+    from driftline.storage.deltas.manifest import Manifest
+    from driftline.storage.leases.lease import Lease
+
 _Item = TypeVar("_Item")
 _Read = TypeVar("_Read")
 READ_THREADS = 16
@@ -74,6 +77,8 @@ def collect(
     tenants: Sequence[Entity],
 ) -> WorkspaceStats:
     """Collect the statistics from manifests, tables and the run history; needs only read access."""
+    from driftline.storage.deltas.manifest import Manifest, totals
+
     sources: list[dict[str, Any]] = []
     deltas = 0
     for entity, record in sources_of_workspace:
@@ -98,7 +103,7 @@ def collect(
         model=config.model,
         sources=tuple(sources),
         deltas=deltas,
-        last_run=last.model_dump(exclude={"format_version"}) if last else None,
+        last_run={name: each for name, each in asdict(last).items() if name != "format_version"} if last else None,
     )
 
 
@@ -249,7 +254,7 @@ class Workspace:
         except AlreadyExists:
             pass
         try:
-            objects.create(CONFIG, new.model_dump_json(indent=1).encode())
+            objects.create(CONFIG, to_json(new))
         except AlreadyExists:
             return cls(objects, new).reread()
         return cls(objects, new)
@@ -268,9 +273,9 @@ class Workspace:
                 return replace(self, config=current)
             if current.fingerprint not in (instead_of, fingerprint):
                 raise fingerprint_mismatch(self.objects.uri, current, model)
-            bound = current.model_copy(update={"model": model, "fingerprint": fingerprint, "dim": dim})
+            bound = replace(current, model=model, fingerprint=fingerprint, dim=dim)
             try:
-                self.objects.replace(CONFIG, bound.model_dump_json(indent=1).encode(), version)
+                self.objects.replace(CONFIG, to_json(bound), version)
             except PreconditionFailed:
                 continue
             return replace(self, config=bound)
@@ -283,9 +288,9 @@ class Workspace:
             current = parse_record(self.objects, CONFIG, data, WorkspaceConfig)
             if current.deep == record:
                 return replace(self, config=current)
-            bound = current.model_copy(update={"deep": record})
+            bound = replace(current, deep=record)
             try:
-                self.objects.replace(CONFIG, bound.model_dump_json(indent=1).encode(), version)
+                self.objects.replace(CONFIG, to_json(bound), version)
             except PreconditionFailed:
                 continue
             return replace(self, config=bound)
@@ -340,6 +345,8 @@ class Workspace:
 
     def manifest(self, entity: Entity) -> Manifest:
         """Return the manifest of a source."""
+        from driftline.storage.deltas.manifest import Manifest
+
         branch = self.branch_of(entity)
         return Manifest(self.objects, entity, branch.index_directory if branch else None)
 
@@ -378,13 +385,13 @@ class Workspace:
 
     def bind_source(self, entity: Entity, record: SourceRecord) -> None:
         """Create or replace the record of a source. The caller holds the source's lease."""
-        record = record.model_copy(update={"workspace": self.local_path})
+        record = replace(record, workspace=self.local_path)
         branch = self.branch_of(entity)
         if branch is not None:
             self._change_branch(branch, {"source": record})
             return
         path = f"{entity.directory}/{SOURCE}"
-        data = record.model_dump_json(indent=1).encode()
+        data = to_json(record)
         try:
             before, version = self.objects.get_versioned(path)
         except ObjectNotFound:
@@ -393,16 +400,16 @@ class Workspace:
         if before != data:
             self.objects.replace(path, data, version)
 
-    def _change_branch(self, branch: Branch, fields: Mapping[str, object]) -> None:
+    def _change_branch(self, branch: Branch, fields: Mapping[str, Any]) -> None:
         """Change ``fields`` of the record of a branch. Raises LeaseLost if the branch has another cut by now."""
         data, version = self.objects.get_versioned(branch.record_path)
         known = parse_record(self.objects, branch.record_path, data, BranchRecord)
         if known.cut != branch.cut:
             fix = "Run it again."
             raise LeaseLost("Another run has recut this branch", f"{self.objects.uri}/{branch.record_path}", fix)
-        changed = known.model_copy(update=fields)
+        changed = replace(known, **fields)
         if changed != known:
-            self.objects.replace(branch.record_path, changed.model_dump_json(indent=1).encode(), version)
+            self.objects.replace(branch.record_path, to_json(changed), version)
 
     def note_build(self, entity: Entity, build: int | None) -> None:
         """Record that a run has updated the branch of a source, and the number of its build, if it has one."""
@@ -485,6 +492,8 @@ def acquire_source(
     ``marker_token`` is the result of ``marker_tokens``, if several leases are acquired. Raises LeaseHeld, LeaseLost if
     the branch has another cut by now, CorruptFile, WorkspaceTooNew, StorageError.
     """
+    from driftline.storage.leases.lease import acquire
+
     branch = workspace.branch_of(entity)
     lease = acquire(
         workspace.objects,
@@ -537,6 +546,8 @@ def marker_tokens(workspace: Workspace, entities: Sequence[Entity]) -> Callable[
 
 def _known_token(workspace: Workspace, entity: Entity, marker_token: Callable[[Entity], int]) -> int:
     """Return the highest token in the commit markers and the manifest; 0 for a new source."""
+    from driftline.storage.deltas.manifest import token_of
+
     token = marker_token(entity)
     with contextlib.suppress(CorruptFile):  # a repair renames the damaged file under this lease
         token = max(token, token_of(workspace.manifest(entity).max_rev()))

@@ -343,7 +343,6 @@ class WordTableEmbedder:
         self._unknown_token: int | None = model.unk_token_id
         # encode() truncates a text to a number of characters, then to a number of tokens.
         self._max_tokens = np.inf if model.max_length is None else model.max_length
-        self._max_characters = None if model.max_length is None else model.max_length * model.median_token_length
         self._table = WordTable(table_size, self.dim)
         self._lines = WordTable(LINE_TABLE_SIZE, self.dim, LONGEST_KEPT_LINE)
 
@@ -356,6 +355,16 @@ class WordTableEmbedder:
     @cached_property
     def _plan(self) -> WordPlan | None:
         return plan_words(self._tokenizer, self._unknown_token)  # takes up to a second, which a search does not need
+
+    @cached_property
+    def _max_characters(self) -> int | None:
+        if self._max_tokens == np.inf:
+            return None
+        return int(self._max_tokens) * int(np.median([len(token) for token in self._tokenizer.get_vocab()]))
+
+    def _truncated(self, text: str) -> str:
+        """Truncate ``text`` to a number of characters, as encode() does; it is never below the number of tokens."""
+        return text if len(text) <= self._max_tokens else text[: self._max_characters]
 
     @property
     def dim(self) -> int:
@@ -402,7 +411,7 @@ class WordTableEmbedder:
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
         """Embed a query as a unit vector, ``(dim,) float32``; zeros if it has no known token."""
-        ids = np.array(self._tokenizer.encode(text[: self._max_characters], add_special_tokens=False).ids, np.intp)
+        ids = np.array(self._tokenizer.encode(self._truncated(text), add_special_tokens=False).ids, np.intp)
         weights, rows = self._weights_and_rows(ids)
         vector: NDArray[np.float32] = weights @ self._vectors_of(rows)
         _scale_to_unit(vector[None], vector[None])
@@ -467,7 +476,7 @@ class WordTableEmbedder:
         """Return ``(n, dim)``: the sum of the token vectors of each text, tokenized as encode() does."""
         sums = np.empty((len(texts), self.dim), np.float32)
         for start in range(0, len(texts), _TOKENIZED_AT_ONCE):
-            part = [text[: self._max_characters] for text in texts[start : start + _TOKENIZED_AT_ONCE]]
+            part = [self._truncated(text) for text in texts[start : start + _TOKENIZED_AT_ONCE]]
             sums[start : start + len(part)], _ = self._tokenize(self._tokenizer, part)
         return sums
 

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,7 +155,6 @@ class ModelParts:
     token_mapping: NDArray[np.int64] | None
     unk_token_id: int | None
     max_length: int | None
-    median_token_length: int
 
 
 def load(files: ModelFiles) -> StaticModel:
@@ -188,11 +186,9 @@ def load_parts(files: ModelFiles) -> ModelParts:
         tensors = load_file(files.weights)
         vectors = next(tensors[key] for key in _EMBEDDING_KEYS if key in tensors)
         _dimension_of(vectors.shape)
-        tokenizer = Tokenizer.from_str(files.tokenizer.read_text("utf-8"))
-        vocabulary = tokenizer.get_vocab()
-        lengths = [len(token) for token in vocabulary]
+        tokenizer = Tokenizer.from_buffer(files.tokenizer.read_bytes())
         mapping, weights = tensors.get("mapping"), tensors.get("weights")
-        _check_tokens(vocabulary, len(vectors), mapping, weights)
+        _check_tokens(tokenizer, len(vectors), mapping, weights, is_checked=files.name != DEFAULT_MODEL)
         if files.name != DEFAULT_MODEL or vectors.dtype != np.float16:
             vectors = _as_float32(vectors, "vectors", is_checked=files.name != DEFAULT_MODEL)
         tokenizer.no_padding()
@@ -207,7 +203,6 @@ def load_parts(files: ModelFiles) -> ModelParts:
             token_mapping=mapping,
             unk_token_id=_unknown_token(tokenizer),
             max_length=max_tokens,
-            median_token_length=int(np.median(lengths)),
         )
     except (OSError, ValueError, LookupError, TypeError, OverflowError, StopIteration, SafetensorError) as error:
         raise _unreadable(files, error) from error
@@ -219,14 +214,18 @@ def load_parts(files: ModelFiles) -> ModelParts:
 
 
 def _check_tokens(
-    vocabulary: Mapping[str, int], rows: int, mapping: NDArray[Any] | None, weights: NDArray[Any] | None
+    tokenizer: Tokenizer, rows: int, mapping: NDArray[Any] | None, weights: NDArray[Any] | None, *, is_checked: bool
 ) -> None:
-    """Raise ValueError unless each token of ``vocabulary`` has a vector, and a weight if there are any."""
-    if not vocabulary:
+    """Raise ValueError unless each token has a vector, and a weight if there are any.
+
+    Unless it ``is_checked``, the numbers of tokens are trusted, because a list of them takes a while.
+    """
+    tokens = tokenizer.get_vocab_size()
+    if not tokens:
         raise ValueError("its tokenizer has no tokens")
-    ids = max(vocabulary.values()) + 1
-    if mapping is None and len(vocabulary) != rows:
-        raise ValueError(f"it has {rows} vectors for {len(vocabulary)} tokens")
+    if mapping is None and tokens != rows:
+        raise ValueError(f"it has {rows} vectors for {tokens} tokens")
+    ids = max(tokenizer.get_vocab().values()) + 1 if is_checked else tokens
     if mapping is None and ids > rows:
         raise ValueError(f"it has {rows} vectors, but its tokenizer numbers tokens up to {ids - 1}")
     for name, table, kinds in (("mapping", mapping, "iu"), ("weights", weights, "fiu")):

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import DEFAULT_REDACTION, container_of
+from driftline.storage.defaults import DEFAULT_REDACTION, container_of, holds_records
 from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
@@ -33,7 +33,6 @@ from driftline.tasks.extraction.extractor_versions import UNOPENED, How, ends_ma
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
-from driftline.tasks.scanning.scan import holds_records
 from driftline.tasks.text import MAX_TEXT_BYTES, SplitLines, is_lfs_pointer, read_ends, split_documents
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import contextlib
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +25,7 @@ from driftline.storage.errors import (
     PreconditionFailed,
     StorageError,
 )
+from driftline.storage.json_records import to_json
 from driftline.storage.lance.lance_table import quote
 from driftline.storage.lance.reader_process import ProcessDied, survived
 from driftline.storage.lance.retries import reading
@@ -171,8 +172,7 @@ def restore_config(objects: ObjectStore, run_id: str, workspace_id: str | None =
     """
     config = WorkspaceConfig() if workspace_id is None else WorkspaceConfig(workspace_id=workspace_id)
     fingerprint, dim = _embedding(Workspace(objects, config))
-    embedding = {"fingerprint": fingerprint, "dim": dim, "model": _default_model(fingerprint)}
-    data = config.model_copy(update=embedding).model_dump_json(indent=1).encode()
+    data = to_json(replace(config, fingerprint=fingerprint, dim=dim, model=_default_model(fingerprint)))
     with contextlib.suppress(AlreadyExists, PreconditionFailed):  # another process has written it in the meantime
         try:
             damaged, version = objects.get_versioned(CONFIG)

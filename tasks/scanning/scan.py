@@ -26,6 +26,7 @@ from driftline.storage.defaults import (
     NAMED_LIKE_ARCHIVE,
     Redaction,
     container_of,
+    holds_records,
 )
 from driftline.storage.deltas.manifest import SCHEMA
 from driftline.storage.entities import Entity
@@ -184,8 +185,6 @@ def _read(path: str) -> bytes:
 log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
-_LARGE_NAMES = r"\.(?i:csv|jsonl|log|log\.\d+|ndjson|tsv)$"
-"""Files with one record per line, which stay useful however large they are."""
 _SUBTREES_PER_PARTITION = 4
 """More subtrees than partitions, so that partitions have similar sizes."""
 _MAX_PLAN_DEPTH = 4
@@ -444,12 +443,7 @@ def _admitted(spec: ScanSpec, listing: Listing, members: Sequence[Member], files
 
 def has_own_limit(path: str) -> bool:
     """Return whether the limit of a file with this name is ``max_document_bytes``."""
-    return any(re.search(pattern, path) for pattern in (NAMED_LIKE_DOCUMENT, _LARGE_NAMES, NAMED_LIKE_ARCHIVE))
-
-
-def holds_records(path: str) -> bool:
-    """Return whether a file is named like a log, CSV or JSON lines, whose first and last lines alone are useful."""
-    return re.search(_LARGE_NAMES, path) is not None
+    return holds_records(path) or any(re.search(each, path) for each in (NAMED_LIKE_DOCUMENT, NAMED_LIKE_ARCHIVE))
 
 
 def largest_document(max_file_bytes: int, max_document_bytes: int) -> int:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from driftline.storage.errors import StorageError
 from driftline.storage.model import SkipReason
 from driftline.storage.sources.isolation import excludes_file
+from driftline.storage.sources.mirror import bare_repository
 from driftline.storage.sources.safe_folder import SafeFolder, read_regular
 from driftline.storage.sources.source import INODE_BITS, VANISHED
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, find_nested, tracked_in
@@ -38,6 +39,10 @@ from driftline.tasks.scanning.path_patterns import (
 )
 
 log = logging.getLogger(__name__)
+
+_BARE = frozenset({"HEAD", "objects", "refs"})
+"""Entries of every git directory."""
+_OF_GIT = _BARE | {GIT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +206,15 @@ class Walk:
             try:
                 if folder_rules is None:
                     folder_rules = self._rules_of(folder)
-                ignore_files, has_git = self._scan_folder(folder, level, without)
+                ignore_files, of_git = self._scan_folder(folder, level, without)
             except OSError as error:
                 self._unlisted(folder, error)
                 del level.file_paths[first_file:], level.folders[first_folder:]
                 continue
-            inside = self._entered(folder, folder_rules, ignore_files, has_git=has_git)
-            if inside is None:
-                self.listing.skip(SkipReason.WORK_TREE, folder)
+            inside = self._entered(folder, folder_rules, ignore_files, has_git=GIT in of_git)
+            is_bare = folder_rules.repository.tracked is None and self._is_git_directory(folder, of_git)
+            if inside is None or is_bare:
+                self.listing.skip(SkipReason.GIT_DIRECTORY if is_bare else SkipReason.WORK_TREE, folder)
                 del level.file_paths[first_file:], level.folders[first_folder:]
                 continue
             level.add(inside, first_file, first_folder)
@@ -257,18 +263,23 @@ class Walk:
             return False
         return True
 
-    def _scan_folder(self, folder: str, level: _Level, without: Collection[str]) -> tuple[list[str], bool]:
+    def _is_git_directory(self, folder: str, of_git: Collection[str]) -> bool:
+        """Return whether ``folder`` of the source is a git directory; ``of_git`` are its entries that may be git's."""
+        return bool(folder) and _BARE.issubset(of_git) and bare_repository(f"{self._root}/{folder}") is not None
+
+    def _scan_folder(self, folder: str, level: _Level, without: Collection[str]) -> tuple[list[str], set[str]]:
         """Add the entries of a folder to the level.
 
-        Returns the names of its ignore files, lowest precedence first, and whether it may be the top of a repository.
+        Returns the names of its ignore files, lowest precedence first, and of the entries that may be git's.
         """
-        ignore_files, has_git = set(), False
+        ignore_files, of_git = set(), set()
         only = self._only
         for entry in self._tree.entries(folder):
             name = entry.name
             path = folder + name
+            if name in _OF_GIT:
+                of_git.add(name)
             if name in NEVER_ENTERED:
-                has_git |= name == GIT
                 continue
             if entry.is_file(follow_symlinks=False):
                 if name in IGNORE_FILES:
@@ -286,7 +297,7 @@ class Walk:
                     self.listing.skip(SkipReason.OUTSIDE, _printable(path))
             else:
                 self.listing.skip(SkipReason.UNREADABLE, _printable(path))  # a pipe, a socket, a device
-        return [name for name in IGNORE_FILES if name in ignore_files], has_git
+        return [name for name in IGNORE_FILES if name in ignore_files], of_git
 
     def _unlisted(self, folder: str, error: OSError) -> None:
         if not folder or not os.path.isdir(self._root):

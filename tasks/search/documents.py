@@ -22,7 +22,7 @@ from driftline.storage.lines.line_filter import normalise
 from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import anchors_in
-from driftline.storage.lines.packs import lines_of_document
+from driftline.storage.lines.packs import lines_of
 from driftline.storage.model import content_hash
 from driftline.storage.redaction import redact_lines
 from driftline.storage.sources.source import known_source
@@ -277,11 +277,5 @@ def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, 
 
 
 def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, last: int) -> list[str]:
-    query = LineQuery(workspace.lines(entity))
-    if lines := lines_of_document(query, str(entity), path, first, last):
-        return lines
-    rows = query.passages([Passage(str(entity), path, first, last)])
-    known: dict[int, str] = {}
-    for row in rows.sort_by("column_number").to_pylist():
-        known[row["line_number"]] = known.get(row["line_number"], "") + row["text"]
-    return [known.get(number, "") for number in range(first, max(known, default=first - 1) + 1)]
+    passage = Passage(str(entity), path, first, last)
+    return lines_of(LineQuery(workspace.lines(entity)), [passage])[passage]

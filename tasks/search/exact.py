@@ -26,7 +26,7 @@ from driftline.storage.lance.retries import without_panic
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import LineQuery
 from driftline.storage.lines.outline import Definition, parts_of_name
-from driftline.storage.lines.packs import Packs, allowed, packs_of, texts
+from driftline.storage.lines.packs import Packs, allowed, documents_of, packs_of, texts
 from driftline.storage.lines.regex_patterns import Pattern, quoted
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Match, counted
@@ -49,7 +49,7 @@ from driftline.tasks.search.hits import (
 )
 from driftline.tasks.search.links import SourceRecords
 from driftline.tasks.search.request import Explanation, SearchRequest, is_auxiliary, is_prose, is_test
-from driftline.tasks.search.search import ExactCounts, SearchReport, answer, nothing_indexed, tables_of
+from driftline.tasks.search.search import ExactCounts, SearchReport, answer, nothing_indexed, tables_of, why_nothing
 from driftline.tasks.text import rows_of_line
 
 MAX_SECONDS = 30.0
@@ -263,7 +263,7 @@ def search_exactly(
     max_seconds: float = MAX_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchReport:
-    """Return the first ``top_k`` matching lines of the documents that hold all ``terms``.
+    """Return the first ``top_k`` matching lines of the documents that hold all ``terms``; without terms, first lines.
 
     They are in order of importance, path and line. Every line of every indexed document that the request allows is
     searched, whether it holds a word or not. If ``files``, only the first line of each document is a result; if
@@ -272,16 +272,14 @@ def search_exactly(
 
     Raises UsageError, NotIndexed, StorageError, CorruptFile, and with a query the errors of ``answer``.
     """
+    asked = "Exact terms" if terms else "Filters without words"
     if request.kinds or request.symbols:
         raise UsageError(
-            "Exact terms cannot be combined with kinds and symbols",
+            f"{asked} cannot be combined with kinds and symbols",
             fix="Use def:Name for definitions, or sym:Name for the lines inside.",
         )
     if request.max_distance is not None or request.min_relevance is not None:
-        raise UsageError(
-            "Exact terms cannot be combined with max_distance and min_relevance",
-            fix="Leave them out, or the exact terms.",
-        )
+        raise UsageError(f"{asked} cannot be combined with max_distance and min_relevance", fix="Leave these out.")
     started = clock()
     tables = open_tables(workspace, line_filter(request, workspace))
     if not tables:
@@ -292,7 +290,10 @@ def search_exactly(
         return clock() - started > max_seconds * share
 
     found = ExactSearch(workspace, tables, terms, late, left_out, late_to_order=lambda: late(SHARE_OF_IMPORTS))
-    report = found.ranked(request) if request.query.strip() and not request.count else found.in_order(request)
+    if not terms:
+        report = found.listed(request)
+    else:
+        report = found.ranked(request) if request.query.strip() and not request.count else found.in_order(request)
     if request.facets:
         every = ExactSearch(workspace, tables, terms, found.late, left_out, max_packs=MAX_FACET_PACKS)
         matches = [Match(document.entity, document.path) for document, _ in every.lines()]
@@ -390,7 +391,9 @@ class ExactSearch:
         documents: frozenset[Document] | None,
         defined: Sequence[Mapping[Document, Sequence[tuple[IndexedDocument, Definition]]]],
     ) -> Iterator[tuple[IndexedDocument, list[set[int]]]]:
-        """Yield documents, and the lines that match each pattern or, without patterns, the lines of the definitions."""
+        """Yield documents, and the lines that match each pattern; without patterns, the lines of the definitions;
+        without both, the first line.
+        """
         if self.patterns:
             finder = ExactFinder(self.tables, self.patterns, self.late, order, self._chosen, documents, self.max_packs)
             for document, numbers, matched in finder.lines():
@@ -398,9 +401,16 @@ class ExactSearch:
             self.cut = finder.cut
             return
         of_document = {document: each[0] for found in defined for document, (each, *_) in found.items()}
-        indexed = [of_document[document] for document in documents or ()]
+        indexed = [of_document[document] for document in documents or ()] if defined else self._every_document()
         for document in self._chosen(sorted(indexed, key=lambda each: (order(*each.key), each.path, each.entity))):
-            yield document, [{each.line for _, each in found[document.key]} for found in defined]
+            yield document, [{each.line for _, each in found[document.key]} for found in defined] or [{0}]
+
+    def _every_document(self) -> list[IndexedDocument]:
+        return [
+            IndexedDocument(path, entity, digest, table)
+            for table, query in enumerate(self.tables)
+            for path, entity, digest in documents_of(query)
+        ]
 
     def _defined(self, name: str) -> dict[Document, list[tuple[IndexedDocument, Definition]]]:
         """Return the definitions of a name in code, keyed by document. Case matters, as for uses."""
@@ -454,6 +464,19 @@ class ExactSearch:
         notes = () if counts.lines else ("No line matches the exact terms.",)
         notes = (note,) if (note := what_is_missing(counts, len(found))) else notes
         return SearchReport("", found, notes=notes, exact=counts)
+
+    def listed(self, request: SearchRequest) -> SearchReport:
+        """Return the first line of each document that the filters allow or, if ``count``, only their number."""
+        with self.timers.timed("exact"):
+            every = [(document, 0) for document, _ in self.lines()]
+        if not every:
+            unmatched, notes = why_nothing(self.workspace, self.tables, request)
+            notes = notes or ("No file that the filters allow is left.",)
+            return SearchReport("", (), unmatched=unmatched, notes=notes, exact=ExactCounts(0, 0))
+        found = () if request.count else self._hits(every[: request.top_k], request.n_lines)
+        some = f"{len(every):,} files match, more than the {len(found):,} shown: a larger `top_k` shows them."
+        notes = () if request.count or len(found) == len(every) else (some,)
+        return SearchReport("", found, notes=notes, exact=ExactCounts(0, len(every)))
 
     def explained(self, request: SearchRequest) -> Explanation:
         """Return the steps of this search, with the numbers of lines that the filter of ``request`` allows."""

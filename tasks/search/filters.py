@@ -18,7 +18,6 @@ from driftline.storage.lines.line_filter import LineFilter, normalise
 from driftline.storage.lines.outline import Definition
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.scanning.overlap import below
 from driftline.tasks.search.request import FILTERS, WILDCARD, SearchFilter, extensions_of
 
 Kind = Literal["file", "folder", "either"]
@@ -74,6 +73,8 @@ def _interpretations(name: str, roots: Sequence[tuple[Entity, str]]) -> list[tup
 
 def inside_of(folder: str, path: str) -> str | None:
     """Return ``path`` relative to ``folder``, as ``below`` does, with accents composed or decomposed."""
+    from driftline.tasks.scanning.overlap import below  # a search without absolute paths does not load it
+
     inside = below(folder, path)
     if inside is not None or (folder.isascii() and path.isascii()):
         return inside
@@ -206,6 +207,8 @@ ALL_LINES = LineKinds()
 
 
 _ESCAPED = re.compile(r"\\([][*?{}!])")
+_SEPARATED = re.compile(r"\\[*?]")
+"""A wildcard after a backslash, which separates folders on Windows and escapes in a shell."""
 MAX_REPORTED = 20
 """Maximum number of values of one filter to report individually."""
 _LABELS = {
@@ -271,7 +274,10 @@ def _note_on(name: str, value: str | tuple[str, str]) -> tuple[str, str]:
         advice = f" Alternatives have braces: {'{' + text + '}'!r}."
     elif "\\" in text:
         unescaped = _ESCAPED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[{" else found[1], text)
-        advice = f" A backslash is an ordinary character: write {unescaped.replace(chr(92), '/')!r}."
+        spellings = [repr(unescaped.replace("\\", "/"))]
+        if _SEPARATED.search(text):
+            spellings.insert(0, repr(text.replace("\\", "/")))
+        advice = f" A backslash is an ordinary character: write {' or '.join(spellings)}."
     elif name == "globs" and not WILDCARD.search(text):
         advice = f" A directory is the glob {text.rstrip('/') + '/'!r}."
     return condition, f"No indexed document matches the {condition}.{advice}"

@@ -27,18 +27,19 @@ from driftline.storage.defaults import (
     MAX_SHOWN_CHARACTERS,
     Redaction,
     container_of,
+    holds_records,
 )
 from driftline.storage.errors import DriftlineError, ObjectNotFound
 from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.outline import Definition, anchor_at, fragment_of, innermost, location_of
 from driftline.storage.lines.outline import decode as decode_outline
+from driftline.storage.lines.packs import lines_of
 from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.model import content_hash, html_table
 from driftline.storage.redaction import holds_redacted, redact, redact_lines
 from driftline.storage.sources.source import Source, known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
-from driftline.tasks.scanning.scan import holds_records
 from driftline.tasks.search.links import Links, SourceRecords, find_links
 from driftline.tasks.search.query_form import QueryForm
 from driftline.tasks.search.ranking import WEIGHTS, Document, FoundLine, Weights, stem_shares
@@ -518,19 +519,20 @@ def hits(
     documents = [read.get((window.entity, window.path)) for window in windows]
     texts = [unchanged_text(window.path, each, window.hash) for each, window in zip(documents, windows, strict=True)]
     anchors, links = anchors_of(tables, windows, read), links_of(workspace, windows, records, read)
-    lacking = [window for window, text in zip(windows, texts, strict=True) if n_lines and text is None]
-    indexed = _indexed(tables, lacking, n_lines)
+    arounds = [_around(window, n_lines, within_definition=within_definitions) for window in windows]
+    passages = [Passage(*window.file, *around) for window, around in zip(windows, arounds, strict=True)]
+    lacking = [passage for passage, text in zip(passages, texts, strict=True) if n_lines and text is None]
+    indexed = _indexed(tables, lacking)
     score = math.inf
-    for rank, (window, document, text) in enumerate(zip(windows, documents, texts, strict=True), start=1):
-        start, end = _around(window, n_lines, within_definition=within_definitions)
+    found = zip(windows, documents, texts, passages, strict=True)
+    for rank, (window, document, text, around) in enumerate(found, start=1):
         if not n_lines:
             start, context = window.best, [window.text]
         elif text is not None:
-            context = redact_lines(lines_between(text, start, end), records.redaction(window.entity))
+            start = around.first
+            context = redact_lines(lines_between(text, start, around.last), records.redaction(window.entity))
         else:
-            known = indexed[window.entity, window.path]  # lines without a letter or digit are empty
-            end = min(end, max((number for number in known if number <= end), default=window.last))
-            context = [known.get(number, "") for number in range(start, end + 1)]
+            start, context = (around.first, indexed[around]) if around in indexed else (window.best, [window.text])
         at = match_in(window.text, query)
         judged = _judged(window, document, records.redaction(window.entity), unchanged=text is not None)
         likely = likelihood(window.score + window.set_back, window.attainable) if window.attainable else None
@@ -676,16 +678,9 @@ def is_readable(source: Source, path: str) -> bool:
     return info is None or info.size_bytes <= DEFAULT_MAX_DOCUMENT_BYTES
 
 
-def _indexed(
-    tables: Sequence[LineQuery], windows: Sequence[Window], n_lines: int
-) -> dict[tuple[str, str], dict[int, str]]:
-    """Return the indexed lines in and around ``windows``, keyed by document and line number."""
-    passages = [
-        Passage(window.entity, window.path, max(0, window.first - n_lines), window.last + n_lines) for window in windows
-    ]
-    found: dict[tuple[str, str], dict[int, str]] = {(window.entity, window.path): {} for window in windows}
+def _indexed(tables: Sequence[LineQuery], passages: Sequence[Passage]) -> dict[Passage, list[str]]:
+    """Return the lines of passages, each from the table that has its document."""
+    found: dict[Passage, list[str]] = {}
     for table in tables if passages else ():
-        for row in table.passages(passages).sort_by("column_number").to_pylist():
-            lines = found[row["entity"], row["path"]]
-            lines[row["line_number"]] = lines.get(row["line_number"], "") + row["text"]
+        found |= {each: lines for each, lines in lines_of(table, passages).items() if lines}
     return found

@@ -21,7 +21,6 @@ from urllib.parse import quote, unquote, urlsplit
 from cachetools import LRUCache, TTLCache
 
 from driftline.storage.defaults import DEFAULT_REDACTION, INSIDE, Redaction, container_of
-from driftline.storage.deltas.manifest import token_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.model import content_hash
@@ -327,6 +326,8 @@ def _recorded(
     At the end of that run, each document was the same as in the commit. It is unchanged if its row in the manifest,
     read after the record, is from that run or an earlier one. A copy may have a record that is newer than its manifest.
     """
+    from driftline.storage.deltas.manifest import token_of  # a search without such a record does not load it
+
     at = record.reached or record.commit
     if at is None:
         return {}

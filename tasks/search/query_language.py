@@ -71,6 +71,11 @@ class Question:
         """Return whether it consists of words only."""
         return self == Question(self.text, self.words)
 
+    @property
+    def is_exact(self) -> bool:
+        """Return whether it finds all lines that hold its terms or, if it only filters, all files, instead of some."""
+        return bool(self.terms) or not (self.words or self.is_plain)
+
     def conditions(self, workspace: Workspace, within: Boundary | None = None) -> Iterator[LineFilter]:
         """Yield the filters that restrict the search of ``workspace``. Raises UsageError for a repository that is
         unknown or not visible.
@@ -99,8 +104,8 @@ def asked_by(request: SearchRequest) -> Question:
 
 
 def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Search exactly for the lines that match the exact terms of a request or, without such terms, for windows that
-    answer its words.
+    """Search exactly for the lines that match the exact terms of a request, or for the files that its filters allow if
+    it says nothing else; without either, for windows that answer its words.
 
     The caller, who opens the workspace, must open it on the branch that the query names. Raises the errors of
     ``search_exactly`` and ``answer``.
@@ -116,16 +121,14 @@ def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
 
 def _answered(workspace: Workspace, request: SearchRequest) -> SearchReport:
     question = asked_by(request)
-    if not question.terms and (request.count or request.files):
+    if not question.is_exact and (request.count or request.files):
         raise UsageError("Only exact matches can be counted", question.text, "Give an exact text or an expression.")
     if question.is_plain:
         return answer(workspace, request)
     also = (*request.also, *question.conditions(workspace, request.boundary))
     narrowed = replace(request, query=question.words, also=also, fixed=None, regex=None)
-    if question.terms:
+    if question.is_exact:
         return replace(search_exactly(workspace, question.terms, narrowed), query=question.text)
-    if not question.words:
-        raise UsageError("The query has only filters", question.text[:200], "Add words or an exact term.")
     return replace(answer(workspace, narrowed), query=question.text)
 
 

@@ -457,16 +457,17 @@ def _check_name(label: str, name: str) -> None:
     if not name.strip():
         raise UsageError(f"A {label} is empty", fix="Leave it out; '.' is a whole source.")
     if not is_unicode(name) or "\0" in name:
-        raise UsageError(f"A {label} is not UTF-8, but all indexed ones are", repr(name), "Check its encoding.")
+        what = f"A {label} contains NUL or is not UTF-8, unlike all indexed ones"
+        raise UsageError(what, repr(name), "Check its encoding.")
 
 
 def _check_inside(label: str, name: str) -> None:
     if ".." not in name.split("/"):
         return
-    clean = posixpath.normpath(name.strip("/"))
+    clean = posixpath.normpath(name)
     if clean.split("/")[0] == "..":
-        raise UsageError(f"The {label} leads outside its source", name, "Give a path relative to the source.")
-    raise UsageError(f"A {label} must not contain '..'", name, f"Write {clean!r}.")
+        raise UsageError(f"The {label} leads outside its source", repr(name), "Give a path relative to the source.")
+    raise UsageError(f"A {label} must not contain '..'", repr(name), f"Write {clean!r}.")
 
 
 def _extensions(given: str) -> Iterator[str]:

@@ -19,7 +19,6 @@ from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.outline import Definition
 from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.embedding.transformer import FOLDERS, as_words
 from driftline.tasks.search.filters import LineKinds, relative_to_sources
 from driftline.tasks.search.hits import Window, add_definitions, by_score
 from driftline.tasks.search.ranking import FoundLine
@@ -77,6 +76,8 @@ def texts_of(windows: Sequence[Window], tables: Sequence[LineQuery]) -> list[str
 
     The lines come from the index.
     """
+    from driftline.tasks.embedding.transformer import FOLDERS, as_words  # other searches do not load it
+
     parts = [_passages(window) for window in windows]
     known: dict[tuple[str, str, int], str] = {}
     for table in tables:

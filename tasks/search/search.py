@@ -30,7 +30,6 @@ from driftline.storage.model import Embedder, html_table
 from driftline.storage.request_options import from_keywords
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.task_context import ModelRef, load_embedder
-from driftline.tasks.embedding.transformer import deep_fingerprint, load_transformer, resolve_deep_model
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
 from driftline.tasks.search.facets import Facets, Match, counted
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
@@ -96,7 +95,7 @@ _TENANTS: LRUCache[str, list[Entity]] = LRUCache(64)
 class ExactCounts:
     """The numbers of ``lines`` and ``documents`` that an exact search has found: all, if it is ``complete``.
 
-    Otherwise ``reason`` says why not: the ``limit`` of results, or the ``time``.
+    Otherwise ``reason`` says why not: the ``limit`` of results, or the ``time``. Filters alone find no line.
     """
 
     lines: int
@@ -200,7 +199,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
     query, top_k, n_lines, mode = request.query, request.top_k, request.n_lines, request.mode
     where = line_filter(request, workspace)
     n_reranked, joining = windows_to_rerank(request.rerank), _deep(workspace, request.deep, mode)
-    encoder = load_transformer() if n_reranked else None
+    encoder = _transformer() if n_reranked else None
     only = LineKinds.of(request)
     explanation, model = Explanation(mode, request.strategy), _model_of(workspace)
     nothing = SearchReport(query, (), explanation if request.explain else None)
@@ -255,7 +254,7 @@ def _explained(
     calibration, queries = Calibration.of(finder.embedder), finder.tables
     windows = replace(finder, max_distance=None).nearest_allowed() if finder.embedded.any() else []
     near = [*hits(workspace, queries, windows, report.query, 0, records, calibration, False)]
-    unmatched, notes = _why_nothing(workspace, queries, request)
+    unmatched, notes = why_nothing(workspace, queries, request)
     notes = notes or (_why_left_out(near, request.mode, finder.max_distance, finder.only),)
     return replace(report, notes=notes, nearest=near[0] if near else None, unmatched=unmatched)
 
@@ -293,7 +292,7 @@ def _trivially(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
     return ("The query is blank.",) if not request.query.strip() else (nothing_indexed(workspace),)
 
 
-def _why_nothing(
+def why_nothing(
     workspace: Workspace, queries: Sequence[LineQuery], filters: SearchFilter
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the globs that match no document, and messages about filters that allow nothing.
@@ -355,6 +354,12 @@ def _model_of(workspace: Workspace) -> ModelRef | None:
     return ModelRef(config.model, config.fingerprint, config.dim)
 
 
+def _transformer(name: str | None = None) -> Encoder:
+    from driftline.tasks.embedding.transformer import load_transformer  # other searches do not load it
+
+    return load_transformer(name)
+
+
 def _deep(workspace: Workspace, deep: bool | None, mode: Mode) -> Encoder | None:
     """Return the transformer of the workspace, if a search joins its definitions.
 
@@ -365,11 +370,13 @@ def _deep(workspace: Workspace, deep: bool | None, mode: Mode) -> Encoder | None
         return None
     if known is None:
         raise UsageError("The workspace has no definition embeddings", fix="Run: driftline index SOURCE --deep")
+    from driftline.tasks.embedding.transformer import deep_fingerprint, resolve_deep_model
+
     try:
         if deep_fingerprint(resolve_deep_model(known.name)) != known.fingerprint:
             fix = "Install the transformer that the workspace was indexed with, or run: driftline index --deep"
             raise FingerprintMismatch("The transformer differs from the workspace's", known.name, fix)
-        return load_transformer(known.name)
+        return _transformer(known.name)
     except (MissingExtra, ModelNotFound, FingerprintMismatch) as error:
         if deep:
             raise

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import measure
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from driftline.storage.entities import TEMPLATE, Entity, entity_of
+from driftline.storage.json_records import from_json, to_json
 from driftline.storage.layout import FLEET
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.hosts import Repository
@@ -106,7 +107,7 @@ def main() -> int:
 def multiply(workspace: Path, count: int) -> None:
     """Give the fleet ``count`` repositories like its only one, with a record of a source for each."""
     objects = ObjectStore.open(str(workspace))
-    known = FleetFile.model_validate_json(objects.get(FLEET))
+    known = from_json(FleetFile, objects.get(FLEET))
     (first,) = known.fleets["bench"].repositories.values()
     record = Workspace.open(str(workspace)).source(Entity.parse(first.entity))
     assert record is not None
@@ -114,14 +115,12 @@ def multiply(workspace: Path, count: int) -> None:
     for number in range(1, count):
         listed = Repository(str(number), f"acme/r{number}", "main", PUSHED)
         entity, uri = entity_of(TEMPLATE, *listed.naming, ()), first.uri.replace("r0.git", f"r{number}.git")
-        repositories[listed.id] = first.model_copy(
-            update={"listed": listed, "entity": entity, "uri": uri, "stamp": listed.stamp}
-        )
+        repositories[listed.id] = replace(first, listed=listed, entity=entity, uri=uri, stamp=listed.stamp)
         path = f"{Entity.parse(entity).directory}/_source.json"
-        objects.create(path, record.model_copy(update={"entity": entity, "uri": uri}).model_dump_json().encode())
-    fleet = known.fleets["bench"].model_copy(update={"repositories": repositories})
+        objects.create(path, to_json(replace(record, entity=entity, uri=uri)))
+    fleet = replace(known.fleets["bench"], repositories=repositories)
     _, version = objects.get_versioned(FLEET)
-    objects.replace(FLEET, known.model_copy(update={"fleets": {"bench": fleet}}).model_dump_json().encode(), version)
+    objects.replace(FLEET, to_json(replace(known, fleets={"bench": fleet})), version)
 
 
 def _run(folder: Path, verb: str) -> tuple[measure.Measured, dict[str, Any]]:

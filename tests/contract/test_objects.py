@@ -375,16 +375,18 @@ def test_threads_that_create_and_delete_in_one_directory_do_not_disturb_each_oth
     assert names(store) == []
 
 
-def test_a_file_system_without_hard_links_still_creates_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK])
+def test_a_file_system_without_hard_links_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     def no_links(*_: object, **__: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "link", no_links)
     store = ObjectStore.open(str(tmp_path))
-    results = race([lambda i=i: store.create("a", f"{i}".encode()) for i in range(8)])  # type: ignore[misc]
-    assert len([result for result in results if isinstance(result, str)]) == 1
-    with pytest.raises(AlreadyExists):
-        store.create("a", b"other")
+    with pytest.raises(UnsafeStore, match="no hard links"):
+        store.create("a", b"1")
+    assert names(store) == []
 
 
 def test_a_full_disk_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

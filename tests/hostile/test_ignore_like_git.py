@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from driftline.storage.model import SkipReason
 from driftline.storage.sources.source import open_source
 from driftline.tasks.git.work_tree import TrackedFiles, find_work_tree
 from driftline.tasks.scanning.path_patterns import Rules
@@ -251,6 +252,19 @@ def test_a_work_tree_inside_another_is_reported_as_such(tmp_path: Path, home: Pa
     assert listing.skipped_reasons == ["another work tree of the same repository"]
     projects = Walk(str(tmp_path), Rules()).run([Subtree()])
     assert projects.paths == ["root/a.txt"]
+
+
+@pytest.mark.parametrize("name", [".bare", "mirrors/app.git"])
+def test_git_directories_are_skipped_where_git_lists_nothing(tmp_path: Path, home: Path, name: str) -> None:
+    root = tmp_path / "root"
+    git(tmp_path, "init", "-q", "--bare", str(root / name))
+    (root / "work").mkdir()
+    (root / "work/notes.txt").touch()
+    listing = Walk(str(root), Rules()).run([Subtree()])
+    assert (listing.paths, listing.skipped_paths) == (["work/notes.txt"], [f"{name}/"])
+    assert listing.skipped_reasons == [SkipReason.GIT_DIRECTORY]
+    git(root, "init", "-q")  # now git lists them
+    assert f"{name}/HEAD" in Walk(str(root), Rules(), find_work_tree(str(root))).run([Subtree()]).paths
 
 
 def test_a_repository_cannot_name_an_ignore_file_outside_its_work_tree(tmp_path: Path, home: Path) -> None:

@@ -228,6 +228,7 @@ def test_a_large_head_or_body_is_refused(address: str) -> None:
 
 def test_parameters_have_limits_that_errors_name(address: str) -> None:
     for target, limit in (
+        (f"q=x&glob=a&glob={'x' * 5_000}", "glob: String should have at most 4096"),
         (f"q={'x' * (MAX_QUERY_CHARACTERS + 1)}", "2000"),
         ("q=x&" + "&".join(["ext=py"] * (MAX_SERVED_NAMES + 1)), "100"),
         ("q=x&top_k=51", "50"),

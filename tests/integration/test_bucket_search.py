@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> Path:
     folder = tmp_path / "tree"
     folder.mkdir()
     for number in range(FILES):
-        lines = (" ".join(dice.choices(WORDS, k=6)) for _ in range(LINES))
+        lines = ("}" if at % 7 == 3 else " ".join(dice.choices(WORDS, k=6)) for at in range(LINES))
         (folder / f"{number}.txt").write_text("\n".join(lines) + "\n")
     return folder
 

@@ -18,6 +18,8 @@ from driftline.flows.runs.search import find as served
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.line_queries import Passage
+from driftline.storage.lines.packs import LINES_BEFORE, lines_of
 from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS, Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import (
@@ -109,6 +111,19 @@ def test_a_pack_is_read_once_for_all_searches(workspace: Workspace, monkeypatch:
     assert not scanned
 
 
+@pytest.mark.parametrize("lines_before", [10, LINES_BEFORE])
+def test_passages_have_every_line_of_their_documents(
+    workspace: Workspace, tree: Path, lines_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driftline.storage.lines.packs.LINES_BEFORE", lines_before)
+    (table,) = open_tables(workspace, None)
+    (source,) = (str(entity) for entity, _ in workspace.readable_sources())
+    ranges = ((0, 0), (0, 3), (2, 2), (4, 900), (1_000, 1_900), (7_000, 7_010), (7_990, 9_000), (9_000, 9_001))
+    texts = dict(documents(tree))
+    passages = [Passage(source, name, *each) for name in texts for each in ranges]
+    assert lines_of(table, passages) == {each: texts[each.path][each.first : each.last + 1] for each in passages}
+
+
 @pytest.mark.parametrize("ignore_case", [False, True], ids=["with case", "without case"])
 def test_every_line_that_matches_is_found(workspace: Workspace, tree: Path, ignore_case: bool) -> None:
     flags = re.ASCII if not ignore_case else re.IGNORECASE
@@ -189,6 +204,21 @@ def test_lines_are_counted_and_files_are_listed(workspace: Workspace, tree: Path
     assert counted.exact.lines == len(oracle(tree, re.compile(".")))
     listed = find(workspace, fixed=["csrf_token"], files=True)
     assert [hit.path for hit in listed.results] == ["src/app.py", "src/cr.txt", "tests/test_app.py", "vendor/lib.py"]
+
+
+def test_filters_alone_list_the_files_that_they_allow(workspace: Workspace) -> None:
+    report = find(workspace, "lang:python -file:naive", top_k=2, n_lines=1, facets=True)
+    assert locations(report) == [("src/app.py", 1), ("tests/test_app.py", 1)]
+    assert report.results[0].context == ("def csrf_token(request):", "    return request.csrf_cookie")
+    assert (report.exact, report.notes[0][:15]) == (ExactCounts(0, 3), "3 files match, ")
+    assert report.facets is not None
+    assert report.facets.counts["dirs"] == {"src": 1, "tests": 1, "vendor": 1}
+    assert find(workspace, "lang:python", tests=False, count=True).exact == ExactCounts(0, 3)
+    assert locations(find(workspace, "file:separators")) == [("separators.txt", 1)], "a file without a word"
+    nothing = find(workspace, "lang:go")
+    assert (nothing.exact, nothing.notes) == (ExactCounts(0, 0), ("No indexed document matches the ending 'go'.",))
+    with pytest.raises(UsageError, match="Filters without words cannot be combined with kinds"):
+        find(workspace, "lang:python", kinds=["function"])
 
 
 def test_all_matches_of_a_line_are_reported_with_their_columns(workspace: Workspace) -> None:
@@ -408,6 +438,7 @@ def test_everything_beyond_a_boundary_is_hidden_and_not_counted(tmp_path: Path) 
         {"query": '"csrf_token" return'},
         {"query": "def:csrf_token"},
         {"query": "uses:csrf_token"},
+        {"query": "lang:python"},
     )
     for options in requested:
         everything, bound = (
@@ -415,8 +446,8 @@ def test_everything_beyond_a_boundary_is_hidden_and_not_counted(tmp_path: Path) 
         )
         assert everything.exact is not None
         assert bound.exact is not None
-        assert 2 * bound.exact.lines == everything.exact.lines > 0
-        assert 2 * bound.exact.documents == everything.exact.documents
+        assert 2 * bound.exact.lines == everything.exact.lines
+        assert 2 * bound.exact.documents == everything.exact.documents > 0
         assert {hit.path for hit in bound.results} <= {"own.py"}
     assert {hit.path for hit in driftline.search(opened, "token", within=own)} == {"own.py"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest, SourceRequest
 from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.storage.entities import Entity
+from driftline.storage.json_records import from_json, to_json
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.search import links
@@ -107,13 +109,12 @@ def test_without_a_pushed_commit_there_is_no_link(tree: Checkout, location: str,
     assert urls(location) == {"src/a.py": None, "docs/b.md": None}
 
 
-def urls_with(location: str, **change: object) -> dict[str, str | None]:
+def urls_with(location: str, **change: Any) -> dict[str, str | None]:
     """Return the links with another record of the only source, by default of a remote on a host that nobody runs."""
     (path,) = Path(location).rglob("_source.json")
     before = path.read_bytes()
-    known = SourceRecord.model_validate_json(before)
-    changed = known.model_copy(update={"origin": "git@code.example:team/app.git", **change})
-    path.write_text(changed.model_dump_json())
+    known = from_json(SourceRecord, before)
+    path.write_bytes(to_json(replace(known, **{"origin": "git@code.example:team/app.git"} | change)))
     try:
         return urls(location)
     finally:
@@ -231,7 +232,7 @@ def test_the_setting_of_a_source_is_recorded_changed_and_removed(
         outcome = command("index", "--all", "--config", config)
         assert outcome.code == 0, outcome.err
         (path,) = Path(location).rglob("_source.json")
-        return SourceRecord.model_validate_json(path.read_bytes()).link
+        return from_json(SourceRecord, path.read_bytes()).link
 
     assert recorded('link = "gitea"') == "gitea"
     own = "https://{host}/c/{repository}/+/{commit}/{path}#{line}"

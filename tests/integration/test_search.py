@@ -412,7 +412,7 @@ def test_context_comes_from_the_index_when_the_file_has_changed_or_is_gone(own: 
     for _ in range(2):
         (hit,) = hits(own, "subcommand", top_k=1, n_lines=2, mode="vector")
         assert (hit.line, hit.start_line, hit.end_line) == (6, 4, 8)
-        assert hit.context == ("two", "", "subcommand", "three", "four")  # a line of punctuation has no row
+        assert hit.context == expected.context
         file.unlink(missing_ok=True)
     shutil.rmtree(own.parent / "web")
     (hit,) = hits(own, "namespace", top_k=1, n_lines=1, mode="vector")

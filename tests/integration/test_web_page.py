@@ -255,6 +255,7 @@ def test_hits_lead_to_the_branch_that_the_query_names() -> None:
             False,
         ),
         (SearchReport("", (), exact=ExactCounts(5, 2)), "0 results of 5 in 2 files", False),
+        (SearchReport("", (HIT,), exact=ExactCounts(0, 2)), "1 result of 2 files", False),
         (SearchReport("", (), notes=("Late.",), exact=ExactCounts(0, 0, "time")), "0 results of 0 or more in", True),
         (SearchReport("", (), notes=("Why.",)), "0 results", True),
     ],

@@ -86,3 +86,9 @@ def test_an_empty_alternative_is_refused(glob: str) -> None:
 )
 def test_a_note_names_the_nearest_glob_without_backslashes(glob: str, nearest: str) -> None:
     assert repr(nearest) in _note_on("globs", glob)[1]
+
+
+@pytest.mark.parametrize("glob", [r"src\*.py", r"src\**", r"C:\src\?.py"])
+def test_a_backslash_before_a_wildcard_may_separate_folders_or_escape_it(glob: str) -> None:
+    separated, escaped = glob.replace("\\", "/"), re.sub(r"\\([*?])", r"[\1]", glob).replace("\\", "/")
+    assert f"{separated!r} or {escaped!r}" in _note_on("globs", glob)[1]

@@ -59,6 +59,11 @@ class Browser:
         )
         return float(found)
 
+    def waited_milliseconds(self) -> float:
+        """From the request for the page to the first byte of the answer."""
+        (sent,) = self.page.evaluate("() => performance.getEntriesByType('navigation').map((each) => each.toJSON())")
+        return float(sent["responseStart"] - sent["requestStart"])
+
     def keep(self, name: str, *, height: int = 800) -> None:
         """Keep a picture of the window, if asked."""
         if os.environ.get(SCREENSHOT_VARIABLE) == "1":

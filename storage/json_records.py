@@ -1,0 +1,30 @@
+"""Read and write JSON records as dataclasses, with their types checked.
+
+Every command reads records first, and msgspec is imported much sooner than pydantic.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec.json
+
+_Record = TypeVar("_Record")
+
+
+def to_json(record: object, *, compact: bool = False) -> bytes:
+    """Return a dataclass as JSON, indented unless it is ``compact``."""
+    data = msgspec.json.encode(record)
+    return data if compact else msgspec.json.format(data)
+
+
+def from_json(kind: type[_Record], data: bytes) -> _Record:
+    """Parse a dataclass; unknown keys are ignored.
+
+    Raises:
+        ValueError: if ``data`` is not such a record.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error

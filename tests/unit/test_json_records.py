@@ -1,0 +1,86 @@
+"""Records are read back as they were written, and anything else is refused."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import pytest
+
+from driftline.storage.json_records import from_json, to_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    """A part of a record."""
+
+    name: str
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A record with a field of each type."""
+
+    at: datetime
+    state: Literal["held", "released"] = "held"
+    seconds: float = 0.0
+    note: str | None = None
+    inner: Inner | None = None
+    versions: dict[str, tuple[int, str]] = field(default_factory=dict)
+    parts: Mapping[str, Inner] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    is_done: bool = False
+
+
+AT = datetime(2026, 11, 26, 5, 4, 3, 21, UTC)
+FULL = Record(
+    at=AT,
+    state="released",
+    seconds=1.5,
+    note="é ☃",
+    inner=Inner(name="a", sizes=(1, 2)),
+    versions={"f": (3, "v")},
+    parts={"p": Inner(name="b")},
+    report={"any": [1, {"thing": None}]},
+    is_done=True,
+)
+
+
+@pytest.mark.parametrize("record", [Record(at=AT), FULL], ids=["defaults", "full"])
+@pytest.mark.parametrize("compact", [True, False])
+def test_a_record_is_read_as_it_was_written(record: Record, *, compact: bool) -> None:
+    assert from_json(Record, to_json(record, compact=compact)) == record
+
+
+def test_other_spellings_of_a_record_are_read() -> None:
+    written = b'{"at": "2026-11-26T05:04:03.000021Z", "seconds": 2, "of a later version": [1]}'
+    assert from_json(Record, written) == Record(at=AT, seconds=2.0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "",
+        "[]",
+        "null",
+        "{}",
+        '{"at": 5}',
+        '{"at": "yesterday"}',
+        '{"at": "2026-11-26T05:04:03Z", "state": "lost"}',
+        '{"at": "2026-11-26T05:04:03Z", "seconds": "1"}',
+        '{"at": "2026-11-26T05:04:03Z", "note": 5}',
+        '{"at": "2026-11-26T05:04:03Z", "inner": {}}',
+        '{"at": "2026-11-26T05:04:03Z", "inner": {"name": "a", "sizes": [true]}}',
+        '{"at": "2026-11-26T05:04:03Z", "inner": {"name": "a", "sizes": 1}}',
+        '{"at": "2026-11-26T05:04:03Z", "versions": {"f": [1]}}',
+        '{"at": "2026-11-26T05:04:03Z", "parts": [1]}',
+        '{"at": "2026-11-26T05:04:03Z", "is_done": 1}',
+        '{"at": NaN}',
+        "\udcff",
+        '{"at": ' + "[" * 5_000 + "]" * 5_000 + "}",
+    ],
+)
+def test_anything_else_is_refused(data: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        from_json(Record, data.encode("utf-8", "surrogateescape"))
