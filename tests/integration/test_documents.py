@@ -144,7 +144,7 @@ def test_a_new_extractor_reads_files_that_were_skipped_before(
     with monkeypatch.context() as before:
         before.setattr(extractor, "EXTRACTORS", ())
         before.setattr(extractor, "COMPRESSIONS", ())
-        before.setattr(extractor, "READERS", ())
+        before.setattr(extractor_versions, "READERS", ())
         before.setattr(extractor, "BY_SUFFIX", {})
         report = dl.index(str(tree), workspace=str(tmp_path / "ws"), model=str(tiny_model))
         assert report.sources[0].skipped == [("tern.1.gz", "binary")]
