@@ -1,6 +1,4 @@
-"""Models of the answers from the HTTP API: the server describes them in its OpenAPI document, and clients parse
-them.
-"""
+"""Define the answers of the HTTP API, which the server's OpenAPI document describes and clients parse."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def search_memory(
 
 
 def _top_of(within: Boundary, scope: str | None) -> Entity:
-    """Return the entity of a boundary to search: the only one, or the one that contains ``scope``."""
+    """Return the entity of a boundary below which to search: the only one, or the one that contains ``scope``."""
     if len(within.tops) == 1:
         return within.tops[0]
     for top in within.tops:

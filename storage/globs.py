@@ -48,9 +48,7 @@ def alternatives(pattern: str, *, escapes: bool = False) -> tuple[str, ...]:
 
 
 def spellings(path: str) -> tuple[str, ...]:
-    """Return ``path`` and the forms in which disks may store it: accents composed (NFC) or decomposed (NFD) in each
-    name.
-    """
+    """Return ``path`` and the forms in which disks may store it: accents composed (NFC) or decomposed (NFD)."""
     if path.isascii():
         return (path,)
     names = [tuple(dict.fromkeys((name, *_forms(name)))) for name in path.split("/")]

@@ -158,9 +158,7 @@ def branch_lease_path(entity: Entity, name: str) -> str:
 
 
 def leased_entity(path: str) -> tuple[str, Entity]:
-    """Return ``(purpose, entity)`` of a lease file, the inverse of ``lease_path``; for a branch, the entity of its
-    source.
-    """
+    """Return ``(purpose, entity)`` of a lease file; for a branch, the entity is its source. Inverts ``lease_path``."""
     purpose, _, name = path.rpartition("/")[2].removesuffix(".json").partition(":")
     if purpose == "branch":
         name = name.rpartition(f"~2F{BRANCHES}~2F")[0]

@@ -112,9 +112,7 @@ def holds_key(path: str, text: str) -> bool:
 # -- tokens inside text --------------------------------------------------------------------------
 
 RULES_VERSION = 1
-"""Part of the mark of each document in the manifest. Increment it when a rule changes, so that runs read the documents
-again.
-"""
+"""Part of the mark of each document in the manifest. Increment it with each change of a rule to reread documents."""
 _MARKS: dict[Redaction, str] = {
     "off": "",
     "known": f"known/{RULES_VERSION}",
@@ -414,7 +412,7 @@ def redact_lines(lines: Sequence[str], mode: Redaction) -> list[str]:
 
 
 def holds_redacted(text: str) -> bool:
-    """Return whether a text is, or looks, redacted: only then can it differ from the same lines of its document."""
+    """Return whether a text is or looks redacted. Only such text can differ from the same lines of its document."""
     return _REDACTED in text
 
 

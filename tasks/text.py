@@ -55,9 +55,7 @@ _UNMARKED = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 _MIN_PLAIN_FRACTION = 0.02
 _MAX_ODD_FRACTION = 0.01
 _MAX_ASCII_PAIRS = 0.85
-"""Maximum share of other characters that consist of two printable ASCII bytes. If single bytes are misread as pairs,
-nearly all characters do.
-"""
+"""Maximum share of other characters of two printable ASCII bytes. In bytes misread as pairs, nearly all are such."""
 _JUDGED_CHARACTERS = 2_048
 _PLAIN = re.compile("[\\t\\n\\r -~\u3000-\u3002\uff01-\uff1f]")
 """ASCII, and the punctuation of Chinese and Japanese: all text has some of it, but bytes misread in pairs do not."""
@@ -121,9 +119,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _unmarked(data: bytes) -> str | None:
-    """Return the encoding of UTF-16 or UTF-32 text without a byte order mark: the one that yields most plain
-    characters.
-    """
+    """Return the encoding, UTF-16 or UTF-32, that yields most plain characters of text without a byte order mark."""
     plainest, found = 0.0, None
     for encoding in _UNMARKED:
         width = 4 if "32" in encoding else 2

@@ -38,17 +38,19 @@ CI_MARKERS = (
     *("CI", "GITHUB_ACTIONS", "GITLAB_CI", "JENKINS_URL", "BUILDKITE", "CIRCLECI", "TF_BUILD"),
     "BITBUCKET_BUILD_NUMBER",
 )
-"""Variables by which ``driftline ci`` detects a CI system; the one that runs the tests builds none of their trees."""
+"""Variables by which ``driftline ci`` detects a CI system. They are unset, because a CI system that runs the tests does
+not build their trees.
+"""
 for _name in CI_MARKERS:
     os.environ.pop(_name, None)
 
 
 GARBAGE_THRESHOLD = 50_000
-"""New objects between two garbage collections, as the commands set it."""
+"""Number of new objects between two garbage collections, as in the commands."""
 
 
 def pytest_collection_finish() -> None:
-    """Spare garbage collections the tests and modules of this process, which last as long as it does."""
+    """Exclude the collected tests and loaded modules from garbage collection: they live as long as the process."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_THRESHOLD)
@@ -56,7 +58,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Iterator[None]:
-    """Leave the environment as it is from test to test: processes that take it over start again when it changes."""
+    """Keep the environment the same for all tests: forking processes restart when it changes."""
     current = os.environ.pop("PYTEST_CURRENT_TEST")
     try:
         return (yield)
@@ -66,7 +68,7 @@ def pytest_pyfunc_call() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise the limits of what is imported."""
+    """Raise the time limits of imported modules."""
     for module, name in loaded_limits():
         monkeypatch.setattr(module, name, PATIENCE_SECONDS)
 
@@ -98,7 +100,7 @@ FEW_QUERIES = 6
 
 @pytest.fixture(autouse=True)
 def _small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let compactions measure themselves by few searches, which would take half of their time."""
+    """Let compactions measure search quality with few searches, which otherwise take half of their time."""
     if compact := sys.modules.get("driftline.tasks.maintenance.search_quality"):
         monkeypatch.setattr(compact, "QUERIES", FEW_QUERIES)
 
@@ -154,7 +156,7 @@ def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["local", "memory", "s3", "gs", "az"])
 def every_store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """As ``store_uri``, in every supported store, for tests of the stores themselves."""
+    """The URI of a fresh, empty workspace in every supported store, for tests of the stores themselves."""
     match request.param:
         case "local":
             return str(tmp_path / "workspace")
@@ -183,7 +185,7 @@ def model_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
     """A model2vec directory of each tokenizer family."""
     families = runpy.run_path(
         str(Path(__file__).with_name("support") / "families.py")
-    )  # loads model2vec, so only where it is used
+    )  # imported here because it loads model2vec
     folder: Path = families["save_family"](request.param, tmp_path_factory.mktemp(request.param))
     return folder
 

@@ -224,9 +224,7 @@ def whole(at_least: int) -> Callable[[object], int]:
 
 
 def real(at_least: float, at_most: float = math.inf, *, above: bool = False) -> Callable[[object], float]:
-    """Return a reader of finite numbers, given as numbers or as text, within bounds; ``above`` excludes the lower
-    bound.
-    """
+    """Return a reader of finite numbers within bounds, also as text; ``above`` excludes the lower bound."""
     low = f"more than {at_least:g}" if above else f"at least {at_least:g}"
     expected = f"a number of {low}" if at_most == math.inf else f"a number from {at_least:g} to {at_most:g}"
 
@@ -309,7 +307,7 @@ def choice(*allowed: str) -> Callable[[object], str]:
 
 
 def _is_pair(value: Sequence[object]) -> bool:
-    """Return whether a list is one entity, not several paths, which would contain colons."""
+    """Return whether a list is the type and id of an entity rather than two entity paths, which contain colons."""
     return len(value) == 2 and isinstance(value[0], str) and not any(c in value[0] for c in ":[")
 
 

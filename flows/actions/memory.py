@@ -78,9 +78,7 @@ class MemoryHandle:
 
 
 def _settings_of(engine: Any) -> Callable[[], Mapping[str, Any] | None]:
-    """Return a function that looks up ``settings.ltm`` of the agent of ``engine``, if visible, without keeping it
-    alive.
-    """
+    """Return a function that looks up ``settings.ltm`` of the agent of ``engine``, without keeping it alive."""
     try:
         running = weakref.ref(engine)
     except TypeError:  # None, or an object that cannot be watched, and shows nothing

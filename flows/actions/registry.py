@@ -58,7 +58,7 @@ _ERROR_TYPES: tuple[tuple[type[DriftlineError], str], ...] = (
     (LeaseHeld, "lease_held"),
     (DriftlineError, "storage_error"),
 )
-"""The first matching class decides."""
+"""The ``error_type`` of each class of errors; the first matching class decides."""
 
 
 class ActionError(DriftlineError):

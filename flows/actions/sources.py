@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,8 @@ from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import PARTIAL, IndexRequest, SourceRequest
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.entities import Entity
-from driftline.storage.errors import DeletionRefused
+from driftline.storage.errors import DeletionRefused, UsageError
+from driftline.storage.globs import alternatives
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.model import SkipReason
 from driftline.storage.workspace.records import SourceRecord
@@ -32,6 +34,7 @@ WAIT_SECONDS = 60.0
 """Time that an action waits for another run of the same source: engines run nodes in parallel."""
 
 _FOLDERS = "*/"
+_EXTENSION = re.compile(r"[^\s*?\[\]{},/]+")
 _Known = Mapping[Entity, SourceRecord]
 
 
@@ -118,10 +121,18 @@ def filter_for(workspace: Workspace, paths: Sequence[str]) -> LineFilter:
     return where_named(workspace, names)
 
 
+def _globs_of(extension: str) -> Iterator[str]:
+    """Yield the globs that ``extension`` means. Raises UsageError for one that would match nothing."""
+    for name in (each.removeprefix(".") for each in alternatives(extension)):
+        if not _EXTENSION.fullmatch(name):
+            raise UsageError("Not an extension", repr(extension), "Write it as 'py' or '{ts,tsx}'.")
+        yield f"*.{name}"
+
+
 def _requested(
     workspace: Workspace, known: _Known, path: str, recursive: bool, extensions: Sequence[str] | None
 ) -> SourceRequest:
-    include = tuple(f"*.{extension.removeprefix('.')}" for extension in extensions or ())
+    include = tuple(glob for extension in extensions or () for glob in _globs_of(extension))
     exclude = () if recursive else (_FOLDERS,)
     if "://" in path:
         return SourceRequest(path, include=include, exclude=exclude)

@@ -85,9 +85,7 @@ class Build:
 
     @classmethod
     def detect(cls, environ: Variables, folder: str) -> Build:
-        """Detect the build from ``environ`` and the work tree around ``folder``. The CI system's commit takes
-        precedence.
-        """
+        """Detect the build from ``environ``, whose commit takes precedence, and the work tree around ``folder``."""
         build = cls._of_variables(environ)
         checked_out = head(folder)
         if checked_out is None:

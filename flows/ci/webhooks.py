@@ -42,11 +42,11 @@ from driftline.tasks.search.links import address_of
 log = logging.getLogger(__name__)
 
 DEBOUNCE_SECONDS = 1.0
-"""A push and the pull requests that it updates arrive together, and a burst of pushes needs one run."""
+"""Delay before a run: a push and the pull requests that it updates arrive together, and a burst needs one run."""
 KNOWN_DELIVERIES = 10_000
 """Number of remembered deliveries; replaying a forgotten one costs one listing of the refs of its repository."""
 MAX_WAITING = 1_000
-"""Indexes that may wait for a run."""
+"""Maximum number of indexes that may wait for a run."""
 ATTEMPTS = 3
 RETRY_SECONDS = 30.0
 """Delay before a run that failed because of the store or the host is retried; it doubles each time."""

@@ -75,7 +75,7 @@ _NARROW = 60
 _OBVIOUS_RANGE = re.compile(r"(?:; )?x>=[01](?:\.0)?(?=\])")
 _DEFAULT = re.compile(r"\[default: \((.*?)\)")
 _METAVARS = {"int": "N", "flo": "X"}
-"""Keyed by the beginning of a type's name; the rest depends on the version of typer."""
+"""Names of value types in help, keyed by the beginning of typer's type name, whose rest depends on typer's version."""
 
 
 _Formatter: Any = typer.Context.formatter_class

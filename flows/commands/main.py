@@ -35,7 +35,7 @@ from driftline.storage.errors import DriftlineError, OutOfMemory, StorageError, 
 from driftline.storage.globs import is_unicode
 
 ENOUGH_BYTES = 4 * 2**30
-"""Address space that Arrow, Lance and their threads reserve, mostly without using it."""
+"""Address space that Arrow, Lance and their threads reserve, though they use little of it."""
 _TEXTS = ("failed to map segment", "cannot allocate memory", "can't start new thread", "bad_alloc")
 FIX = "Raise or lift the limit (ulimit -v). To limit memory itself, use a control group, such as a container's."
 

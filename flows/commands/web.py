@@ -238,7 +238,7 @@ def _newest(
     from driftline.tasks.search.search import warm
 
     def prepare(found: Workspace) -> None:
-        for each in searches:  # none before the first copy
+        for each in searches:  # None before the first copy
             each.run(warm, found)
 
     if cache is None and not workspace.objects.is_local and "cache" not in search_settings():

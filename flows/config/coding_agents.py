@@ -214,12 +214,12 @@ def _has_other_users(file: str, scope: Scope, folder: Path, names: Sequence[str]
 
 
 def _restored(part: _Part, text: str, path: Path) -> str | None:
-    """Return ``text`` without ``part``: the backup if it differs by ``part`` alone; None to delete the file."""
+    """Return ``text`` without ``part``: the backup if only ``part`` was added to it. None means to delete the file."""
     present = part.present_in(text, path)
     if present is None:
         return text
     copy = _read(_backup_of(path))
-    with contextlib.suppress(UsageError):  # a copy that is not a configuration restores nothing
+    with contextlib.suppress(UsageError):  # a copy with an invalid configuration is not restored
         if copy is not None and copy != text and present.added_to(copy, path) == text:
             return copy
     after = present.removed_from(text, path)
@@ -279,7 +279,7 @@ def _like(text: str, given: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """The instructions between their marks."""
+    """The instructions, between their markers."""
 
     head: str
 
@@ -334,7 +334,7 @@ class _Entry:
         return "" if is_empty else after
 
     def _checked(self, before: dict[str, Any], after: str, entry: Any, path: Path) -> str:
-        """Return ``after``, unless it differs from the configuration ``before`` in more than the entry."""
+        """Return ``after``. Raises UsageError if it differs from the configuration ``before`` by more than it."""
         try:
             found = _parsed(after, path)
             is_right = _servers(found, self.key, path).get(NAME) == entry

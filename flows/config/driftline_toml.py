@@ -130,9 +130,7 @@ class ConfiguredFleet:
 
 @dataclass(frozen=True, slots=True)
 class WorkspacePart:
-    """The part of a source in a named workspace: everything below ``dir``, relative to the source; "" is the whole
-    source.
-    """
+    """The part of a source in a named workspace: everything below ``dir`` in the source, "" for all of it."""
 
     source: ConfiguredSource
     dir: str = ""
@@ -490,7 +488,8 @@ def _schedule(given: str | float | None) -> Schedule | None:
 
 
 def fleets_of(tables: Sequence[FleetTable]) -> tuple[ConfiguredFleet, ...]:
-    """Return the fleets that ``tables`` describe: each is a ``ConfiguredFleet.table`` from a configuration elsewhere.
+    """Return the fleets that ``tables`` describe. Each is the ``ConfiguredFleet.table`` of a configuration on another
+    machine.
 
     Raises UsageError.
     """

@@ -1,7 +1,7 @@
 """Read the settings of a memory store: YAML under ``settings.ltm``, and environment variables, which win.
 
-``${VAR}`` and ``${VAR:-default}`` are replaced anywhere in the file. Unknown keys are refused by name. Maintenance
-reads two of the settings, the catalog and the compaction threshold, but only if the workspace holds memory:
+``${VAR}`` and ``${VAR:-default}`` are replaced in the file and in arguments. Unknown keys are refused by name.
+Maintenance reads two of the settings, the catalog and the compaction threshold, but only if the workspace holds memory:
 ``DATABASE_URL`` belongs to the application, and an index without memory must not depend on it.
 """
 
@@ -195,7 +195,7 @@ def load_memory_configuration(
     for variable, keys in VARIABLES.items():
         if variables.get(variable) and variable not in without:
             found = merged(found, _nested(keys, variables[variable]))
-    found = merged(found, given)
+    found = merged(found, _resolve(given, variables, "an argument"))
     if "performance" in found:
         found["performance"] = nested_performance(found["performance"])
     try:

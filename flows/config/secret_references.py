@@ -1,6 +1,4 @@
-"""Resolve references to secrets: a configuration has ``${VARIABLE}`` or Prefect's ``block:NAME``, never the secret
-itself.
-"""
+"""Resolve references to secrets: configurations contain ``${VARIABLE}`` or Prefect's ``block:NAME``, not secrets."""
 
 from __future__ import annotations
 

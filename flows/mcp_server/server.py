@@ -137,9 +137,7 @@ class WorkspaceTools:
 
 
 def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
-    """Return the server of ``workspaces``, keyed by name. If there are several, each tool takes the name of one; the
-    first is the default.
-    """
+    """Return the server of ``workspaces``, keyed by name. With several, tools take a name (default: the first)."""
     has_memory = any(each.memory for each in workspaces.values())
     instructions = _INSTRUCTIONS + (_MEMORY_INSTRUCTIONS if has_memory else "")
     offered: dict[str, dict[str, Callable[..., Any]]] = {}

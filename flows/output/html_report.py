@@ -1,6 +1,4 @@
-"""Render ``driftline report``, a page about a workspace, as one HTML file that loads and runs nothing; draw its plots
-as SVG.
-"""
+"""Render ``driftline report``, one HTML file with SVG plots that loads and runs nothing."""
 
 from __future__ import annotations
 
@@ -101,7 +99,8 @@ _LEAST = 1000 * sys.float_info.min
 def line_plot(
     title: str, series: Sequence[Series], *, unit: str = "", steps: bool = False, even_one: bool = False
 ) -> str:
-    """Draw an ``<svg>`` of ``series`` over time, with the y axis from 0 up; "" without two moments, or ``even_one``.
+    """Draw an ``<svg>`` of ``series`` over time, with the y axis starting at 0. Returns "" for fewer than two moments,
+    unless ``even_one`` is set.
 
     Draws the finite points of the first ``MAX_SERIES`` series that have any. ``steps`` holds each value until the next
     point. The tooltip of a point shows its value.

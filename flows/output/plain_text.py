@@ -153,7 +153,7 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
 
 
 _SHOWN_WEAK = 3
-"""Hits to show if nothing answers a query well, each with only its best line."""
+"""Number of hits to show, each with only its best line, if nothing answers a query well."""
 
 
 def _no_good_match(count: int) -> str:
@@ -163,7 +163,7 @@ def _no_good_match(count: int) -> str:
 
 
 _SHOWN_VALUES = 12
-"""Values to show of each facet."""
+"""Number of values of each facet to show."""
 
 
 def _facets(result: Mapping[str, Any]) -> str:

@@ -317,7 +317,7 @@ def _records(table: Table) -> Iterator[Text]:
 
 
 def _harmless(part: Text | Table) -> Text | Table:
-    """Return ``part``, unless it contains unescaped control characters."""
+    """Return ``part`` with control characters escaped."""
     if isinstance(part, Text) and printable(part.plain) != part.plain:
         return Text(printable(part.plain), style=part.style)
     return part

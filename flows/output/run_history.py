@@ -189,9 +189,7 @@ class History:
         return sorted(series, key=lambda line: max(value for _, value in line.points), reverse=True)
 
     def measured(self, name: str, scale: float = 1.0) -> list[Series]:
-        """Return a figure measured at the end of compactions (``recall_at_10``, ``p50_seconds``, ``fragments``), by
-        tenant.
-        """
+        """Return a figure that compactions measure at their end, such as ``recall_at_10``, by tenant."""
         by_tenant: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
         for run in self.runs:
             for part in _parts(run) if run.kind == "compact" else ():

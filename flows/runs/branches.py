@@ -326,9 +326,7 @@ def _refuse_older(part: SourcePlan, known: BranchRecord, build: int | None, *, b
 
 
 def _decide(plan: IndexPlan, part: SourcePlan, known: BranchRecord | None) -> _Decision:
-    """Decide whether to recut a branch: yes, unless more documents differ from the current main index than from the
-    branch.
-    """
+    """Decide to recut a branch unless more documents differ from the current main index than from the branch."""
     workspace = plan.workspace
     if known is None:
         return _Decision(True, "cut from the main index")

@@ -59,9 +59,7 @@ class CleanupRequest:
     dry_run: bool = True
     run_retention_days: float = RUN_RETENTION.days
     full: bool = False
-    """List everything. Otherwise, this happens once a week, and between times only tenants whose leases indicate
-    garbage are listed.
-    """
+    """List everything, not only tenants whose leases indicate garbage; done automatically once a week."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     catalog_url: str | None = field(default=None, repr=False)
     """The memory catalog; default: the configured one, else the one in the workspace. Without it, blobs are kept."""
@@ -214,9 +212,7 @@ class _Cleanup:
         return (*deletion.deleted, *rest)
 
     def _survey(self) -> Survey:
-        """Survey all tenants, or only tenants that may hold garbage; note which objects would be garbage whatever their
-        age.
-        """
+        """Survey all tenants, or only tenants that may hold garbage; note the objects that are garbage at any age."""
         tenants = None if self._report.full else self._traces.suspects
         surveyed = survey(self._workspace, self._catalog, tenants)
         ever = find_orphans(
@@ -249,9 +245,7 @@ class _Cleanup:
         )
 
     def _delete(self, deletion: Deletion, fence: Fence) -> None:
-        """Delete the orphans, and the leases of deleted branches last: after a crash, a remaining lease shows that
-        garbage is left.
-        """
+        """Delete the orphans; leases of deleted branches last, because a remaining lease shows that garbage is left."""
         orphans = self._report.orphans
         self._progress.phase("deleting orphans", total=len(orphans))
         tenants = [Entity.of_directory(tenant) for tenant in self._traces.leases]
@@ -331,7 +325,7 @@ def _take(fence: Fence, surveyed: Survey, tenants: Iterable[Entity], sources: It
 def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orphan, ...]:
     """Return the orphans of ``second`` that are also in ``first``.
 
-    A superseded table is returned only if all its files are.
+    The files of a superseded table are returned only together.
     """
     first_paths = {orphan.path for orphan in first}
     growing = {

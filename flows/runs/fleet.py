@@ -61,7 +61,7 @@ from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.git.commits import branch_named, index_name
 
 CONCURRENT_LOOKUPS = 8
-"""Repositories to ask for their commit concurrently: each takes a git process, which mostly waits."""
+"""Number of repositories to ask for their commit concurrently: each takes a git process, which mostly waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class FleetPart:
 
     @property
     def problems(self) -> list[str]:
-        """The reasons why listings are incomplete, of pull requests as well, and the refused deletions."""
+        """The reasons for incomplete listings, also of pull requests, and the refused deletions."""
         found = [str(error) for error in (self.listing.failure, *self.refused) if error is not None]
         unlisted = sum(bool(each.pulls_problem) for each in self.repositories.values())
         if unlisted:
@@ -500,9 +500,7 @@ def _due(part: FleetPart, entities: set[str]) -> list[KnownRepository]:
 
 
 def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[str, str]:
-    """Return the entity of the repository at each URI. If two fleets list a repository, the entity that is already
-    indexed wins.
-    """
+    """Return the entity of the repository at each URI. If two fleets list one, the entity already indexed wins."""
     elsewhere = (each for other in others for each in other.repositories.values())
     found = {each.uri: each for each in elsewhere if each.uri and each.missed_since is None and not each.excluded}
     for part in parts:

@@ -31,7 +31,14 @@ from driftline.flows.runs.branches import delete_branch, enter_branch, leave_bra
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
 from driftline.flows.runs.segment_builds import SegmentBuilds, build_on
-from driftline.flows.runs.source_group import SOURCES_PER_SLOT, Outcome, SourceGroup, grouped, run_alone
+from driftline.flows.runs.source_group import (
+    FETCHES_AT_ONCE,
+    SOURCES_PER_SLOT,
+    Outcome,
+    SourceGroup,
+    grouped,
+    run_alone,
+)
 from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS, SourceRun
 from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.entities import Entity
@@ -120,10 +127,10 @@ log = logging.getLogger(__name__)
 
 
 def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
-    """Return ``plan`` with the claims of each source, and with the known sources that hold files of requested ones.
+    """Return ``plan`` with the claims of each source, and with the known sources that own files of requested sources.
 
-    Such sources are ``joined`` unless the plan stays ``alone``: the request includes their files. Raises CorruptFile,
-    StorageError.
+    Such sources are added as ``joined``, because the request includes their files, unless the plan stays ``alone``.
+    Raises CorruptFile, StorageError.
     """
     known = _known(plan)
     if known is None:
@@ -189,9 +196,7 @@ def _release(plan: IndexPlan, entity: Entity, claims: Sequence[Claim], run_id: s
 
 
 def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
-    """Remove a source whose folder, inside the folder of another source, no longer exists, unless many documents would
-    be deleted.
-    """
+    """Remove a source whose folder inside another source's folder is gone, unless it has many documents."""
     documents, _ = totals(plan.workspace.manifest(entity).read(columns=["lines", "reason"]))
     if documents > GUARDED_DELETIONS and plan.request.max_delete_fraction < 1:
         progress.message(f"The folder of {entity} is gone; the index keeps its {documents:,} documents.")
@@ -218,7 +223,7 @@ def _is_gone(record: SourceRecord) -> bool:
 
 
 def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[SourcePlan]:
-    """Return the known sources that hold files of a requested one."""
+    """Return the known sources that own files of a requested source."""
     neighbours, found = Neighbours(known), dict[Entity, SourcePlan]()
     for part in plan.sources:
         for entity in neighbours.at_or_below(part.record.uri):
@@ -266,11 +271,12 @@ def run_all(
     def execute(group: Sequence[SourceRun]) -> list[Outcome]:
         if len(group) == 1:
             return [(group[0], run_alone(group[0]))]
-        return SourceGroup(executor, shared, builds, committing).execute(group, may_wait=may_wait)
+        return SourceGroup(executor, shared, builds, committing, fetches).execute(group, may_wait=may_wait)
 
     at_once = SOURCES_PER_SLOT * executor.slots
     pool = ThreadPoolExecutor(at_once, thread_name_prefix="source")
-    with pool, more_readers(at_once * max(map(len, groups))):
+    fetches = ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="fetch")
+    with pool, fetches, more_readers(at_once * max(map(len, groups))):
         running: list[Future[list[Outcome]]] = []
         try:
             # Requests are counted per context, so each group needs its own.

@@ -117,8 +117,8 @@ class IndexRequest:
 class SourcePlan:
     """A source, its entity, the record to write about it, and the commit that git has checked out.
 
-    It leaves the files of ``claims`` to other sources. A ``joined`` source was not requested, but holds files of a
-    requested one. ``branch_cut`` says why the run cuts a branch, or does not; ``superseded`` is the former record of
+    It leaves the files of ``claims`` to other sources. A ``joined`` source was not requested, but owns files of a
+    requested source. ``branch_cut`` says why the run cuts a branch, or does not; ``superseded`` is the former record of
     the branch.
     """
 

@@ -37,7 +37,7 @@ from driftline.storage.workspace.workspace import Workspace
 ATTEMPTS = 3
 """Attempts to copy a snapshot, which a compaction of the original may invalidate, before the pull gives up."""
 THREADS = 4
-"""Files to fetch in parallel; each is held in memory, and may have about 100 MB."""
+"""Number of files to fetch in parallel; each is kept in memory, and may take about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,9 +337,7 @@ def _folder_of(objects: ObjectStore) -> Path:
 def open_copy(
     workspace: Workspace, *, max_bytes: int, warn: Callable[[str], None], progress: Progress | None = None
 ) -> Workspace:
-    """Open the copy of ``workspace``, or ``workspace`` itself; the source access policy is kept. Raises the errors of
-    ``follow``.
-    """
+    """Open the copy of ``workspace``, or itself, with its access policy. Raises the errors of ``follow``."""
     objects = workspace.objects
     location = follow(objects.uri, objects.storage_options, max_bytes=max_bytes, warn=warn, progress=progress)
     return (

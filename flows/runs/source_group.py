@@ -6,11 +6,14 @@ fragments, and the transaction, which commits all of them or none.
 
 from __future__ import annotations
 
+import contextvars
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.runs.executors import Executor
@@ -21,12 +24,17 @@ from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.objects.request_counts import phase
 from driftline.storage.workspace.workspace import marker_tokens
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, GroupResult, embed_group
-from driftline.tasks.indexing.commit import ChangeSet, Dissolved, Staged, commit_together
+from driftline.tasks.indexing.commit import ChangeSet, Dissolved, Staged, commit_together, publish_together
 
 GROUP_SOURCES = 32
-"""Sources that share a commit: each holds its lease until then, which a thread renews."""
+"""Maximum number of sources that share a commit. Until then, each holds its lease, which a thread renews."""
 SOURCES_PER_SLOT = 2
-"""Sources or groups that run concurrently for each slot of the executor: their coordinator mostly waits."""
+"""Number of sources or groups that run concurrently per slot of the executor: their coordinator mostly waits."""
+
+FETCHES_AT_ONCE = 8
+"""Repositories that all groups fetch concurrently: a fetch mostly waits for its host."""
+FETCHES_AHEAD = 8
+"""Repositories that a group fetches ahead of its scans: a small cache must not evict a mirror before it is read."""
 
 Outcome = tuple[SourceRun, DriftlineError | None]
 
@@ -54,7 +62,7 @@ def grouped(runs: Sequence[SourceRun], slots: int, *, together: bool) -> list[Se
 class SourceGroup:
     """Runs sources one after another, but embeds and commits small ones together; ``outcomes`` says how each ended.
 
-    Groups that run concurrently share ``committing``, a lock.
+    Groups that run concurrently share ``committing``, a lock, and ``fetches``, threads that fetch repositories.
     """
 
     def __init__(
@@ -63,20 +71,23 @@ class SourceGroup:
         progress: Progress,
         builds: SegmentBuilds,
         committing: AbstractContextManager[object],
+        fetches: ThreadPoolExecutor,
     ) -> None:
         self.outcomes: list[Outcome] = []
         self._executor, self._progress, self._builds, self._committing = executor, progress, builds, committing
+        self._fetches = fetches
         self._members: list[_Member] = []
         self._since = 0.0
 
     def execute(self, runs: Sequence[SourceRun], *, may_wait: bool) -> list[Outcome]:
-        """Run the sources. If it ``may_wait``, sources that other runs have leased are run last, waiting for one lease
-        at a time.
-        """
+        """Run the sources. If it ``may_wait``, sources that other runs have leased come last, one at a time."""
         held: list[SourceRun] = []
         marker_token = marker_tokens(runs[0].workspace, [run.entity for run in runs])
+        to_fetch = iter(runs if not self._executor.remote else ())  # workers elsewhere have mirrors of their own
         try:
+            self._fetch(islice(to_fetch, FETCHES_AHEAD))
             for run in runs:
+                self._fetch(islice(to_fetch, 1))
                 try:
                     self._begin(run, marker_token)
                 except LeaseHeld as error:
@@ -96,6 +107,11 @@ class SourceGroup:
                 raise
         self.outcomes += [(run, run_alone(run)) for run in held]
         return self.outcomes
+
+    def _fetch(self, runs: Iterable[SourceRun]) -> None:
+        for run in runs:
+            if run.has_remote:
+                self._fetches.submit(contextvars.copy_context().run, run.fetch)
 
     def _begin(self, run: SourceRun, marker_token: Callable[[Entity], int]) -> None:
         """Add a source to the group, or run it alone if it shares nothing. Raises the errors of its run."""
@@ -156,10 +172,14 @@ class SourceGroup:
                 if str(member.run.entity) not in ended:
                     self._fail(member, error)
         else:
-            for (member, part, changes), delta in zip(ready, staged, strict=True):
-                self._end(member, partial(_publish, member.run, part, changes, delta))
-            if ready:
-                self._builds.committed(members[0].run.owner, members[0].run.committer.table)
+            if not ready:
+                return
+            for (member, part, changes), failure in zip(ready, publish_together(staged), strict=True):
+                if failure is not None:
+                    self._fail(member, failure)
+                else:
+                    self._end(member, partial(_record, member.run, part, changes))
+            self._builds.committed(members[0].run.owner, members[0].run.committer.table)
 
     def _embed(self, members: Sequence[_Member]) -> GroupResult:
         batches = tuple(member.batch for member in members)
@@ -196,9 +216,7 @@ class SourceGroup:
         return run_stage(f"commit {title}", commit, lambda _: said, after=(f"embed {title}",))
 
     def _end(self, member: _Member, work: Callable[[], None]) -> None:
-        """Do the last ``work`` of a source, and release its lease. A failure is counted in the lease, because it may
-        leave garbage.
-        """
+        """Do the last ``work`` of a source, and release its lease, which counts failures: they may leave garbage."""
         failure: DriftlineError | None = None
         try:
             with member.lease:
@@ -224,8 +242,7 @@ def _start_again(run: SourceRun) -> None:
     run.complete()
 
 
-def _publish(run: SourceRun, result: BatchResult, changes: ChangeSet, staged: Staged) -> None:
-    run.committer.publish(staged)
+def _record(run: SourceRun, result: BatchResult, changes: ChangeSet) -> None:
     run.committed(result, changes)
     run.end(changes=changes)
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
@@ -25,7 +25,7 @@ from driftline.flows.runs.segment_builds import SegmentBuilds
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS, INSIDE, container_of
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, StorageError
+from driftline.storage.errors import CorruptFile, DeletionRefused, DriftlineError, LeaseLost, StorageError
 from driftline.storage.leases.lease import Lease, look
 from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
@@ -35,7 +35,8 @@ from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import acquire_source
 from driftline.tasks.embedding.task_context import Stopwatch
 from driftline.tasks.extraction.archives import without_opened
-from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK, current_marks
+from driftline.tasks.extraction.extractor import current_marks
+from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.commit import ChangeSet, Committer, remove_strays, settle
 from driftline.tasks.indexing.rows import Donations, find_donations, only
@@ -148,6 +149,20 @@ class SourceRun:
             self._begin(stack, request.wait_seconds)
             self.complete()
 
+    @property
+    def has_remote(self) -> bool:
+        """Return whether the run reads a mirror, which it fetches first."""
+        source = self._source.source
+        return isinstance(source, RepositorySource) and not source.tree.remote.is_local
+
+    def fetch(self) -> None:
+        """Fetch the commit of a changed repository ahead of ``begin``, which reports a failure."""
+        source = self._source.source
+        if isinstance(source, RepositorySource):
+            with suppress(DriftlineError):
+                if not self._is_unchanged():
+                    source.tree.mirror.ensure(source.tree.known_commit)
+
     def begin(self, stack: ExitStack, marker_token: Callable[[Entity], int]) -> bool:
         """Take the lease without waiting for it, and scan; ``stack`` releases it. Return False at once if the source is
         unchanged.
@@ -172,8 +187,10 @@ class SourceRun:
         with self._timed("settle"):
             self.indexes_lag = lease.taken_over
             self.indexes_lag |= settle(workspace, entity, lease) > 0
-            self._narrow(lease.token)
-            record = replace(self._source.record, reached=self._reached_before())
+            before = self._record_before()
+            self._narrow(before, lease.token)
+            reached = (before.commit or before.reached) if before else None
+            record = replace(self._source.record, reached=reached)
             workspace.bind_source(entity, record)
             table = workspace.lines(entity, self._plan.model.fingerprint)
             committer = Committer(workspace, entity, lease, self._run_id, table, self._plan.model.dim)
@@ -220,9 +237,7 @@ class SourceRun:
         return len(changes) > BATCH_DOCUMENTS // 4 or (pc.sum(changes["size_bytes"]).as_py() or 0) > BATCH_BYTES // 4
 
     def shared_batch(self) -> BatchSpec | None:
-        """Return the changes as a batch to embed and commit together with other sources; None if ``complete`` must be
-        called instead.
-        """
+        """Return the changes as a batch to commit with other sources; None if ``complete`` must be called instead."""
         changes = self._work.changes
         deleted = sum(len(scan.diff.deleted) for scan in self._work.scans)
         if not len(changes) or self.has_much_to_do() or deleted > GUARDED_DELETIONS or self._plan.replaces is not None:
@@ -265,17 +280,10 @@ class SourceRun:
             return RepositoryAtCommit.look(source.source, rules)
         return WorkTreeAtCommit.look(source.source.uri, rules) if source.source.is_local else None
 
-    def _last_commit(self) -> IndexedCommit | None:
-        """Return the commit that the index matched exactly after the last run of the source."""
+    def _record_before(self) -> SourceRecord | None:
+        """Return the record of the last run, unless it was of another location."""
         known = self._plan.workspace.readable_source(self._source.entity)
-        return known.commit if known is not None and known.same_location(self._source.record) else None
-
-    def _reached_before(self) -> IndexedCommit | None:
-        """Return the last commit that the index is known to have matched exactly, even if it was updated since."""
-        known = self._plan.workspace.readable_source(self._source.entity)
-        return (
-            (known.commit or known.reached) if known is not None and known.same_location(self._source.record) else None
-        )
+        return known if known is not None and known.same_location(self._source.record) else None
 
     def _reached(self, token: int, batch: int, before: IndexedCommit | None) -> IndexedCommit | None:
         """Return the commit and the manifest's revision to record at the end of a run with ``batch`` batches."""
@@ -287,6 +295,8 @@ class SourceRun:
 
     def _is_unchanged(self) -> bool:
         """Return whether the index is at the commit of the repository, so that the run needs no lease."""
+        if not isinstance(self._source.source, RepositorySource):  # a work tree would cost several processes of git
+            return False
         at = self._inspect_commit()
         known = self._plan.workspace.readable_source(self.entity)
         if not isinstance(at, RepositoryAtCommit) or known is None or known.uri != self._source.record.uri:
@@ -301,8 +311,8 @@ class SourceRun:
         self.report.revision = revision(lease.token + 1, 0)  # as a run reports that took the lease and found nothing
         return True
 
-    def _narrow(self, token: int | None = None) -> None:
-        """Restrict the scan to the paths of the request, or to paths changed since the last indexed commit."""
+    def _narrow(self, before: SourceRecord | None, token: int | None = None) -> None:
+        """Restrict the scan to the paths of the request, or to paths changed since the commit of the record before."""
         if self._plan.request.paths is not None and not self._source.joined:
             self._only = self._plan.request.paths
             return
@@ -312,16 +322,14 @@ class SourceRun:
         if self._work_tree is None:
             self.report.full_scan_reason = "--full" if self._source.commit else "git cannot list the changes"
             return
-        last = self._last_commit()
+        last = before.commit if before is not None else None
         changes = self._work_tree.changes_since(last, token)
         self._only, self.report.full_scan_reason = changes.paths, changes.why
         self.report.commit = self._work_tree.commit_id
         self.report.base = last.id if last is not None and changes.paths is not None else None
 
     def _is_complete(self, scans: Iterable[ScanResult]) -> bool:
-        """Return whether every scanned file is indexed or permanently skipped, so that only a change needs another
-        scan.
-        """
+        """Return whether every scanned file is indexed or permanently skipped, until it changes."""
         return all(scan.complete for scan in scans) and not any(reason in _PASSING for _, reason in self.report.skipped)
 
     # -- scan --------------------------------------------------------------------------------
@@ -602,9 +610,7 @@ class SourceRun:
         return totals(self._plan.workspace.manifest(self._source.entity).read(columns=["lines", "reason"]))
 
     def _count_deltas(self, lease: Lease | None) -> None:
-        """Count the deltas, and fold them under ``lease`` if they are many but small, because a compaction may not be
-        scheduled.
-        """
+        """Count the deltas, and fold many small ones under ``lease``, as there may be no scheduled compaction."""
         documents = self._plan.workspace.manifest(self._source.entity)
         log = documents.log()
         deltas = len(log.deltas)
@@ -622,7 +628,7 @@ class SourceRun:
             )
 
     def _dry_run(self) -> None:
-        self._narrow()
+        self._narrow(self._record_before())
         scans = self._scan()
         changes = pa.concat_tables([t for scan in scans for t in (scan.diff.new, scan.diff.candidates)])
         for result in self._executor.map(embed_batch, self._batches(changes, dry_run=True)):
@@ -644,9 +650,7 @@ class SourceRun:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Defer a first Ctrl-C or SIGTERM until the block ends, so that its commits are recorded. A second one takes effect
-    at once.
-    """
+    """Defer a first Ctrl-C or SIGTERM until the block ends, so that its commits are recorded, but not a second one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

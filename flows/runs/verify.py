@@ -124,9 +124,7 @@ def _id_of_memory(workspace: Workspace, catalog_url: str | None) -> str | None:
 def _verify(
     workspace: Workspace, at_hand: CatalogAtHand, request: VerifyRequest, progress: Progress, *, had_catalog: bool
 ) -> VerifyReport:
-    """Verify a workspace. ``had_catalog`` says whether the workspace had recorded a catalog before ``at_hand`` was
-    opened.
-    """
+    """Verify a workspace. ``had_catalog``: whether it had recorded a catalog before ``at_hand`` was opened."""
     started, catalog = time.monotonic(), at_hand.catalog
     report = VerifyReport(new_ulid(), workspace.objects.uri)
 
@@ -139,7 +137,7 @@ def _verify(
         if catalog is not None:
             catalog.check(workspace.config.workspace_id)
         if catalog is None and not had_catalog and workspace.objects.head(CATALOG_RECORD) is not None:
-            verification.busy.append("the memory")  # a store has created it since the lookup
+            verification.busy.append("the memory")  # a memory store has created it in the meantime
             return verification
         problem = at_hand.problem(workspace)
         if problem is not None:

@@ -135,7 +135,7 @@ class Watcher:
             except FileNotFoundError:
                 is_lost = True
             except (OSError, WatchfilesRustInternalError) as error:
-                # The limit of inotify, or a name that is not UTF-8, whose file is never indexed.
+                # The limit of inotify is reached, or a name is not UTF-8; such files are never indexed.
                 if is_lost and not is_reported:
                     log.warning("the changes in %s are not reported, so everything is compared often: %s", root, error)
                     is_reported = True

@@ -105,7 +105,7 @@ def show_fleets(result: dict[str, Any]) -> None:
 def page_of_run(run_id: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the link of a run on the page of the web server that $DRIFTLINE_SERVER names.
 
-    Returns None if it names no usable one.
+    Returns None if the variable has no usable URL.
     """
     try:
         parts = urlsplit(environ.get(SERVER_VARIABLE, ""))

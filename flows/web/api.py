@@ -166,7 +166,7 @@ def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
 
 MAX_QUERY_CHARACTERS = 2_000
 MAX_EXCERPT_LINES = 500
-"""Lines on each side of the requested one."""
+"""Maximum number of lines on each side of the requested line."""
 MAX_NAME_CHARACTERS = 4_096
 MAX_LINE_NUMBER = 2**31 - 1
 MAX_DOCUMENTS = 1_000
@@ -178,7 +178,7 @@ HOME_SECONDS = 10.0
 FOLDERS_SECONDS = 60.0
 LISTING_SECONDS = 10.0
 MAX_ENTRIES = 1_000
-"""Folders and documents of a folder to show."""
+"""Maximum number of folders and documents of a folder to show."""
 
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
 _ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"

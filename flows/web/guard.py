@@ -114,9 +114,7 @@ _FOR_SCRIPTS = {"Access-Control-Expose-Headers": "ETag, Link, Retry-After, X-Req
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Pass to ``app`` authorized requests that name one of ``addresses`` (host:port) and do not come from a foreign
-    page.
-    """
+    """Pass authorized requests to ``app`` that name one of ``addresses`` (host:port), and not from a foreign page."""
 
     app: ASGIApp
     addresses: Collection[str]

@@ -41,7 +41,7 @@ def colour_styles() -> str:
     """Return the style sheet of the colours, light and dark."""
     light = HtmlFormatter(style="xcode").get_style_defs(".code")
     dark = HtmlFormatter(style="github-dark").get_style_defs(".code")
-    quiet = ".code .sd { color: var(--dim); }"  # prose must not outshine the code
+    quiet = ".code .sd { color: var(--dim); }"  # prose must not stand out more than code
     return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n{quiet}\n"
 
 
@@ -53,6 +53,8 @@ def coloured(path: str, lines: Sequence[str], query: str = "", matches: Sequence
     if begins_in_string(path, lines):
         # The lexer needs the quotes that the lines lack.
         return coloured(path, ['"""', *lines], query, [(), *matches] if matches else ())[1:]
+    if quotes := open_quotes(path, lines):  # the lexer takes an unfinished docstring for an ordinary string
+        return coloured(path, [*lines, quotes], query, [*matches, ()] if matches else ())[:-1]
     short = [_cut(line) for line in lines]
     text = "\n".join(short)
     if len(text) <= MAX_COLOURED_CHARACTERS:
@@ -96,6 +98,19 @@ def begins_in_string(path: str, lines: Sequence[str]) -> bool:
             return _BEFORE_STRING.search(left.rstrip()) is None
         before = line.strip() or before
     return False
+
+
+def open_quotes(path: str, lines: Sequence[str]) -> str:
+    """Return the triple quotes that end the string in which lines of Python seem to end, "" outside of strings.
+
+    Examples:
+        >>> open_quotes("a.py", ["def f():", "    '''Renew", "    the lease."])
+        "'''"
+        >>> open_quotes("a.py", ["def f():", "    '''Renew the lease.'''"])
+        ''
+    """
+    found = [quotes for line in lines for quotes in _QUOTES.findall(line)] if path.endswith((".py", ".pyi")) else []
+    return found[-1] if len(found) % 2 else ""
 
 
 def _characters(tokens: Sequence[_Token]) -> int:
@@ -146,7 +161,7 @@ _MARK = ("Mark",)
 
 
 def _in_text(lines: Sequence[str], matches: Sequence[Spans]) -> Iterator[tuple[int, int]]:
-    """Yield ``matches`` as ranges of the joined lines, in order and apart from each other."""
+    """Yield ``matches`` as ranges of the joined lines, in order and without overlaps."""
     start = last = 0
     for line, spans in zip(lines, matches, strict=True):
         for begin, end in spans:

@@ -60,9 +60,7 @@ class Metrics:
         )
 
     def text(self, index: IndexMetrics | None) -> bytes:
-        """Return the metrics in Prometheus' text format, including the figures of the ``index`` and of the process if
-        the caller may see them.
-        """
+        """Return the metrics as Prometheus text, with figures of ``index`` and process if they may be seen."""
         found = generate_latest(self.registry)
         if index is None:
             return found
@@ -124,7 +122,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Tracer(Protocol):
-    """Create a span for a request; ``tracer`` returns such a function."""
+    """The type of the function from ``tracer``, which creates a span for a request."""
 
     def __call__(self, scope: Scope) -> Any: ...
 

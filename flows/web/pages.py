@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 MAX_FACETS = 12
 MAX_PAGE_LINES = 2_500
-"""Lines of a document on each side of the requested one."""
+"""Number of lines of a document to show on each side of the requested line."""
 _FOLDER = "driftline.flows.web"
 _OF_EVERY_PAGE = ("n_lines", "facets")
 _MOST = int((OPTIONS["top_k"].served or (0, 0))[1])
-"""Number of results on a page that shows more."""
+"""Number of results to which a page links if there are more."""
 _TITLES = {"sources": "Source", "languages": "Language", "kinds": "Kind", "dirs": "Directory", "tests": "Tests"}
 
 
@@ -204,7 +204,7 @@ def _instead(request: SearchRequest, question: Question) -> Iterator[tuple[str, 
     if any(name not in ("mode", "top_k", *_OF_EVERY_PAGE) for name in request.given()):
         yield "without filters", search_link(plain)
     words = " ".join(re.findall(r"\w+", question.text))
-    if not question.is_plain and words:
+    if not question.is_plain and words and (question.words or question.terms):
         yield "by the words alone", search_link(SearchRequest(words))
 
 
@@ -247,15 +247,19 @@ def _by_file(
         link = document_link(hit.source, hit.path, hit.line, branch)
         path = f"{folders.get(hit.source, '')}/{hit.path}".removeprefix("/")
         file = found.setdefault((hit.source, hit.path), {"source": hit.source, "path": path, "link": link, "hits": []})
-        lines = _numbered(hit.path, hit.start_line, hit.context, question.words, question.terms.spans(hit.context))
         end = hit.symbol_end - hit.start_line + 1 if hit.symbol_end is not None else None
         first, last = _snippet(hit.context, hit.line - hit.start_line, end)
-        file["hits"].append({"link": link, "hit": hit, "lines": lines[first:last]})
+        read = max(0, first - _READ_BEFORE)
+        context = hit.context[read:last]
+        lines = _numbered(hit.path, hit.start_line + read, context, question.words, question.terms.spans(context))
+        file["hits"].append({"link": link, "hit": hit, "lines": lines[first - read :]})
     return list(found.values())
 
 
 _BEFORE, _AFTER = 4, 8
 """Lines of a snippet around the best one."""
+_READ_BEFORE = 8
+"""Lines before a snippet that are coloured with it, for strings and comments that begin there."""
 
 
 def _snippet(lines: Sequence[str], best: int, end: int | None = None) -> tuple[int, int]:

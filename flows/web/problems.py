@@ -76,9 +76,7 @@ class Problem(JsonAnswer):
 
 
 def status_of(error: DriftlineError) -> int:
-    """Return 404 for missing data, 400 for other errors that the client can fix, 503 for errors that only the owner can
-    fix.
-    """
+    """Return 404 for missing data, 400 for other errors of the client, 503 for errors that only the owner can fix."""
     if isinstance(error, NotIndexed):
         return NOT_FOUND
     return BAD_REQUEST if isinstance(error, UsageError) and not isinstance(error, _OF_THE_SERVER) else UNAVAILABLE
@@ -106,8 +104,7 @@ async def only_known_parameters(request: Request) -> None:
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
-            advice = nearest_name(name, known) if known else "It has none."
-            raise UsageError(f"Unknown parameter {name[:100]!r}", request.url.path, advice)
+            raise UsageError(f"Unknown parameter {name[:100]!r}", request.url.path, nearest_name(name, known))
 
 
 def wrong_parameters(errors: Sequence[Any]) -> UsageError:

@@ -70,7 +70,7 @@ from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.request import MEMORY_OPTIONS, SearchRequest, options_in
 
 _AROUND = 4
-"""Lines of context on each side of a hit."""
+"""Number of lines of context on each side of a hit."""
 _SIMILAR = 5
 """Number of lines to show that resemble the line at which a document is opened."""
 _OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("n_lines", "facets")}

@@ -26,6 +26,7 @@ from driftline.storage.deltas.parquet_files import (
     Footer,
     Keys,
     Layout,
+    conformed,
 )
 from driftline.storage.errors import AlreadyExists, ObjectNotFound, PreconditionFailed, StorageError, UsageError
 from driftline.storage.layout import BASE, delta_name, is_delta
@@ -71,7 +72,7 @@ MAX_FOLD_BYTES = 96 * 1024 * 1024
 """Compressed size of the deltas folded at once, about 1.5 million documents, which bounds memory."""
 READ_ATTEMPTS = 5
 READ_THREADS = 4
-"""Deltas in a bucket to open in parallel, because each costs a round trip."""
+"""Number of deltas in a bucket to open in parallel, because each takes a round trip."""
 
 ADD, REMOVE = "add", "remove"
 
@@ -136,8 +137,7 @@ class DeltaIndex:
     def encode(self, rows: pa.Table) -> bytes:
         """Encode ``rows`` as a delta, sorted by key, then by descending ``rev``."""
         writer = FileWriter(self.layout, self.encoding)
-        table = rows.select(self.file_schema.names).cast(self.file_schema)
-        writer.write(table.sort_by([(self.key, "ascending"), ("rev", "descending")]))
+        writer.write(conformed(rows, self.file_schema).sort_by([(self.key, "ascending"), ("rev", "descending")]))
         return writer.finish(Footer(kind=self.layout.kind))
 
     def changes(self, op: str, rev: int, values: pa.Table, *, now: datetime) -> pa.Table:
@@ -147,7 +147,7 @@ class DeltaIndex:
         columns = [by_name.get(f.name, pa.nulls(n, f.type)) for f in self.schema]
         stamp = pa.scalar(now, self.file_schema.field("written").type)
         heads = [pa.repeat(pa.scalar(op), n), pa.repeat(pa.scalar(rev, pa.int64()), n), pa.repeat(stamp, n)]
-        return pa.table([*heads, *columns], names=self.file_schema.names).cast(self.file_schema)
+        return conformed(pa.table([*heads, *columns], names=self.file_schema.names), self.file_schema)
 
     def append(self, ulid: str, rows: pa.Table) -> str:
         """Publish ``rows`` as one immutable delta and return its name; idempotent for the same ``ulid``."""

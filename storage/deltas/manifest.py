@@ -63,18 +63,18 @@ class Manifest(DeltaIndex):
     def stage(self, batch: BatchId, rows: pa.Table) -> bytes:
         """Write the delta of a commit under a name that readers ignore, and return the bytes written."""
         data = self.encode(rows)
-        self.objects.create(self._staged_path(batch), data)
+        self.objects.create(self.staged_path(batch), data)
         return data
 
     def publish_staged(self, batch: BatchId, data: bytes | None = None) -> None:
         """Publish a staged delta, then remove the staged file; idempotent."""
-        content = self.objects.get(self._staged_path(batch)) if data is None else data
+        content = self.objects.get(self.staged_path(batch)) if data is None else data
         self.publish(derived_ulid(batch.run_id, batch.batch), content)
         self.discard_staged([batch])
 
     def discard_staged(self, batches: Iterable[BatchId]) -> None:
         """Remove staged deltas."""
-        self.objects.delete([self._staged_path(batch) for batch in batches])
+        self.objects.delete([self.staged_path(batch) for batch in batches])
 
     def staged(self) -> list[BatchId]:
         """Return the existing staged deltas, in the order of their commits."""
@@ -85,7 +85,8 @@ class Manifest(DeltaIndex):
         """Like ``snapshot``, with staged deltas. Raises ObjectNotFound if one was published in the meantime."""
         return self.snapshot([staged_name(batch.run_id, batch.batch) for batch in staged])
 
-    def _staged_path(self, batch: BatchId) -> str:
+    def staged_path(self, batch: BatchId) -> str:
+        """Return the path of a staged delta."""
         return self._path(staged_name(batch.run_id, batch.batch))
 
 

@@ -56,7 +56,7 @@ class Keys:
         return self.ranges == (("", None),)
 
     def may_lie_between(self, first: str, last: str) -> bool:
-        """Return whether a range may include a key of ``first <= key <= last``; bounds that are too wide only cost a
+        """Return whether a range may include a key from ``first`` to ``last``; bounds that are too wide only cost a
         read.
         """
         position = bisect_right(self.ranges, last, key=lambda r: r[0])
@@ -118,7 +118,7 @@ FORMAT_VERSION = 1
 """The version of the file format. A file of a newer version is refused."""
 ROW_GROUP_ROWS = 122_880
 GROUPS_PER_READ = 4
-"""Row groups to decode in parallel: enough to use all cores, few enough to bound memory."""
+"""Number of row groups to decode in parallel: enough to use all cores, few enough to bound memory."""
 MIN_ROWS_FOR_THREADS = 10_000
 """Decode columns of fewer rows in sequence, because handing them to threads takes longer."""
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]
@@ -164,6 +164,11 @@ class Encoding:
 DEFAULT_ENCODING = Encoding()
 
 
+def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return ``rows`` with exactly ``schema``. A cast that changes nothing takes as long as writing a small table."""
+    return rows if rows.schema.equals(schema) else rows.select(schema.names).cast(schema)
+
+
 class FileWriter:
     """Write rows of ``file_schema``, sorted by key, into a buffer, in full row groups."""
 
@@ -197,7 +202,7 @@ class FileWriter:
     def _flush(self, count: int) -> None:
         if not count:
             return
-        table = pa.concat_tables(self._pending).cast(self._schema)
+        table = conformed(pa.concat_tables(self._pending), self._schema)
         self._writer.write_table(table[:count], row_group_size=self._group)
         self._pending, self._pending_rows = [table[count:]], len(table) - count
 

@@ -172,9 +172,7 @@ class _Judge:
 
 
 def _turn(name: Name, reason: Reason) -> int:
-    """Return the position in the order of deletion: in a superseded table, the hint and the versions precede their
-    files.
-    """
+    """Return the position in the order of deletion: in superseded tables, hint and versions precede their files."""
     if reason is Reason.NO_BRANCH and name.rest.startswith("_refs/"):
         return 0  # Lance must forget the branch before its files are deleted
     if reason is not Reason.SUPERSEDED:

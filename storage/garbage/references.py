@@ -133,9 +133,7 @@ def _branches(
 
 
 def _names_by_kind(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> NamesByKind:
-    """Group the listed names by kind and folder. Raises CorruptFile for an empty table version or a damaged source
-    record.
-    """
+    """Group names by kind and folder. Raises CorruptFile for an empty table version or a damaged source record."""
     names_by_kind: NamesByKind = defaultdict(lambda: defaultdict(list))
     for info, name in listing:
         names_by_kind[name.kind][name.directory].append(name.rest)
@@ -223,9 +221,7 @@ def _folded(index: DeltaIndex, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _memory(workspace: Workspace, catalog: Catalog) -> tuple[frozenset[str], dict[str, datetime]]:
-    """Return the blobs that entries refer to, and the retired blobs. Read after the listing, so that no live blob is
-    missed.
-    """
+    """Return the blobs of entries, and the retired blobs; read after the listing, so that no live blob is missed."""
     catalog.check(workspace.config.workspace_id)
     return catalog.read(blob_references)
 

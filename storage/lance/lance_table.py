@@ -47,14 +47,10 @@ COMMIT_ATTEMPTS = 20
 VECTOR_TYPE = pa.float16()
 """The type of stored vectors: half the space of float32, with the same top ten results (decision 0002)."""
 INDEX_CACHE_BYTES = 2 * 2**30
-"""Size of Lance's cache of indexes. A vector index takes 46 bytes per line, and searches are ten times faster with the
-index in memory.
-"""
+"""Size of Lance's cache of indexes: 46 bytes per line for vectors, which makes searches ten times faster."""
 METADATA_CACHE_BYTES = 256 * 2**20
 READS_AT_ONCE = 256
-"""Number of reads of a bucket that Lance runs in parallel. With Lance's default of 64, a search reads its candidates in
-several rounds.
-"""
+"""Parallel reads of a bucket. With Lance's default of 64, a search reads its candidates in several rounds."""
 ADDRESS_BITS = 32
 """The address of a row is its fragment's id, followed by its offset in this many bits."""
 

@@ -31,7 +31,7 @@ class ProcessDied(CorruptFile):
 
 
 class OtherProcess:
-    """A process that runs up to ``threads`` functions in parallel, and that ends with this process in any case.
+    """A process that runs up to ``threads`` functions in parallel; it ends at the latest with this process.
 
     It first calls the function ``begin``, ``module:name``. It does not use ``multiprocessing``, which would import the
     caller's main program again.
@@ -66,9 +66,7 @@ class OtherProcess:
         *args: _Parameters.args,
         **kwargs: _Parameters.kwargs,
     ) -> _Result:
-        """Run ``function`` there, and return or raise its outcome. Raises ProcessDied, and TimeoutError after
-        ``seconds``.
-        """
+        """Run ``function`` there, and return its result or raise its error. Raises ProcessDied, TimeoutError."""
         answer: Future[_Result] = Future()
         data = pickle.dumps((function, args, kwargs))
         with self._lock:

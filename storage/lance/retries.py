@@ -45,9 +45,7 @@ def write_failed(what: str, where: str, error: BaseException) -> DriftlineError:
 
 
 def read_failed(what: str, where: str, error: BaseException, fix: str = REPAIR) -> DriftlineError:
-    """Return ``error`` of a read as AccessDenied or StorageError if the store is to blame, else as CorruptFile, which
-    suggests ``fix``.
-    """
+    """Return ``error`` of a read as AccessDenied, as StorageError if the store failed, or as CorruptFile."""
     if is_refusal(error):
         return _refused(what, where, error)
     what = f"{what} ({first_line(error)})"
@@ -157,9 +155,7 @@ _UNUSABLE: dict[tuple[str, int], None] = {}
 
 @contextmanager
 def without_panic(where: str = "") -> Iterator[None]:
-    """Translate a panic of native code, which no ``except Exception`` catches, into CorruptFile; also works as a
-    decorator.
-    """
+    """Translate a panic of native code, which ``except Exception`` misses, into CorruptFile; also a decorator."""
     try:
         yield
     except BaseException as error:
@@ -224,9 +220,7 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
 
 
 def _read_all(fragment: LanceFragment) -> None:
-    """Read all columns together, because a page of any column may be damaged, and a row of each column separately, as
-    searches do.
-    """
+    """Read all columns together, since any page may be damaged, and a row of each column separately, as searches do."""
     for _ in fragment.to_batches():
         pass
     for name in fragment.schema.names:

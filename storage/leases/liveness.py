@@ -204,9 +204,7 @@ class ProcessIdentity:
         return self.boot_id == _boot_id() and self.start_time != "" and _start_time(self.pid) == self.start_time
 
     def _has_left_its_pid(self) -> bool:
-        """Return whether the pid provably belongs to no process or to another process. A process that is not visible
-        may still run.
-        """
+        """Return whether the pid provably belongs to no process or another one; an invisible one may still run."""
         if self.boot_id != _boot_id():
             return False
         found = _start_time(self.pid)

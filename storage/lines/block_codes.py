@@ -8,7 +8,7 @@ rotation: the dimensions of static models are similar enough.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from threading import Lock
@@ -130,6 +130,24 @@ class BlockCodes:
         best = np.argsort(-cosines, kind="stable")[:limit]
         return self.rows[at[best]], cosines[best]
 
+    def nearest_in(
+        self, parts: Sequence[BlockCodes], vector: NDArray[np.float32], limit: int
+    ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.float32]]]:
+        """Yield the rows and cosines of ``nearest`` of the blocks in each of ``parts``, which these codes join."""
+        numbers, cosines = self.nearest(vector, limit)
+        first = 0
+        for each in parts:
+            own = (numbers >= first) & (numbers < first + len(each))
+            yield each.rows[(numbers[own] - np.uint64(first)).astype(np.intp)], cosines[own]
+            first += len(each)
+
+
+def join(parts: Sequence[BlockCodes]) -> BlockCodes:
+    """Return the codes of all ``parts``, some of which have blocks, numbered from 0 on instead of by row."""
+    some = [each for each in parts if len(each)]  # those of an empty table have no width
+    signs, large = (np.concatenate([getattr(each, name) for each in some], axis=1) for name in ("signs", "large"))
+    return BlockCodes(np.arange(signs.shape[1], dtype=np.uint64), signs, large, {})
+
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
@@ -175,9 +193,7 @@ _CODES: LRUCache[str, BlockCodes] = LRUCache(512 * 2**20, lambda codes: codes.nb
 """For each table and each branch of a table, the codes of the last version that this process has searched."""
 _ONE_AT_A_TIME = Lock()
 _READING: defaultdict[str, Lock] = defaultdict(Lock)
-"""A lock for each table, held while codes of the table or of one of its branches are read: most of the codes are the
-same for all of them.
-"""
+"""A lock for each table: its branches share most codes, so only one of them should read."""
 
 
 def codes_of(dataset: LanceDataset, read: _Read, announce: Callable[[Sequence[LanceFragment]], None]) -> BlockCodes:

@@ -95,9 +95,7 @@ MAX_UNINDEXED_TEXT_ROWS = 1_000
 A search cuts the text of unindexed rows into words: a millisecond for a thousand rows. A segment of this size takes 10
 ms to build."""
 MAX_UNINDEXED_TEXT_ROWS_OF_BRANCH = 100
-"""The same limit for a branch: one search may read many branches, each with its own unindexed rows in addition to those
-of the main index.
-"""
+"""The same limit for a branch: one search may read many branches, each with its own unindexed rows."""
 
 
 def _most_unindexed(table: LineTable, name: str) -> int:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 COUNTS = pa.schema([("entity", pa.string()), ("path", pa.string()), ("hash", pa.string()), ("rows", pa.int64())])
 MERGE_ROWS = 1_000_000
-"""Partial counts to collect before a merge."""
+"""Number of partial counts to collect before a merge."""
 IDS_AT_ONCE = 32_000_000
-"""Ids to compare in one pass, 256 MB; more ids take several passes."""
+"""Number of ids to compare in one pass, in 256 MB; more ids take several passes."""
 MAX_REPEATED = 10_000
 """Maximum number of repeated ids to look up; if there are more, many documents are affected anyway."""
 LOOKUP_IDS = 1_000

@@ -27,7 +27,7 @@ from driftline.storage.errors import UsageError
 from driftline.storage.lance.lance_table import TableFile, data_file, is_one_of, quote
 from driftline.storage.lance.retries import with_indexes
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
-from driftline.storage.lines.block_codes import BlockCodes, codes_of
+from driftline.storage.lines.block_codes import BlockCodes, codes_of, join
 from driftline.storage.lines.commit_marker import no_lines
 from driftline.storage.lines.indexes import TEXT
 from driftline.storage.lines.line_filter import LineFilter
@@ -541,9 +541,7 @@ class LineQuery:
 
     @once
     def _kept_blocks(self) -> pa.Table | None:
-        """All allowed blocks, keyed by row, if they are few; None until blocks read one by one have taken as long as
-        reading all.
-        """
+        """All allowed blocks, keyed by row, if they are few, and once it pays to read them all; else None."""
         if not self.table.is_local:
             return None
         with _FILTERED_AT_ONCE:
@@ -576,8 +574,7 @@ class LineQuery:
         if limit == 0 or not vector.any() or not len(codes := self._codes):
             return NOTHING
         if self.sql is not None:
-            allowed = _known(_ALLOWED_CODES, self._filtered, lambda: codes.among(_is_in(codes.rows, self._allowed)))
-            return Scored(*allowed.nearest(vector, limit)) if len(allowed) else NOTHING
+            return Scored(*allowed.nearest(vector, limit)) if len(allowed := self._allowed_codes) else NOTHING
         fetch = limit
         while True:
             rows, cosines = codes.nearest(vector, fetch)
@@ -585,6 +582,13 @@ class LineQuery:
             if np.count_nonzero(held) >= limit or fetch >= len(codes):
                 return Scored(rows[held][:limit], cosines[held][:limit])
             fetch *= 4
+
+    @once
+    def _allowed_codes(self) -> BlockCodes:
+        def read() -> BlockCodes:
+            return self._codes.among(_is_in(self._codes.rows, self._allowed))
+
+        return _known(_ALLOWED_CODES, self._filtered, read)
 
     @once
     def _codes(self) -> BlockCodes:
@@ -713,9 +717,7 @@ class LineQuery:
         return {line: known[block] for line, block in blocks if block in known}
 
     def _matching_afterwards(self, search: Any, limit: int, fetch: int) -> Scored:
-        """Like ``_matching``, but search all blocks, and filter the best ``fetch`` or more results until enough are
-        left.
-        """
+        """Like ``_matching``, but search all blocks, then filter the best ``fetch`` or more until enough are left."""
         while True:
             found = self._matching(search, fetch, where=None)
             if self.filters_afterwards:
@@ -724,6 +726,20 @@ class LineQuery:
             if np.count_nonzero(held) >= limit or len(found) < fetch:
                 return Scored(found.rows[held][:limit], found.scores[held][:limit])
             fetch *= 4
+
+
+def nearest_blocks(tables: Sequence[LineQuery], vector: NDArray[np.float32], limit: int) -> list[Scored]:
+    """Return, for each table, what ``LineQuery.near`` finds. The blocks of many small tables, as of branches, are
+    compared together, which takes a fraction of the time; only the ``limit`` nearest of all are returned.
+    """
+    if len(tables) == 1 or limit == 0 or not vector.any() or any(table.sql is None for table in tables):
+        return [table.near(vector, limit) for table in tables]
+    parts = [table._allowed_codes for table in tables]
+    if not any(map(len, parts)):
+        return [NOTHING] * len(tables)
+    key = tuple(value for table in tables for value in table._filtered)
+    joined = _known(_ALLOWED_CODES, key, lambda: join(parts))
+    return [Scored(*found) for found in joined.nearest_in(parts, vector, limit)]
 
 
 def _known(cache: LRUCache[_Filtered, _Value], key: _Filtered, read: Callable[[], _Value]) -> _Value:

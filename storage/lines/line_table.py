@@ -100,9 +100,7 @@ def schema(dim: int) -> pa.Schema:
 
 
 def searched_parts(fragments: Iterable[LanceFragment]) -> dict[TableFile, Range]:
-    """Return the byte ranges that every search reads in the files of ``fragments``: the ends of data files, and all of
-    the deletion files.
-    """
+    """Return the byte ranges of ``fragments`` that every search reads: the ends of data files, and deletion files."""
     parts: dict[TableFile, Range] = {}
     for fragment in fragments:
         metadata: Any = fragment.metadata

@@ -24,9 +24,7 @@ from driftline.storage.globs import is_unicode
 ONE_LINE = "A pattern matches within one line, unless `multiline` is set."
 MAX_PATTERN_CHARACTERS = 4_000
 MAX_PATTERN_SIZE = 8_000
-"""Approximate maximum number of states. Once RE2's cache is full, its time grows with the number of states times the
-length of the text.
-"""
+"""Approximate maximum number of states: once RE2's cache is full, its time grows with states times text length."""
 MAX_SPANS = 1_000
 """The maximum number of matches to return for one line."""
 GRAM_BYTES = 3

@@ -87,9 +87,7 @@ class EntryReader:
         return [entry for entry in entries if entry is not None]
 
     def values(self, rows: Sequence[EntryRow]) -> list[Any]:
-        """Return the values of ``rows``, in order; a value is None if its blob no longer exists, for example after a
-        later store.
-        """
+        """Return the values of ``rows``, in order; None if a blob no longer exists, as after a later store."""
 
         def value(row: EntryRow) -> Any:
             try:
@@ -224,9 +222,7 @@ class EntryWriter:
         return {tenant: some.latest() for tenant, some in drafts.items()}
 
     def _redacted(self, item: MemoryItem) -> tuple[Any, Mapping[str, Any] | None]:
-        """Return the value and the metadata without credentials. A key with a credential is refused, because keys
-        cannot be changed.
-        """
+        """Return the value and the metadata without credentials. Raises BadEntry for a key with a credential."""
         if self._redaction == "off":
             return item.value, item.metadata
         if redact_value(item.key, self._redaction)[1]:

@@ -63,7 +63,7 @@ BATCH_ROWS = 50_000
 """Maximum number of changes in one delta, which bounds memory."""
 CLAIM_SECONDS = 30.0
 OVERDUE_SECONDS = 2.0
-"""Older changes were left by a process that ended: a live one flushes after ``FLUSH_SECONDS``."""
+"""Changes older than this were left behind by a process that ended; a live process flushes after ``FLUSH_SECONDS``."""
 MAX_PAUSE_SECONDS = 60.0
 """Longest delay between attempts while the workspace is not writable; the outbox keeps the changes."""
 

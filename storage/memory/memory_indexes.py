@@ -58,11 +58,9 @@ FIELDS = (
 )
 """``entity`` is the directory of the owner, ``metadata`` is JSON."""
 VALUE_FIELDS = (pa.field("inline", pa.binary()), pa.field("blob_path", pa.string()))
-"""The columns with the value, or the path of its blob. Only the owner's own index has them; a lost catalog is restored
-from them.
-"""
+"""The value, or the path of its blob, in the owner's index only; a lost catalog is restored from these columns."""
 WRITE_THREADS = 8
-"""Deltas to write in parallel; each waits for the disk or for a round trip."""
+"""Number of deltas to write in parallel; each write waits for the disk or for a round trip."""
 
 
 class MemoryIndex(DeltaIndex):

@@ -43,9 +43,7 @@ class EntityNames:
         return self.hierarchy.root_entity
 
     def tops(self, within: EntityName | None) -> list[Entity]:
-        """Return the entities that a call covers: ``within``, else the configured root, else all tenants in the
-        catalog.
-        """
+        """Return the entities that a call covers: ``within``, else the configured root, else all tenants."""
         if within is not None:
             return [self.find(within)]
         return [self.root] if self.hierarchy.root else self._catalog.read(entity_tree.all_tenants)

@@ -62,7 +62,7 @@ TEXT_FIELD = "text_field"
 """The metadata field that names the text field of the value; without it, the whole value is embedded."""
 EMBED_AT_ONCE = 1_000
 WORD_CANDIDATES = 100
-"""Number of the best matches by words whose meaning is also scored."""
+"""Number of the best word matches for which the distance is computed, too."""
 MAX_ROUNDS = 6
 """Maximum number of searches per query; each fetches four times as many hits, until the catalog confirms enough."""
 
@@ -140,7 +140,7 @@ class MemorySearch:
         rows = self._vectors([change.row for change in changes if change.row is not None])
         own = self.table(tenant)
         own.apply(latest, rows, changes[-1].id, self.embedder.dim)
-        for other in vector_tables(self._objects, tenant):  # tables of other embeddings only lose rows
+        for other in vector_tables(self._objects, tenant):  # in tables of other embeddings, rows are only removed
             if other.fingerprint != own.fingerprint and other.exists():
                 other.apply(latest, [], changes[-1].id, 0)
 

@@ -44,7 +44,7 @@ MAX_TOP_K = 2**24
 """Maximum number of hits of a search."""
 SHOWN_OWNERS = 5
 DEFAULT_THREADS = 8
-"""Blobs to read or write in parallel; in a bucket, each waits for a round trip."""
+"""Number of blobs to read or write in parallel; in a bucket, each takes a round trip."""
 
 
 class MemoryStore(EntityRegistry):

@@ -135,9 +135,7 @@ _TEXT = "words_idx"
 MAX_WORD_CHARACTERS = 8_192
 """Words beyond this position in a text are not indexed; the entry is then found by meaning only."""
 MAX_UNINDEXED_WORDS = 20_000
-"""Maximum number of rows outside the index of words that a search scans, at 5 microseconds each. If there are more, it
-uses only the index.
-"""
+"""Maximum number of unindexed rows that a search scans for words, at 5 microseconds each, instead of skipping them."""
 
 
 def schema(dim: int) -> pa.Schema:

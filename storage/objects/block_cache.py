@@ -43,7 +43,7 @@ DEFAULT_CACHE_BYTES = 2_000_000_000
 FREED_SHARE = 0.1
 """The share of the limit that an eviction frees in addition, so that not every write evicts."""
 MEMORY_BYTES = 48 * 2**20
-"""Size of the blocks that a process keeps in memory; Lance itself keeps decoded data."""
+"""Maximum size of the blocks that a process keeps in memory; Lance itself keeps decoded data."""
 COUNTED_SHARE = 0.05
 """A process counts all blocks again after writing this share of the limit."""
 STALE_SECONDS = 3600
@@ -54,7 +54,7 @@ LINGER_SECONDS = 0.002
 MERGED_GAP_BYTES = 2**20
 """Ranges of a file with smaller gaps are read with one request."""
 TAIL_BYTES = 2**16
-"""Bytes at the end of a file, which Lance reads first."""
+"""Number of bytes at the end of a file that are read first, as Lance needs them first."""
 WHOLE_FILE_BYTES = 8 * 2**20
 """An index file up to this size is read whole."""
 DATA_END_BYTES, DATA_END_SHARE = 2**20, 0.018
@@ -239,8 +239,8 @@ class RemoteFiles(Protocol):
         ...
 
     def page(self, prefix: str, after: str) -> tuple[Sequence[tuple[str, int, str, str]], bool]:
-        """Return key, size, etag and time of the objects below ``prefix`` whose keys follow ``after``, and whether
-        there may be more.
+        """Return key, size, etag and time of objects below ``prefix`` that follow ``after``, and whether more may
+        follow.
         """
         ...
 
@@ -336,9 +336,7 @@ class _Files:
         return data, size, found
 
     async def read_ahead(self, key: str, start: int, end: int | None) -> None:
-        """Read a range of a file, or without ``end`` a whole small file, unless a part of it is already cached or
-        requested.
-        """
+        """Read a range, or without ``end`` a whole small file, unless a part of it is already cached or requested."""
         file = self._file(key)
         if file.blocks or file.coming:
             return
@@ -368,9 +366,7 @@ class _Files:
         return file
 
     def _widened(self, file: _CachedFile, start: int, end: int) -> _Part:
-        """Return a larger range to read instead of the first range requested of a file, which is its end, or instead of
-        the second one.
-        """
+        """Return a larger range to read instead of a file's first requested range, which is its end, or its second."""
         if any(first <= start and end <= last for (first, last), _ in (*file.coming, *file.waiting)):
             return start, end
         if len(file.blocks) == 1 and end - start < TAIL_BYTES and (size := file.size):

@@ -55,7 +55,7 @@ class BucketOptions:
     client: Mapping[str, str] = field(repr=False)
     retry: Mapping[str, str] = field(repr=False)
     endpoint: str = ""
-    """The address of the store, if it is not its provider's."""
+    """The address of the store, if it is not the provider's default."""
 
     @classmethod
     def of(cls, scheme: str, storage_options: Mapping[str, str]) -> BucketOptions:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +28,7 @@ from driftline.storage.model import ObjectInfo, Range
 TEMPORARY_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"
 LOCK_TIMEOUT_SECONDS = 60.0
-"""The time for which a lease lasts without a renewal. A holder needs the lock for milliseconds, unless the machine
-stalls.
-"""
+"""As long as a lease lasts without renewal. A holder needs the lock for milliseconds, unless the machine stalls."""
 LOCK_POLL_SECONDS = 0.005
 DIRECTORY_ATTEMPTS = 20
 MTIME_STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
@@ -218,6 +217,18 @@ class LocalDisk:
         The kernel releases it when its holder dies. The library ``filelock`` would cost fifty times the CPU.
         """
         path = os.path.join(self._root, LOCK_NAME)
+        deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
+        turn = _turns.setdefault(self._root, threading.Lock())
+        if not turn.acquire(timeout=LOCK_TIMEOUT_SECONDS):
+            raise _locked_out(path)
+        try:
+            with self._locked_file(path, deadline):
+                yield
+        finally:
+            turn.release()
+
+    @contextlib.contextmanager
+    def _locked_file(self, path: str, deadline: float) -> Iterator[None]:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # a link would create a file anywhere
         try:
             descriptor = os.open(path, flags, 0o600 if self.is_private else 0o644)
@@ -228,7 +239,7 @@ class LocalDisk:
                 raise
             raise UnsafeStore("The lock of the workspace is a link", path, "Delete the link.") from None
         try:
-            self._wait_for_lock(descriptor, path)
+            self._wait_for_lock(descriptor, path, deadline)
             try:
                 yield
             finally:
@@ -236,18 +247,13 @@ class LocalDisk:
         finally:
             os.close(descriptor)
 
-    def _wait_for_lock(self, descriptor: int, path: str) -> None:
-        deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
+    def _wait_for_lock(self, descriptor: int, path: str, deadline: float) -> None:
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise StorageError(
-                        f"Another process has locked the workspace for {LOCK_TIMEOUT_SECONDS:.0f} s",
-                        path,
-                        "Look for a process that does not respond.",
-                    ) from None
+                    raise _locked_out(path) from None
                 time.sleep(LOCK_POLL_SECONDS)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
@@ -270,6 +276,16 @@ class LocalDisk:
                 ) from error
             fix = "Free some space and run again." if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
             raise StorageError(f"Could not {action} a file ({error.strerror})", where, fix) from error
+
+
+_turns: dict[str, threading.Lock] = {}
+"""For each root, the lock of this process, so that its threads wait for each other without polling the file lock."""
+os.register_at_fork(after_in_child=_turns.clear)  # another thread of the parent may have held one
+
+
+def _locked_out(path: str) -> StorageError:
+    what = f"Another process or thread has locked the workspace for {LOCK_TIMEOUT_SECONDS:.0f} s"
+    return StorageError(what, path, "Look for a process that does not respond.")
 
 
 def _version(status: os.stat_result) -> str:

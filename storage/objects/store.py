@@ -87,7 +87,7 @@ class BufferCache:
 __all__ = ["TEMPORARY_PREFIX", "ObjectInfo", "ObjectStore"]
 
 MAX_CACHED_BYTES = 64 * 1024 * 1024
-"""Cached bytes of immutable objects in a bucket, per open store: enough for the deltas of many commits."""
+"""Size of the cache of immutable objects in a bucket, per open store: enough for the deltas of many commits."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _CHAINED = re.compile(r"::[A-Za-z][A-Za-z0-9+.-]+:/")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MAX_REPOSITORIES = 100_000
 MAX_PAGES = 10_000
 MAX_OPEN_PULLS = 1_000
-"""Open pull requests of a repository."""
+"""Maximum number of open pull requests of a repository."""
 MAX_PAGE_BYTES = 32 * 1024 * 1024
 MAX_LIST_BYTES = 16 * 1024 * 1024
 MAX_FOLDER_DEPTH = 6
@@ -44,7 +44,7 @@ MAX_REDIRECTS = 3
 REQUEST_SECONDS = 60.0
 PAGE_SECONDS = 300.0
 ATTEMPTS = 3
-"""Attempts of a request that fails with a 5xx status or without an answer."""
+"""Number of attempts of a request that fails with a 5xx status or without an answer."""
 MAX_WAIT_SECONDS = 900.0
 """Maximum total time that the requests of a sync wait because the host asks for it."""
 _CHUNK = 1 << 16

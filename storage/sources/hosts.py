@@ -200,9 +200,7 @@ def _bitbucket_server(item: Any) -> Repository:
 
 
 def _linked(url: str, body: Any, headers: Mapping[str, str]) -> HostPage:
-    """Read a page. The header ``Link`` names the next page; without the header, the next page number of a counted
-    listing is used.
-    """
+    """Read a page of a host whose header ``Link`` names the next page."""
     found = _NEXT.search(headers.get("Link") or "")
     total = headers.get("X-Total") or headers.get("X-Total-Count") or ""
     return HostPage(body, found[1] if found else "", int(total) if total.isdecimal() else None)

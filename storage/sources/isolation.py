@@ -384,7 +384,9 @@ def _with_descendants(pid: int) -> list[int]:
 
 
 def _steering_is_readable(repository: Repository, folder: str) -> bool:
-    """Return whether no file that steers git, from the top of the work tree to ``folder``, is a pipe or the like."""
+    """Return whether no file that configures git, from the top of the work tree to ``folder``, is a pipe or other
+    special file.
+    """
     parts = os.path.relpath(os.path.realpath(folder), os.path.realpath(repository.top)).split(os.sep)
     if parts[0] == os.pardir:
         return False

@@ -39,9 +39,7 @@ LIMIT_VARIABLE = "DRIFTLINE_GIT_CACHE_BYTES"
 DEFAULT_CACHE_BYTES = 20 * 10**9
 """Maximum size of all mirrors; the least recently used ones are evicted."""
 KEPT_COMMITS = 16
-"""Number of commits, branches included, whose objects a mirror keeps: a comparison with the previous commit shows what
-has changed.
-"""
+"""Number of commits whose objects a mirror keeps, branches included, to compare commits with previous ones."""
 TIDIED_AFTER = 24
 """Number of packs above which a mirror is repacked."""
 HOLD_ATTEMPTS = 3

@@ -34,9 +34,7 @@ _ENTRY_BYTES = 100
 """Approximate memory of an entry of a folder, without its path."""
 MAX_BLOB_BYTES = 1 << 30
 OPEN_READERS = 4
-"""Number of git processes that wait for further reads, in addition to the processes of ``more_readers``; others are
-ended.
-"""
+"""Number of git processes to keep for further reads, in addition to the processes of ``more_readers``."""
 MAX_MORE_READERS = 128
 """Maximum number of git processes that ``more_readers`` adds, enough for four groups of sources; each takes 0.3 MB."""
 _FILES_A_READER = 8
@@ -46,9 +44,7 @@ and other code needs files, too.
 _IDS_AT_ONCE = 500
 """Number of requests to send at once. They take 90 bytes each and must fit into a pipe, so that neither side blocks."""
 _FOLDERS_AT_ONCE_BYTES = 1 << 20
-"""Size of the folders to read with one request, unless a single folder is larger. As Python objects, they take ten
-times as much memory.
-"""
+"""Size of the folders to read at once, unless one alone is larger; as objects, they take ten times as much memory."""
 MAX_PATH_BYTES = 4096
 _FILE, _LINK, _FOLDER = stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR
 _MODE = re.compile(rb"[0-7]{5,6}")
@@ -107,7 +103,7 @@ class TreeEntry:
 
 @dataclass(frozen=True)
 class CommitTree:
-    """The tree of ``commit``, or if that is "", of the last fetched commit, of the repository ``uri``. Picklable.
+    """The tree of ``commit`` in the repository ``uri``, or of the last fetched commit if ``commit`` is "". Picklable.
 
     ``credential`` refers to the token of the host, as ``user:NAME`` of an environment variable.
     """
@@ -364,8 +360,8 @@ def _time_of(commit: bytes) -> datetime:
 
 
 class _Reader:
-    """A ``git cat-file`` process in a mirror, which it keeps from being deleted; threads take turns. Before git 2.36,
-    there are two processes.
+    """A ``git cat-file`` process (before git 2.36, two) in a mirror, which it protects from deletion; threads take
+    turns.
     """
 
     def __init__(self, tree: CommitTree) -> None:

@@ -104,9 +104,7 @@ class SafeFolder:
 
 
 def check_names_are_utf8() -> None:
-    """Raise UsageError unless this process decodes file names as UTF-8: with another encoding, documents would seem
-    deleted.
-    """
+    """Raise UsageError unless this process decodes file names as UTF-8; otherwise, documents would seem deleted."""
     encoding = sys.getfilesystemencoding()
     if encoding != "utf-8":
         raise UsageError(

@@ -333,9 +333,7 @@ class Source:
             raise_translated(error, f"{self.uri}/{path}")
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """Yield the bytes of a file in parts, so that memory does not grow with the file. Raises the errors of
-        ``read``.
-        """
+        """Yield the bytes of a file in parts, so that memory stays bounded. Raises the errors of ``read``."""
         try:
             if self.is_local:
                 with self.open_tree() as tree:

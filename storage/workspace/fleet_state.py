@@ -162,7 +162,7 @@ class KnownRepository:
         return replace(self, failures=self.failures + 1, retry_at=now + pause, reason=str(error), stamp="")
 
     def at_commit(self, commit: str, now: datetime, settings: str, *, stamp: str) -> KnownRepository:
-        """Return the repository after its host has named ``commit``."""
+        """Return the state of the repository with the ``commit`` that its host reported."""
         is_behind = bool(commit) and (commit, settings) != (self.indexed, self.settings)
         since = (self.behind_since or now) if is_behind else None
         empty_since = (self.empty_since or now) if self.uris and not commit else None
@@ -185,7 +185,9 @@ class KnownRepository:
         return replace(self, branches=gone | known, skipped_branches=dict(skipped), followed=followed)
 
     def with_pulls(self, commits: Mapping[int, str], etag: str) -> KnownRepository:
-        """Return the repository after its host has named the ``commits`` of pull requests, "" for closed ones."""
+        """Return the state of the repository with the ``commits`` of pull requests that its host reported, "" for
+        closed ones.
+        """
         named = {
             number: f"pr/{number}" for number, commit in commits.items() if commit or f"pr/{number}" in self.branches
         }
@@ -202,9 +204,7 @@ class KnownRepository:
         return replace(self, branches=self.branches | {name: done})
 
     def indexed_next(self, *uris: str, is_new: bool = False) -> KnownRepository:
-        """Return the repository as saved before a run that may set its source to any of ``uris``; a new index has no
-        branches.
-        """
+        """Return the repository to save before a run over any of ``uris``; a new index has no branches."""
         branches = {
             name: KnownBranch(pull=each.pull, commit=each.commit) if is_new else each
             for name, each in self.branches.items()
@@ -310,9 +310,7 @@ def _missed(repository: KnownRepository, now: datetime) -> KnownRepository:
 
 
 def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace: timedelta) -> list[str]:
-    """Return the ids of repositories that have been empty, or missing from several complete listings, for the grace
-    period.
-    """
+    """Return the ids of repositories that were empty, or missing from complete listings, for the grace period."""
 
     def since(each: KnownRepository) -> datetime | None:
         return each.missed_since if each.misses >= RETIRED_AFTER_MISSES else each.empty_since

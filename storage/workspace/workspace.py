@@ -172,9 +172,7 @@ class Workspace:
     early_listing: _EarlyListing = field(default_factory=_EarlyListing, repr=False, compare=False)
 
     def on(self, branches: Iterable[Branch]) -> Workspace:
-        """Return the workspace with its sources on ``branches``, at most one for each source; by default, on the main
-        index.
-        """
+        """Return the workspace with sources on ``branches``, one per source, and the others on the main index."""
         return replace(self, branches=tuple(branches))
 
     def branch_of(self, entity: Entity) -> Branch | None:

@@ -1,6 +1,4 @@
-"""Find the definitions of many documents in another process, because a parser would hold the interpreter lock of this
-one.
-"""
+"""Find the definitions of many documents in another process, because parsers hold the interpreter lock."""
 
 from __future__ import annotations
 
@@ -63,9 +61,9 @@ def _helper() -> _Helper:
 
 
 class _Helper:
-    """The other process.
+    """The process that parses.
 
-    It starts with the first request and ends with its input, at the latest with this process.
+    It starts with the first request, and ends when its input ends, at the latest with this process.
     """
 
     def __init__(self) -> None:

@@ -71,9 +71,7 @@ class WordTable:
         return word in self._slots
 
     def lookup(self, words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.intp]]:
-        """Return ``(n, dim)`` vectors, ``(n,)`` token counts, and the positions of missing words, whose rows are
-        undefined.
-        """
+        """Return ``(n, dim)`` vectors, ``(n,)`` token counts, and the positions of missing words (undefined rows)."""
         with self._lock:
             slots = np.fromiter(map(self._slots.get, words, repeat(-1)), np.intp, len(words))
             known = slots >= 0
@@ -460,9 +458,7 @@ class WordTableEmbedder:
         return sums
 
     def _sums_of_words(self, plan: WordPlan, words: pa.StringArray) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return ``(n, dim)`` sums of token vectors and ``(n,)`` numbers of tokens of distinct words, through the
-        table.
-        """
+        """Return ``(n, dim)`` sums of token vectors and ``(n,)`` numbers of tokens of distinct words."""
         texts = words.to_pylist()
         sums, tokens, unknown = self._table.lookup(texts)
         for start in range(0, len(unknown), _TOKENIZED_AT_ONCE):

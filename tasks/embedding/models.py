@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
+import mmap
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,11 +124,32 @@ def dimension(files: ModelFiles) -> int:
     """Return the length of the model's vectors, from the header of its weights. Raises ModelNotFound."""
     try:
         with files.weights.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size)) if size <= _MAX_HEADER_BYTES else {}
+            header = _header(file)
         return _dimension_of(next(header[key]["shape"] for key in _EMBEDDING_KEYS if key in header))
     except (OSError, ValueError, LookupError, TypeError, RecursionError, StopIteration) as error:
         raise _unreadable(files, error) from error
+
+
+def _header(file: BinaryIO) -> dict[str, Any]:
+    """Read the header of a safetensors file, which the tensors follow: their types, shapes and places."""
+    size = int.from_bytes(file.read(8), "little")
+    header: dict[str, Any] = json.loads(file.read(size)) if size <= _MAX_HEADER_BYTES else {}
+    return header
+
+
+def _mapped(weights: Path) -> dict[str, NDArray[Any]]:
+    """Return the tensors of a file in place, of which a search reads a few rows; none unless all are float16."""
+    with weights.open("rb") as file:
+        header = _header(file)
+        start, data = file.tell(), mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    tensors: dict[str, NDArray[Any]] = {}
+    for name, tensor in header.items():
+        if tensor.get("dtype") != "F16":
+            return {}
+        shape = tensor["shape"]
+        values = np.frombuffer(data, np.float16, math.prod(shape), start + tensor["data_offsets"][0])
+        tensors[name] = values.reshape(shape)
+    return tensors
 
 
 def _dimension_of(shape: Any) -> int:
@@ -183,7 +206,8 @@ def load_parts(files: ModelFiles) -> ModelParts:
 
     max_tokens = _max_tokens(files)
     try:
-        tensors = load_file(files.weights)
+        tensors = _mapped(files.weights) if files.name == DEFAULT_MODEL else {}
+        tensors = tensors or load_file(files.weights)
         vectors = next(tensors[key] for key in _EMBEDDING_KEYS if key in tensors)
         _dimension_of(vectors.shape)
         tokenizer = Tokenizer.from_buffer(files.tokenizer.read_bytes())

@@ -76,9 +76,7 @@ GRAPHS = ("onnx/model_quantized.onnx", "onnx/model_int8.onnx", "model_quantized.
 """Graphs that optimum and transformers.js write. The first existing one is used, else the weights."""
 MAX_FILE_BYTES = 2 * 2**30
 MAX_TOKENS = 128
-"""Maximum number of tokens of a text. all-MiniLM-L6-v2 was trained on texts of this length, and longer texts take more
-time.
-"""
+"""Maximum number of tokens of a text: the length with which all-MiniLM-L6-v2 was trained."""
 
 
 @dataclass(frozen=True, slots=True)

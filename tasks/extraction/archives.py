@@ -31,7 +31,7 @@ from driftline.tasks.extraction.process import Refused, extract_apart
 VERSION = 1
 """The version of the list of members."""
 OF_CONTENT, OF_REASON = OF_MEMBERS = "member:", "member!"
-"""Prefixes of a member's etag."""
+"""Prefixes of the etags of members."""
 MAX_CONTAINER_BYTES = 2**30
 """Maximum unpacked size of a container, nested ones included."""
 MAX_CONTAINED = 100_000
@@ -338,9 +338,7 @@ def _from_tar(archive: tarfile.TarFile, info: tarfile.TarInfo, limits: _Limits) 
 
 
 def _attachments(data: bytes, limits: _Limits, *, is_mailbox: bool) -> Iterator[tuple[str, _Unpack]]:
-    """Yield the attachments of a message; for a mailbox, the attachments of each message, in a folder named by its
-    number.
-    """
+    """Yield the attachments of a message, or of all messages of a mailbox, each in a folder named by its number."""
     from driftline.tasks.extraction.text_formats import attachments, messages
 
     taken: set[str] = set()

@@ -574,9 +574,7 @@ def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
 
 
 def variant_of(extractor: Extractor | None, *, outputs: bool) -> Extractor | None:
-    """Return the extractor that replaces ``extractor`` if the ``outputs`` of notebooks are included, else
-    ``extractor``.
-    """
+    """Return ``extractor``, or its replacement if the ``outputs`` of notebooks are included."""
     is_replaced = outputs and extractor is not None and extractor.function == "notebook"
     return WITH_OUTPUTS if is_replaced else extractor
 
@@ -631,6 +629,12 @@ NAMED_LIKE_DOCUMENT = rf"\.(?i:{'|'.join(map(re.escape, BY_SUFFIX))})$"
 def is_named_like_document(path: str) -> bool:
     """Return whether a file has the name of a document or of a compressed file."""
     return _suffix(path) in BY_SUFFIX
+
+
+def current_marks(*, outputs: bool = False) -> frozenset[str]:
+    """Return the marks of the current extractors; ``outputs`` includes the extractor for outputs of notebooks."""
+    readers = (variant_of(each, outputs=outputs) if isinstance(each, Extractor) else each for each in READERS)
+    return frozenset(each.mark for each in readers if each is not None)
 
 
 def definitions_by_part(

@@ -16,10 +16,8 @@ from driftline.storage.defaults import INSIDE, NAMED_LIKE_ARCHIVE, Redaction
 from driftline.storage.redaction import split_mark
 from driftline.tasks.extraction.extractor import (
     NAMED_LIKE_DOCUMENT,
-    READERS,
-    Extractor,
+    current_marks,
     is_named_like_document,
-    variant_of,
 )
 
 MISSING_MARK = r"(?:^|\+)\w+/0"
@@ -92,9 +90,3 @@ def is_current(path: str, mark: str, how: How) -> bool:
 
 def _parts(mark: str) -> set[str]:
     return {part.removeprefix("-") for part in mark.split("+")} if mark else set()
-
-
-def current_marks(*, outputs: bool = False) -> frozenset[str]:
-    """Return the marks of the current extractors; ``outputs`` includes the extractor for outputs of notebooks."""
-    readers = (variant_of(each, outputs=outputs) if isinstance(each, Extractor) else each for each in READERS)
-    return frozenset(each.mark for each in readers if each is not None)

@@ -276,9 +276,7 @@ def _heading(style: str) -> str:
 
 
 def docx(data: bytes) -> Extracted:
-    """Return the paragraphs of a Word document, headings marked as in Markdown, tables by row, charts, notes and
-    comments.
-    """
+    """Return the paragraphs of a Word document, Markdown headings, tables by row, charts, notes and comments."""
     draft = Draft()
     with _opened(data) as archive:
         main = "word/document.xml"

@@ -118,9 +118,8 @@ class _Pool:
 
 
 class _Reader:
-    """One process; it ends with its input, so with this process at the latest.
-
-    One that ``has_answered`` is reused. One that ``is_lost`` ended by itself or was killed, within its limits.
+    """One process. It ends when its input ends, at the latest with this process. If it ``has_answered``, it is reused.
+    If it ``is_lost``, it ended by itself or was killed, although it was within its limits.
     """
 
     def __init__(self) -> None:

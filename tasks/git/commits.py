@@ -215,9 +215,7 @@ _REQUEST_NAME = re.compile(r"((?:heads/)*)pr/\d+")
 
 
 def index_name(branch: str) -> str:
-    """Return the name of a git branch in the index: its name in git, unless that is ``pr/NUMBER``, which pull requests
-    use.
-    """
+    """Return the name of a git branch in the index: its own, unless that is ``pr/NUMBER``, as for pull requests."""
     return f"heads/{branch}" if _REQUEST_NAME.fullmatch(branch) else branch
 
 
@@ -269,9 +267,7 @@ def default_branch(root: str) -> str | None:
 
 
 def is_merged(root: str, commit: str) -> bool:
-    """Return whether ``commit`` is an ancestor of the default branch of ``origin``, or of a local ``main`` or
-    ``master``.
-    """
+    """Return whether ``commit`` is in the default branch of ``origin``, or in a local ``main`` or ``master``."""
     if "://" in root or not os.path.isdir(root):
         return False
     name = default_branch(root)

@@ -101,7 +101,7 @@ def _read_members(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator
 
 
 def _read_ends(source: Source, change: dict[str, Any], most_bytes: int) -> ReadFile | SkipReason:
-    """Read the first and last lines of a file between two equal stats."""
+    """Read the first and last lines of a file, which must have the same stat before and after the read."""
     path = change["path"]
     for _ in range(READ_ATTEMPTS):
         started_ns = time.time_ns()
@@ -142,7 +142,7 @@ def _read_remote(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator[
 
 
 def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason:
-    """Read a local file between two equal stats."""
+    """Read a local file, which must have the same stat before and after the read."""
     path = change["path"]
     for _ in range(READ_ATTEMPTS):
         started_ns = time.time_ns()
@@ -259,9 +259,7 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """The batches of a group, in order, each with its result or the reason why it could not be read. All share
-    ``fragments``.
-    """
+    """The result of each batch of a group, in order, or its error. All batches share ``fragments``."""
 
     parts: tuple[BatchResult | DriftlineError, ...]
     fragments: tuple[str, ...]
@@ -300,7 +298,8 @@ def _read(spec: BatchSpec, context: TaskContext, watch: Stopwatch, reporter: Cou
 
 @dataclass(slots=True)
 class _Texts:
-    """The documents to embed of one or several batches. ``first`` is the number of the first one of each batch.
+    """The documents of one or several batches that must be embedded. ``first`` has the number of each batch's first
+    document.
 
     ``counts`` are the documents' numbers of lines, and ``left_out`` the characters left out of lines that are too long.
     """
@@ -479,7 +478,7 @@ def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopw
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A document with new content, ``data``; an older version of it ``was_indexed`` or not.
+    """A document with the new content ``data``; ``was_indexed`` says whether an older version is in the index.
 
     For a part of a larger file, ``mark`` is the mark of that file.
     """
@@ -552,9 +551,7 @@ class _Drafts:
             self.states[DocumentState.DELETED] += 1
 
     def add_copied(self, document: _Document, donated: Donated) -> None:
-        """Add a document whose lines a donor has. It counts as not opened by this run, even if the donor's run has
-        opened it.
-        """
+        """Add a document whose lines a donor has. This run has not opened it, even if the donor's run has."""
         self._count(document)
         mark = without_opened(donated.extractor)
         self.copied.append(replace(document.meta, lines=donated.lines, reason=None, extractor=mark))

@@ -5,7 +5,7 @@ A new embedding's table replaces the old one once every source is complete in it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -94,12 +94,13 @@ class Committer:
         return Staged(self, part, batch, self._documents.stage(batch, rows))
 
     def publish(self, staged: Staged) -> None:
-        """Publish a delta whose transaction is committed. Raises StorageError."""
-        self._documents.publish_staged(staged.batch, staged.data)
+        """Publish a delta whose transaction is committed; the staged file stays. Raises StorageError."""
+        self._documents.publish(derived_ulid(staged.batch.run_id, staged.batch.batch), staged.data)
 
-    def take_back(self) -> None:
-        """Remove the delta that was staged last, whose transaction can never commit."""
-        self._documents.discard_staged([BatchId(self.run_id, self.batch)])
+    @property
+    def staged_path(self) -> str:
+        """The path of the delta that was staged last."""
+        return self._documents.staged_path(BatchId(self.run_id, self.batch))
 
     def remove_lines(self, paths: Sequence[str]) -> None:
         """Remove the lines of documents that are not in the manifest, which does not change."""
@@ -137,27 +138,47 @@ def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: S
     The caller publishes the returned deltas. Raises Dissolved if a source cannot take part, after it has removed the
     staged deltas; CommitConflict and StorageError if the outcome may be unknown, which later runs determine.
     """
-    staged: list[Staged] = []
-    table, dim = changes[0][0].table, changes[0][0].dim
-    table.create(dim)
+    first = changes[0][0]
+    first.table.create(first.dim)
     try:
-        for committer, change in changes:
-            staged.append(committer.stage(change))
+        staged = [*first.workspace.side_by_side(lambda each: each[0].stage(each[1]), changes)]
     except DriftlineError as error:
-        _take_back(changes)
+        _discard(committer for committer, _ in changes)
         raise Dissolved from error
     try:
-        table.commit_together([each.part for each in staged], fragments)
+        first.table.commit_together([each.part for each in staged], fragments)
     except LeaseLost as error:
-        _take_back(changes)
+        _discard(committer for committer, _ in changes)
         raise Dissolved from error
     return staged
 
 
-def _take_back(changes: Sequence[tuple[Committer, ChangeSet]]) -> None:
-    for committer, _ in changes:
-        if committer.batch:
-            committer.take_back()
+def publish_together(staged: Sequence[Staged]) -> list[DriftlineError | None]:
+    """Publish the deltas of one transaction, then remove the staged files at once.
+
+    Returns, in the order of ``staged``, why the next run has to settle a source, or None.
+    """
+
+    def publish(each: Staged) -> DriftlineError | None:
+        try:
+            each.committer.publish(each)
+        except DriftlineError as error:
+            return error
+        return None
+
+    failures = [*staged[0].committer.workspace.side_by_side(publish, staged)]
+    try:
+        _discard(each.committer for each, failure in zip(staged, failures, strict=True) if failure is None)
+    except DriftlineError as error:
+        return [failure or error for failure in failures]
+    return failures
+
+
+def _discard(committers: Iterable[Committer]) -> None:
+    """Remove the deltas that ``committers`` of one workspace have staged last."""
+    found = [each for each in committers if each.batch]
+    if found:
+        found[0].workspace.objects.delete([each.staged_path for each in found])
 
 
 def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:

@@ -100,9 +100,7 @@ class Numbers:
 
     @classmethod
     def of(cls, doc_index: pa.Int32Array, line_number: pa.Int32Array, column_number: pa.Int32Array) -> Numbers:
-        """Number the rows. Each group of LINES_PER_BLOCK lines is one block or, if it has more than LINES_PER_BLOCK
-        rows, several.
-        """
+        """Number the rows. A group of LINES_PER_BLOCK lines is one block, or several if it has more rows than that."""
         document, line, column = (each.to_numpy() for each in (doc_index, line_number, column_number))
         group = line // LINES_PER_BLOCK
         first = np.ones(len(line), np.bool_)

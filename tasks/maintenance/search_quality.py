@@ -22,9 +22,7 @@ QUERIES = 32
 TOP_K = 10
 SAMPLE_SEED = 7
 TIE = 1e-3
-"""Distances that differ by less than this count as equal: rounding to float16 causes smaller differences, and relevant
-differences are larger.
-"""
+"""Distances that differ by less count as equal: float16 rounds more finely, and relevant differences are larger."""
 ROWS_AT_ONCE = 8192
 """Number of vectors to compare with all queries at once; few enough for a processor's cache."""
 IO_BUFFER_BYTES = 64 * 2**20

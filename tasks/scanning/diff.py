@@ -169,7 +169,7 @@ def classify(candidate: Mapping[str, Any], content_hash: str) -> DocumentState:
 
 
 def _other_model(old: pa.Table, fingerprint: str) -> NDArray[np.bool_]:
-    """Return which files have vectors of another model; a skipped file has none."""
+    """Return which files have vectors of another model; skipped files have no vectors."""
     unmarked_skip = _numpy(pc.and_(pc.is_valid(old["reason"]), pc.equal(old["fingerprint"], "")))
     return _numpy(pc.not_equal(old["fingerprint"], fingerprint)) & ~unmarked_skip
 
@@ -198,7 +198,7 @@ def _are_renumbered(other_inode: NDArray[np.bool_], comparable: NDArray[np.bool_
 
 
 def _racy(listing: pa.Table, now_ns: int) -> pa.ChunkedArray:
-    """Return which files are racy: a store's etag reveals a later change, but git's etag is older than the read."""
+    """Return which files are racy. A store's etag reveals a later change; an etag from git is older than the read."""
     young = pc.or_(
         pc.greater(listing["mtime_ns"], now_ns - RACY_NS), pc.greater(listing["ctime_ns"], now_ns - CTIME_TICK_NS)
     )

@@ -198,9 +198,7 @@ IGNORE_FILES = (".gitignore", OUR_IGNORE_FILE)
 """The ignore files that are read in every folder; later ones take precedence."""
 
 BY_GIT, BY_US = 1, 2
-"""The origin of a pattern: an ignore file of git or of Driftline. Only Driftline's ignore files exclude files that git
-tracks.
-"""
+"""The origin of a pattern: an ignore file of git, or of Driftline, which alone excludes files that git tracks."""
 
 GIT = ".git"
 NEVER_ENTERED = frozenset({GIT, ".hg", ".svn", ".driftline"})

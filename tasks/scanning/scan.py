@@ -418,7 +418,7 @@ def _open(
 
 
 _UNNAMED = (SkipReason.ODD_KEY, SkipReason.BAD_NAME, SkipReason.REPLACED)
-"""Reasons of members that the manifest cannot have: their names are not unique, or not plain paths."""
+"""Reasons for which members are not recorded in the manifest: their names are not unique, or not plain paths."""
 
 
 def _admitted(spec: ScanSpec, listing: Listing, members: Sequence[Member], files: pa.ChunkedArray) -> list[Member]:
@@ -674,9 +674,7 @@ def analyze_document_states(
 
 
 def _fingerprint(config: WorkspaceConfig) -> str:
-    """Return the fingerprint that the next run will use: it embeds lines again if an earlier version prepared their
-    text.
-    """
+    """Return the fingerprint of the next run, which embeds lines again if an earlier version prepared their text."""
     bound = config.fingerprint or ""
     try:
         files = resolve_model(config.model) if config.model else None

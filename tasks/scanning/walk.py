@@ -223,7 +223,7 @@ class Walk:
     def _entered(
         self, folder: str, folder_rules: _FolderRules, ignore_files: Sequence[str], *, has_git: bool
     ) -> _FolderRules | None:
-        """Return the rules for the entries of ``folder``; None if they also exist in another work tree."""
+        """Return the rules for the entries of ``folder``; None for another work tree of a repository around it."""
         nested = find_nested(self._tree, folder) if has_git and folder else None
         if nested is not None:
             outer = folder_rules.repository
@@ -405,9 +405,7 @@ class Walk:
         return pa.array([self._above + path for path in paths] if self._above else paths, pa.string())
 
     def _escapes(self, link: str, folder: str) -> bool:
-        """Return whether a link leads outside the source or in a circle. The targets of other links are indexed under
-        their own paths.
-        """
+        """Return whether a link leads outside the source or in a circle; other targets are indexed anyway."""
         try:
             target = os.path.realpath(f"{self._root}/{link}", strict=True)
         except OSError as error:

@@ -226,7 +226,7 @@ def _documents(rows: pa.Table) -> list[Document]:
 
 
 JUDGED_LINES = 20
-"""Lines with the best words whose meaning is also scored, per result."""
+"""Number of lines with the best words, per result, whose meaning is also scored."""
 MIN_RESULTS = 10
 DISTANCE_DIGITS = 6
 """Digits to keep of distances. Beyond them, float32 sums depend on their order; a line equal to the query has distance
@@ -240,9 +240,7 @@ words, which have little weight in a small tree.
 LINES_OF_LARGE = 64
 """A definition with this many lines is more than a declaration."""
 OTHER_CASE_OF_CONSTANT = 0.3
-"""Factor for a definition whose name differs from a constant in the query only by case: ``download_delay()`` is not
-DOWNLOAD_DELAY.
-"""
+"""Factor for a definition named like a constant in another case: ``download_delay()`` is not DOWNLOAD_DELAY."""
 IMPLEMENTS = 0.25
 """Deduction for a definition that only extends the type of its name, so that ``struct`` precedes ``impl``."""
 HEAD_OF_FILE = 0.9

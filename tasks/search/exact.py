@@ -67,7 +67,7 @@ MAX_IMPORT_PACKS, SHARE_OF_IMPORTS = 300, 0.25
 search. Imports only affect the order of the results, so most of the time is left for the results.
 """
 _FIRST_PACKS, _MOST_PACKS = 16, 256
-"""Packs to read at once: few at first, because the first ones often suffice."""
+"""Number of packs to read at once: few at first, because the first packs often suffice."""
 
 _IMPORTS = r"^\s*#?\s*(?:from|import|export|use|using|require|include)\b.*"
 """The beginning of a line that imports names, in the languages that Driftline parses."""
@@ -600,9 +600,7 @@ def _nearness(homes: Set[Document], importing: Set[Document]) -> Callable[[str, 
 
 
 def _scored(hit: Hit, by_words: Hit | None) -> Hit:
-    """Return ``hit`` with the scores of ``by_words``, the window around it that a search for the words of the query
-    found.
-    """
+    """Return ``hit`` with the scores of ``by_words``, the window around it that the words of the query found."""
     if by_words is None:
         return replace(hit, score=0.0, label="weak")
     values = {name: getattr(by_words, name) for name in ("score", "label", "distance", "relevance")}

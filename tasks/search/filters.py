@@ -124,9 +124,7 @@ def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
 def _by_source(
     roots: Sequence[tuple[Entity, str]], names: Sequence[str]
 ) -> dict[tuple[Entity, ...] | None, tuple[str, ...]]:
-    """Return ``names``, relative to the source that contains them, keyed by source; under None, names outside all
-    ``roots``.
-    """
+    """Return ``names``, relative to their source and keyed by it; names outside all ``roots`` have the key None."""
     found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
     for name in names:
         # No file name contains NUL, and relative names do not refer to the current directory.

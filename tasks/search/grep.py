@@ -379,9 +379,7 @@ class _Held:
 
 
 def _filters(entity: Entity, documents: Iterable[str], chosen: Set[str]) -> Iterator[LineFilter]:
-    """Yield filters that allow the ``chosen`` documents of a source, naming whole folders if all of their documents are
-    chosen.
-    """
+    """Yield filters that allow the ``chosen`` documents of a source, by whole folders where possible."""
     folders: set[str] = set()
     paths: list[str] = []
     all_in = Counter(folder for path in documents for folder in _folders(path))

@@ -53,14 +53,15 @@ GROWTH = 0.7
 lines to read than information.
 """
 GROWTH_ACROSS = 0.9
-"""GROWTH for a hit in another definition, unless the query is a sentence, whose answer may be in either."""
+"""The same for a hit in another definition, unless the query is a sentence, whose answer may be in either definition.
+"""
 MAX_HEAD_LINES = 8
 MAX_TAIL_LINES = 6
 """Maximum number of lines that a window grows by to begin, or to end, with its definition."""
 JUDGED_WINDOWS = 60
-"""Windows that show which files a query is about."""
+"""Number of windows from which the files that a query is about are determined."""
 MAX_WINDOWS_OF_DEFINITION = 3
-"""Keeps a long function, unlike a long section of prose, from filling all results."""
+"""Maximum number of windows of a function, so that it does not fill the results; sections of prose have no limit."""
 
 
 @dataclass(slots=True)
@@ -362,9 +363,7 @@ def _word_of(query: str) -> re.Pattern[str] | None:
 
 
 def match_in(line: str, query: str) -> int:
-    """Return the position at which ``line`` answers ``query``: the start of the window with the most words of the
-    query, 0 without any.
-    """
+    """Return the start of the window of ``line`` with the most words of ``query``; 0 if it has none."""
     anyone = _word_of(query)
     found = [(each.start(), each[0]) for each in anyone.finditer(line.lower())] if anyone else []
     best, most, end = 0, 0, 0
@@ -599,7 +598,7 @@ def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> N
 
 
 def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[int, int]:
-    """Return the first and last line of a window with its context, 0-based, within the limit of a window."""
+    """Return the first and last line, 0-based, of a window with its context, within the maximum size of a window."""
     spare = max(MAX_WINDOW_LINES, 2 * n_lines + 1) - (window.last - window.first + 1)
     n_lines = min(n_lines, max(0, spare) // 2)
     start, end = max(0, window.first - n_lines), window.last + n_lines

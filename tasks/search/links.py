@@ -54,7 +54,7 @@ _AS_SOURCE = {"github": "plain=1", "gitlab": "plain=1", "gitea": "display=source
 """The query that makes a host show the lines of a file instead of rendering it."""
 _RENDERED = frozenset({"adoc", "asciidoc", "ipynb", "markdown", "md", "mdx", "mkd", "org", "rst", "textile"})
 _HOSTS = {"codeberg": "gitea", "forgejo": "gitea", "gitea": "gitea", "github": "github", "gitlab": "gitlab"}
-"""Host kinds, keyed by a part of the host's name."""
+"""The kinds of hosts, keyed by a part of the host's name."""
 _SSH_HOSTS = {
     "ssh.github.com": "github.com",
     "altssh.gitlab.com": "gitlab.com",
@@ -91,9 +91,7 @@ class SourceRecords:
         return self._read[entity]
 
     def read_ahead(self, threads: Executor, entities: Iterable[str] | None = None) -> None:
-        """Begin to read the records of a few ``entities`` in a bucket, by default the records that the last search
-        read.
-        """
+        """Begin to read the records of a few ``entities`` in a bucket, by default the ones of the last search."""
         if self.workspace.objects.is_local:
             return
         needed = _NEEDED.get(self._uri, ()) if entities is None else entities

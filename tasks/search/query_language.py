@@ -77,9 +77,7 @@ class Question:
         return bool(self.terms) or not (self.words or self.is_plain)
 
     def conditions(self, workspace: Workspace, within: Boundary | None = None) -> Iterator[LineFilter]:
-        """Yield the filters that restrict the search of ``workspace``. Raises UsageError for a repository that is
-        unknown or not visible.
-        """
+        """Yield the filters of a search of ``workspace``. Raises UsageError for a repository that is not visible."""
         if self.files:
             yield LineFilter(any_of=tuple(map(_files, self.files)))
         if self.languages:

@@ -307,8 +307,8 @@ def _parts_with(text: str, words: Sequence[str]) -> tuple[NDArray[np.int64], lis
 def _beginning(stem: str) -> str:
     """Return the common beginning of words with this stem.
 
-    English stemming changes at most the last letter, except in dying. In a short stem, it only makes an i or an e, and
-    sky of skies.
+    English stemming replaces at most the last letter, except in ``dying``. In a stem of three letters, the replacement
+    is an i or an e, except in ``skies``, whose stem is ``sky``.
     """
     if len(stem) == 3:
         return stem[:1] if stem.endswith("ie") else stem[:2] if stem[2] in "ei" or stem == "sky" else stem
@@ -338,9 +338,10 @@ def _around(lines: CandidateLines, values: NDArray[np.float32], reach: int, deca
 
 
 def _spread(lines: CandidateLines, reach: int) -> NDArray[np.int64]:
-    """Return ``(n,)``: positions of lines at their distances, but beyond each other's ``reach`` in two documents.
+    """Return ``(n,)``: positions on one axis that keep the distances of lines; documents are farther apart than
+    ``reach``.
 
-    A sum of slices then adds a neighbour to all lines at once. The rows of one line are neighbours, too.
+    Neighbours can then be added to all lines at once, as sums of slices. The rows of one line are neighbours, too.
     """
     steps = np.diff(lines.number, prepend=lines.number[:1]).clip(1, reach + 1)
     steps[np.diff(lines.document, prepend=lines.document[:1]) != 0] = reach + 1

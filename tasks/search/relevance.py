@@ -62,9 +62,7 @@ class Calibration:
 
 
 def likelihood(score: float, attainable: float) -> float:
-    """Return the likelihood, from 0 to 1, that a hit is right, given its score and the attainable one. It grows with
-    the score.
-    """
+    """Return the likelihood, from 0 to 1, that a hit with this ``score`` out of ``attainable`` is right."""
     start, slope = LIKELIHOOD
     return round(1 / (1 + math.exp(-max(-50.0, start + slope * score / attainable))), DIGITS)
 

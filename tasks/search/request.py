@@ -1,8 +1,8 @@
 """The request of a search, and the explanation of its answer (DESIGN, "Search").
 
-Every interface builds the one model, which is checked here.
+Every interface builds the same model, which is validated here.
 
-Each option is one line: its name, type and default, what it does, and where its names or limits differ between
+Each option is declared once, with its name, type, default and help, and with the names and limits that differ between
 interfaces. The command line, the HTTP API and page, the MCP tool, the action, ``[search]`` of ``driftline.toml`` and
 the Python functions take their parameters from the table ``OPTIONS``.
 """
@@ -46,15 +46,15 @@ _BRANCH = r"^[!-~]{1,100}$"
 _EDGE, _INSIDE, _PART = r"[^\s\x00-\x1f\x85./*?\[,]", r"[^./*?\[,]", r"[^\s\x00-\x1f\x85./*?\[{},]+"
 _BRACES = rf"(?:{_PART}\{{(?:{_PART})?(?:,(?:{_PART})?)+\}}|\{{{_PART}(?:,{_PART})+\}})(?:{_PART})?"
 _EXT = rf"^\.?(?:{_EDGE}(?:{_INSIDE}*{_EDGE})?|(?:[^\s\x00-\x1f\x85./*?\[{{][^./*?\[{{]*)?,v|{_BRACES})$"
-"""Extensions as ``_extensions`` reads them; it also takes nested braces, and ranges of numbers."""
+"""Matches most extensions that ``_extensions`` accepts, except for nested braces and ranges of numbers."""
 _BLANK, _NAME = r"\s\x1c-\x1f\x85", r"[^/\x00]*"
 _DOTTED = rf"\.|\.[^/\x00.]{_NAME}|\.\.[^/\x00]{_NAME}"
 """A name that begins with a dot, but is not '..'."""
 _SEGMENT = rf"(?:{_DOTTED}|[^/\x00.]{_NAME})?"
 _PATH = rf"^(?:{_SEGMENT}(?:/{_SEGMENT})+|{_DOTTED}|[^/\x00.{_BLANK}]{_NAME}|[{_BLANK}]+[^/\x00{_BLANK}]{_NAME})$"
-"""Matches the paths and directories that ``_check_name`` accepts, except paths on this machine."""
+"""Matches the paths and directories that ``_check_name`` accepts, except for paths on this machine."""
 _GLOB = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
-"""Some of the globs that ``check_glob`` accepts."""
+"""Matches some of the globs that ``check_glob`` accepts."""
 _HERE = INTERFACES - {"http"}
 """Options that are too expensive to offer to every client of a server."""
 _ACTION_AND_COMMAND = frozenset({"action", "command"})
@@ -93,7 +93,7 @@ def is_prose(path: str) -> bool:
 
 @lru_cache(65_536)
 def is_test(path: str) -> bool:
-    """Return whether a document is or belongs to a test, by its own name and its folders' names."""
+    """Return whether a document is or belongs to a test, judging by its name and the names of its folders."""
     return _TEST.search(path) is not None
 
 
@@ -145,10 +145,10 @@ WILDCARD = re.compile(r"[*?\[]|\{.*,.*\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchFilter:
-    """Conditions that a line must all satisfy, each by any of its values.
+    """Conditions, all of which a line must satisfy; any value of a condition suffices.
 
-    None is no condition; an empty list allows nothing. Extensions may have braces. ``where`` and ``also`` are
-    further conditions, and nothing outside of ``within`` is allowed, or reported. If ``on_this_machine``, ``paths``,
+    None adds no condition; an empty list allows nothing. Extensions may have braces. ``where`` and ``also`` are further
+    conditions. Nothing outside of ``within`` is allowed, or mentioned in errors. If ``on_this_machine``, ``paths``,
     ``dirs`` and globs that begin with ``~`` or ``..`` name the process's own files and folders, or their paths in a
     source.
 
@@ -262,10 +262,10 @@ class SearchFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest(SearchFilter):
-    """A query, what to search for it, and how.
+    """A query, and the options of its search.
 
-    To add an option, add a line here, or in ``SearchFilter`` if it leaves lines out. Every interface then has it, under
-    the interface's own name for it, unless ``only_in`` says otherwise.
+    To add an option, add a line here, or in ``SearchFilter`` if the option excludes lines. All interfaces then have the
+    option, unless ``only_in`` limits it to some of them.
 
     Raises UsageError for a value that is out of bounds, or that names nothing.
 
@@ -408,7 +408,7 @@ _FLAGS |= {"include": "--include", "exclude": "--exclude"}  # of an index run
 def in_flags(note: str) -> str:
     """Return a note with the flags of the command line for the options that it names in backticks.
 
-    All other interfaces call them as the note does.
+    The other interfaces use the names in the note.
 
     Examples:
         >>> in_flags("a larger `top_k` shows more")
@@ -421,11 +421,11 @@ MEMORY_OPTIONS: Mapping[str, Option] = MappingProxyType(
     {name: OPTIONS[name] for name in ("max_distance", "mode", "explain")}
     | {"top_k": replace(OPTIONS["top_k"], default=DEFAULT_ENTRIES)}
 )
-"""The options that a search of memory has."""
+"""The options of a memory search."""
 
 
 def without_empty(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``given`` without empty lists, for interfaces where a list that is not given is empty."""
+    """Return ``given`` without empty lists, for interfaces that pass an empty list for an omitted one."""
     return {name: value for name, value in given.items() if value not in ([], ())}
 
 
@@ -494,7 +494,8 @@ class Explanation:
 
     ``lines`` is the number of lines, ``matches`` the number that its filter allows, ``examined`` the number of compared
     vectors. ``index`` is the kind of the vector index, None if lines were compared one by one.
-    ``blocks_without_definitions`` were indexed without looking for any. ``seconds`` are keyed by phase.
+    ``blocks_without_definitions`` is the number of blocks whose definitions were not determined. ``seconds`` are keyed
+    by phase.
     """
 
     mode: str

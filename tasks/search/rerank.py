@@ -24,7 +24,7 @@ from driftline.tasks.search.hits import Window, add_definitions, by_score
 from driftline.tasks.search.ranking import FoundLine
 
 LINES_AROUND, HEAD_LINES = 3, 6
-"""Lines to read on each side of a window, and from the head of its definition if that is farther up."""
+"""Number of lines to read on each side of a window, and from the head of its definition if that is farther up."""
 WEIGHT_OF_COSINE = 25.0
 """The weight of the cosine relative to a score by words and meaning; chosen on the tuning halves of the benchmark."""
 WEIGHT_IN_VECTOR_MODE = 1.0
@@ -54,7 +54,8 @@ def weight_in(mode: str) -> float:
 def reranked(
     windows: Sequence[Window], query: str, tables: Sequence[LineQuery], encoder: Encoder, weight: float
 ) -> list[Window]:
-    """Return ``windows``, best first, by their scores plus ``weight`` times the cosine of ``query`` and their texts.
+    """Return ``windows``, sorted by their scores plus ``weight`` times the cosine of ``query`` and their texts, best
+    first.
 
     The cosine alone would prefer texts that resemble the question over answers.
     """
@@ -110,9 +111,9 @@ def _passages(window: Window) -> list[Passage]:
 
 
 CANDIDATE_DEFINITIONS = 60
-"""Definitions to look up by their vectors."""
+"""Number of definitions to look up by their vectors."""
 JOINED_WINDOWS = 50
-"""Windows by words and meaning to join with the definitions."""
+"""Number of windows, found by words and meaning, to join with the definitions."""
 WEIGHT_OF_CODE, WEIGHT_OF_PROSE = 60.0, 20.0
 """The weight of the cosine of a definition, or of a section, relative to a score by words and meaning.
 
@@ -180,9 +181,9 @@ def joined(
 ) -> list[Window]:
     """Join ``windows``, best first, with the definitions that ``deep`` found, and return them by their joined scores.
 
-    The best window of a found definition gains the difference between its cosine and the cosine of the last one found.
-    A definition without a window gets one at the line of its name, with the score of the last of ``windows`` added.
-    Definitions in changed documents are dropped. Raises StorageError, CorruptFile.
+    The best window of a found definition gains the difference between its cosine and the cosine of the last definition
+    found. A definition without a window gets one at the line of its name, with the score of the last of ``windows``
+    added. Definitions in changed documents are dropped. Raises StorageError, CorruptFile.
     """
     if not found:
         return list(windows)

@@ -23,7 +23,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
 from driftline.storage.lance.retries import without_panic
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_queries import NOTHING, RESULT_COLUMNS, LineQuery, Scored
+from driftline.storage.lines.line_queries import NOTHING, RESULT_COLUMNS, LineQuery, Scored, nearest_blocks
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.tokenizer import keywords, query_for_index
 from driftline.storage.model import Embedder, html_table
@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
 FETCH_FACTOR = 3
-"""Lines to fetch per result, because neighbouring ones merge; more are fetched if that is not enough."""
+"""Number of lines to fetch per result, because neighbouring lines merge; more are fetched if these are not enough."""
 CANDIDATE_BLOCKS = 100
 CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {
     "name": 100,
@@ -79,7 +79,7 @@ CANDIDATE_LINES = 30
 A search with too few results takes more. A sentence describes one definition, and more blocks by meaning tend to hide
 it."""
 CANDIDATE_DEFINITIONS = 20
-"""Definitions to look up for each name in a query."""
+"""Number of definitions to look up for each name in a query."""
 MAX_TENANTS_AT_ONCE, MAX_TABLES_AT_ONCE = 8, 8
 """Number of tenants, and of tables per tenant, to open in parallel; each waits for a bucket."""
 MAX_THREADS = 64
@@ -243,7 +243,7 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
 
 @from_keywords(SearchRequest)
 def search(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Return the ``answer`` to the request that these arguments make."""
+    """Return the ``answer`` to a request with these arguments."""
     return answer(workspace, request)
 
 
@@ -589,7 +589,7 @@ class _Finder:
         return [each.result() for each in finding]
 
     def _near_blocks(self, limit: int) -> list[Scored]:
-        return _best([table.near(self.embedded, limit) for table in self.tables], limit)
+        return _best(nearest_blocks(self.tables, self.embedded, limit), limit)
 
     def _read(
         self, matching: Sequence[Scored], named: Sequence[NDArray[np.uint64]], near: Sequence[Scored]

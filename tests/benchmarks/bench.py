@@ -1,10 +1,11 @@
 """Run all benchmarks one after another, and write their results into RESULTS.md beside this file.
 
-    make bench                                          # all of them; an hour and a half on 2 cores
-    .venv/bin/python tests/benchmarks/bench.py --small  # to check that they run; writes nothing
-    .venv/bin/python tests/benchmarks/bench.py searching quality   # some of them; keeps the results of the others
+    make bench                                          # all of them; an hour and a half on 2 cores .venv/bin/python
+    tests/benchmarks/bench.py --small  # check that they run; write nothing .venv/bin/python tests/benchmarks/bench.py
+    searching quality   # only these; keep the results of the others
 
-The results of each benchmark are kept in results/NAME.json, so that they can be run one by one.
+The results of each benchmark are kept in results/NAME.json, so that they can be run one by one. A run that fails leaves
+the results of the last one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from measure import RECORDS
+from measure import MISSED, RECORDS
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
@@ -75,17 +76,22 @@ def main() -> int:
     if unknown := set(options.names) - set(BENCHMARKS):
         parser.error(f"There is no benchmark {', '.join(sorted(unknown))}")
     FOLDER.mkdir(exist_ok=True)
+    missed: list[str] = []
     failed: list[str] = []
     for name in options.names or BENCHMARKS:
         found = run(name, ["--small"] if options.small else BENCHMARKS[name])
-        if found["exit_code"]:
+        if found["exit_code"] not in (0, MISSED):
             failed.append(name)
+            continue
+        if found["exit_code"]:
+            missed.append(name)
         if not options.small:
             (FOLDER / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
             write_results()
-    if failed:
-        print(f"A target was missed, or a run failed: {', '.join(failed)}")
-    return 1 if failed else 0
+    for outcome, names in (("Missed a target", missed), ("Failed, so their last results stay", failed)):
+        if names:
+            print(f"{outcome}: {', '.join(names)}")
+    return 1 if missed or failed else 0
 
 
 def run(name: str, arguments: Sequence[str]) -> dict[str, Any]:
@@ -154,7 +160,7 @@ def plots(records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def bar_plot(title: str, unit: str, values: Mapping[str, float]) -> str:
-    """An ``<svg>`` with a bar for each value, from 0 to the greatest; those of Driftline are highlighted."""
+    """An ``<svg>`` with a bar for each value, from 0 to the largest; bars of Driftline are highlighted."""
     height, top = 34 + BAR * len(values), max([*values.values(), 1e-9])
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '

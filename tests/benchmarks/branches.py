@@ -1,5 +1,4 @@
-"""Measure the cost of branches: the run, the bytes and the searches of one, and the effect of a hundred on the main
-index.
+"""Measure the run time, size and searches of a branch, and the effect of a hundred branches on the main index.
 
     .venv/bin/python tests/benchmarks/branches.py
 
@@ -97,7 +96,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _runs(source: Path, template: Path, folder: Path, rounds: int) -> tuple[float, tuple[int, int]]:
-    """The time of a first run of a branch, of one of main over the same files; and what each adds to the workspace."""
+    """The time of a first run of a branch and of a run of main over the same files, and the bytes that each adds."""
     before = _size(template)
     times: dict[str, list[float]] = {"branch": [], "main": []}
     added = {"branch": 0, "main": 0}
@@ -176,7 +175,7 @@ def _hundred(folder: Path, source: Path, location: Path, branches: int, verdict:
 
 
 def _requests(folder: Path, source: Path, verdict: measure.Verdict) -> None:
-    """The requests of a new branch in a bucket, beyond those of a main run over the same files."""
+    """The requests of a new branch in a bucket that exceed those of a run of main over the same files."""
     with running_s3(folder) as server, delaying(server.endpoint, 0.0) as proxy:
         storage = {"aws_access_key_id": server.access_key, "aws_secret_access_key": server.secret_key}
         storage |= {"aws_region": "us-east-1", "aws_endpoint": proxy.endpoint, "aws_allow_http": "true"}

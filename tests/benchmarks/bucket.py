@@ -2,9 +2,9 @@
 
     .venv/bin/python tests/benchmarks/bucket.py
 
-A real S3 server runs on loopback, behind a proxy that delays each answer. Rounds are the longest chain of requests of
-which each began after the one before it had ended: what a faster connection does not shorten. Those of a cold search
-are counted at a delay beside which a busy host does not matter. The sources are local.
+A real S3 server runs on loopback, behind a proxy that delays each answer. Rounds are the length of the longest chain of
+sequential requests: more bandwidth does not reduce it. The rounds of a cold search are counted with a delay so long
+that a busy host does not matter. The sources are local.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _search(workspace: str, query: str, env: Mapping[str, str]) -> measure.Measu
 
 
 def _cold(proxy: DelayingProxy, uri: str, env: Mapping[str, str], count: int) -> Cost:
-    """The median run of a command, without blocks on the disk, and its rounds."""
+    """The median run of a command without cached blocks, and its rounds."""
     costs: list[Cost] = []
     for query in QUERIES[:count]:
         found: list[Cost] = []

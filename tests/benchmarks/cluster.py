@@ -5,7 +5,7 @@
 A scheduler and workers with one thread each run as processes of their own on loopback, the run is their client. All
 figures are CPU seconds, also those of phases, since the processes share the cores of one host. Computed times assume a
 core for each process: a fixed part, and then the busiest of the coordinator, the scheduler and the workers, which
-overlap. Stores that take no more requests, and networks, are not part of the model.
+overlap. The model ignores networks and the request limits of stores.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _fixed_seconds() -> float:
-    """The wall-clock seconds of a run over next to nothing on a warm cluster: start, leases, publication, ledger."""
+    """The wall-clock seconds of a nearly empty run on a warm cluster: start, leases, publication, ledger."""
     tree = corpus.packages(2_000)
     with measure.scratch() as folder, cluster(folder, 1) as started:
         first_run(started, tree.path, folder / "warm")
@@ -175,7 +175,7 @@ def _show(workers: int, run: Run) -> None:
 
 
 def _compute(run: Run, fixed: float) -> None:
-    """Print and plot the computed time of ``run`` with more workers, and what limits it then."""
+    """Print and plot the computed time of ``run`` with more workers, and its bottleneck."""
     print(f"  computed from the run with two workers, and {fixed:.2f} s of start and end:")
     print(f"  {'workers':>9} {'s':>7} {'gain':>6}  limited by")
     gains: dict[str, float] = {}

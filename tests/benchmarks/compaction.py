@@ -33,7 +33,7 @@ QUERIES = (
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The figures of a tree; seconds are of the processor."""
+    """The figures of a tree; all times are CPU seconds."""
 
     lines: int
     run_seconds: float

@@ -6,7 +6,7 @@
 ``--data`` is the file of https://github.com/snap-research/locomo, whose licence, CC BY-NC 4.0, allows no commercial
 use: it is not part of this repository, and neither are figures of it. Each turn is an entry with its speaker and date;
 a question has the turns that answer it as evidence. Recall is the share of this evidence among the first ten hits, so
-no model that writes is needed. The first five conversations are for tuning, the others only report.
+no generative model is needed. The first five conversations are for tuning, the others for reporting.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def _conversations(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The conversations of a release as one file, or as an archive of one file each, by their names."""
+    """The conversations of a release, which is one file or an archive with a file for each, keyed by name."""
     if not zipfile.is_zipfile(path):
         yield from json.loads(path.read_text("utf-8"))
         return

@@ -1,7 +1,7 @@
 """The trees that the benchmarks index, created once and cached outside the repository.
 
-Source code comes from the packages installed in this environment, so nothing is downloaded. Figures of two hosts
-are comparable if the hosts have the same packages.
+Source code comes from the packages installed in this environment, so nothing is downloaded. Figures of two hosts are
+comparable only if both have the same packages.
 """
 
 from __future__ import annotations
@@ -43,10 +43,8 @@ class Corpus:
 
 
 def packages(lines: int) -> Corpus:
-    """At least ``lines`` lines of Python: installed packages in the order of their names.
-
-    If there are too few packages, copies follow. Times and sizes are the same as for new lines, many of which are
-    repetitions, too.
+    """At least ``lines`` lines of Python from installed packages, sorted by name. If there are too few, packages are
+    repeated; times and sizes stay the same, because many lines of real code repeat, too.
     """
 
     def make(root: Path) -> tuple[int, int, int]:

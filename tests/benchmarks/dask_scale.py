@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/benchmarks/dask_scale.py
 
-Both use the executor of index runs. The tiny batches do nothing, so their time is that of the scheduler. It is
+Both use the executor of index runs. The tiny batches do nothing, so their time is the overhead of the scheduler. It is
 compared with the time of a batch in a whole run over source files, which also shows the memory of a worker.
 """
 
@@ -81,7 +81,7 @@ def _context(workspace: Path) -> TaskContext:
 
 
 def _seconds(context: TaskContext, slots: int, *works: list[Work]) -> list[float]:
-    """Seconds of each of ``works`` from the first task to the last result, without the start of the workers."""
+    """Seconds from the first task to the last result for each of ``works``, without the start of the workers."""
     times: list[float] = []
     with DaskExecutor(None, slots) as executor:
         executor.start(context, [])

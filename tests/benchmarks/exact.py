@@ -1,11 +1,11 @@
-"""Exact search beside ripgrep: its time, what its packs cost, a bucket that is 30 ms away, and phrases with intentions.
+"""Exact search compared with ripgrep: time, cost of packs, a bucket that is 30 ms away, and phrases with intentions.
 
     .venv/bin/python tests/benchmarks/exact.py
     .venv/bin/python tests/benchmarks/exact.py --workspace WORKSPACE    # only the times of an index of the same tree
 
-The first run without packs is that of a program that writes none. ``exact_questions.tsv`` has a path, a function in
-it, and an exact phrase of that function with words for what it does; they were written before any search. A hit is
-right if it is in the function.
+The first run without packs uses a program that writes none. ``exact_questions.tsv`` has a path, a function in it, an
+exact phrase in that function, and words for what it does; all were written before any search. A hit is right if it is
+in the function.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def times(workspace: Path, patterns: list[str], verdict: measure.Verdict) -> Non
 
 
 def questions(tree: Path, workspace: Path, verdict: measure.Verdict) -> None:
-    """Ask for phrases with intentions together, and for either alone: the phrase, its words and all, the intention."""
+    """Compare searches for a phrase with words, the phrase, everything as words, and the words."""
     opened = driftline.open(str(workspace))
     gains: dict[str, list[float]] = {"phrase and words": [], "phrase": [], "all as words": [], "words": []}
     for asked in QUESTIONS.read_text("utf-8").splitlines():
@@ -161,7 +161,7 @@ def questions(tree: Path, workspace: Path, verdict: measure.Verdict) -> None:
 
 
 def _functions(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The names and lines of the functions of a file, the last ones of a name after the others."""
+    """Yield the qualified name, first and last line of each function and class of a file."""
 
     def walk(node: ast.AST, within: str) -> Iterator[tuple[str, tuple[int, int]]]:
         for child in ast.iter_child_nodes(node):
@@ -175,7 +175,7 @@ def _functions(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def bucket(workspace: Path, patterns: list[str], folder: Path, verdict: measure.Verdict) -> None:
-    """Search a copy in a bucket with new processes that have nothing on their disk."""
+    """Search a copy in a bucket with new processes and an empty cache."""
     folder.mkdir()
     with running_s3(folder) as server, delaying(server.endpoint, DELAY_SECONDS) as proxy:
         _upload(workspace, server)

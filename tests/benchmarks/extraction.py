@@ -1,10 +1,10 @@
-"""Text out of documents against pdftotext and pandoc, its speed and memory, and a first run over HTML.
+"""Text of documents compared with pdftotext and pandoc, speed and memory of extraction, and a first run over HTML.
 
     apt-get install poppler-utils pandoc
     .venv/bin/python tests/benchmarks/extraction.py
 
-Documents come from packages of Debian; those of Word are ODT that pandoc has converted. Words are counted without case.
-The reference of a page of HTML is that of its main part, since navigation is left out on purpose.
+Documents come from packages of Debian; Word documents are ODT that pandoc has converted. Words are counted without
+case. The reference text of an HTML page is its main part, since navigation is omitted on purpose.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ QUESTIONS = Path(__file__).parent / "document_questions.tsv"
 OTHER_MANUALS = ("R-ints.pdf", "bash.pdf")
 KINDS = ("pdf", "docx", "odt", "epub", "html")
 MOST = 120
-"""Documents of a kind that are compared, evenly chosen."""
+"""Maximum number of documents to compare for each kind, chosen evenly."""
 NEAR = 120
-"""Characters, about a line."""
+"""Number of characters, about a line."""
 FEW_BYTES = 10_000
 """Smaller PDFs of these packages are empty pages."""
 _WORD = re.compile(r"[^\W_]+")
@@ -122,7 +122,7 @@ def _converted(odt: bytes) -> bytes:
 
 
 def words(text: str) -> Counter[str]:
-    """The words of a text; those that a line end breaks are joined."""
+    """The words of a text; words hyphenated at a line end are joined."""
     return Counter(word.casefold() for word in _WORD.findall(_BROKEN.sub("", text)))
 
 
@@ -172,7 +172,7 @@ def compare(found: Sequence[Document], verdict: measure.Verdict) -> None:
 
 
 def _pdf_anchors(lines: Sequence[str], anchors: Sequence[Anchor], reference: str) -> tuple[int, int]:
-    """Of the lines, how many have all their words on the page that their anchor names, and how many there are."""
+    """Return the number of lines whose words are all on the page of their anchor, and of all lines."""
     of_pages = [words(page) for page in reference.split("\f")]
     good = of = 0
     for anchor in anchors:
@@ -183,7 +183,7 @@ def _pdf_anchors(lines: Sequence[str], anchors: Sequence[Anchor], reference: str
 
 
 def _html_anchors(lines: Sequence[str], anchors: Sequence[Anchor], data: bytes) -> tuple[int, int]:
-    """Of the lines, how many have the nearest id above them, but for NEAR characters, and how many there are."""
+    """Return the number of lines whose anchor is the nearest id above, within NEAR characters, and of all lines."""
     whole, locations = _ids(html.document_fromstring(data))
     starts = [location for location, _ in locations]
     at = good = of = 0
@@ -241,7 +241,7 @@ def _cpu_seconds(extract: Callable[[bytes], Extracted], documents: Sequence[byte
 
 
 def runs(found: Sequence[Document], root: Path, verdict: measure.Verdict) -> None:
-    """Index all documents, then those of HTML with and without the extra."""
+    """Index all documents, then only HTML with and without the extra."""
     for number, document in enumerate(found):
         folder = root / ("html" if document.kind == "html" else "others") / f"{number % 40}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -260,8 +260,8 @@ def runs(found: Sequence[Document], root: Path, verdict: measure.Verdict) -> Non
 def answers(root: Path, verdict: measure.Verdict) -> None:
     """Ask the questions, which were written before any search of these documents.
 
-    A hit is right if it is in the named document, and its lines have the words that are named with the question. Its
-    anchor is right if pdftotext has the words of the best line on that page, or if that id is the nearest one above.
+    A hit is right if it is in the expected document and its lines contain the expected words. Its anchor is right if
+    pdftotext finds the words of the best line on that page, or if that id is the nearest one above.
     """
     files, questions = _files_by_name(), [line.split("\t") for line in QUESTIONS.read_text("utf-8").splitlines()]
     others = {name for name, path in files.items() if path.suffix == ".html" and "postgresql" in str(path)}
@@ -298,7 +298,7 @@ def _spaced(text: str) -> str:
 
 
 def _is_at(path: Path, anchor: str, line: str) -> bool:
-    """Return whether an anchor is that of a line, which may be cut at its ends."""
+    """Return whether an anchor belongs to a line, which may be cut at either end."""
     line = line.strip(CUT)
     if path.suffix == ".pdf":
         good, _ = _pdf_anchors([line], [Anchor(anchor, 0, 0)], _pages_of(path))

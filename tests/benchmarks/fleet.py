@@ -1,4 +1,4 @@
-"""A sync of a fleet: many small repositories at first, unchanged, and after one push; and the same files as one source.
+"""Syncs of a fleet of many small repositories: first, unchanged, and after one push; and the same files as one source.
 
 .venv/bin/python tests/benchmarks/fleet.py
 .venv/bin/python tests/benchmarks/fleet.py --repositories 2000    # the CPU for each must not grow with them
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def files_of(number: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a repository, which no other one has."""
+    """Yield the files of a repository; no other repository has any of them."""
     for file in range(FILES):
         lines = (f"def value_{line}_of_{number}_{file}(): return {line}" for line in range(20))
         yield f"file_{file:02}.py", "\n".join(lines).encode()

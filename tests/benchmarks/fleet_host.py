@@ -1,8 +1,8 @@
-"""A fleet behind the API of a host on loopback: its discovery, a sync without changes, and one push until it is found.
+"""A fleet on a simulated host: discovery, a sync without changes, and the time from a push to a hit.
 
 .venv/bin/python tests/benchmarks/fleet_host.py
 
-The state of the unchanged repositories is written, not indexed: a sync reads nothing else of them.
+The state of unchanged repositories is written directly instead of indexed: a sync reads nothing else of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folding deltas into a base, and reading a folder of it, against plain pyarrow over the same rows.
+"""Folding deltas into a base, and reading one folder of the base, compared with plain pyarrow over the same rows.
 
     .venv/bin/python tests/benchmarks/folding.py
     .venv/bin/python tests/benchmarks/folding.py --rows 10000000

@@ -1,4 +1,4 @@
-"""Questions about a manual in four languages: English, German, Japanese and Chinese, by words alone and with meaning.
+"""Questions about a manual in English, German, Japanese and Chinese, searched by words and in the mode ``hybrid``.
 
     .venv/bin/python tests/benchmarks/handbook.py --keep 1
     .venv/bin/python tests/benchmarks/handbook.py --half tuning --languages ja-JP,zh-CN
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def _shows(hit: Hit, page: str, number: str) -> bool:
-    """Return whether a hit shows a section; a section with two numbers is a whole page."""
+    """Return whether a hit shows a section. A number such as ``9.10.`` stands for a whole page."""
     if hit.path != page:
         return False
     shown = (hit.symbol or "", *hit.context)

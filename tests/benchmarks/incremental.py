@@ -22,7 +22,7 @@ PEERS = Path(__file__).parent / "peers"
 PEERS_PYTHON = Path(sys.prefix) / "peers" / "bin" / "python"
 CHANGED_FILES = 5
 Index = Callable[[], tuple[measure.Measured, int]]
-"""A run and the number of files that it embedded."""
+"""The measurements of a run, and the number of files that it embedded."""
 
 
 def main() -> int:

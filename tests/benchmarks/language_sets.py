@@ -1,7 +1,7 @@
-"""Queries with known answers in other languages than Python, and questions in words of people who do not know the code.
+"""Queries with known answers in languages other than Python, and questions of people who do not know the code.
 
-The first sentence of a doc comment is the query for its function, in a tree without doc comments. Questions are for a
-definition or section each, in all trees; ``questions.tsv`` has tree, path, name and question.
+The first sentence of a doc comment is the query for its function, in a tree without doc comments. Each question asks
+for a definition or a section; ``questions.tsv`` has tree, path, name and question.
 """
 
 from __future__ import annotations

@@ -22,11 +22,13 @@ import psutil
 
 _POLL_SECONDS = 0.02
 _MAX_PAUSES = 20
-"""The pause after a look, as a multiple of its CPU time: each look reads the whole process table."""
+"""The pause between two samples as a multiple of the CPU time of one, which reads the whole process table."""
 RECORDS = "DRIFTLINE_BENCH_RECORDS"
 """The environment variable that names the file in which ``bench.py`` collects records."""
+MISSED = 3
+"""The exit code of a complete run that has missed a target; a run that fails has another one."""
 PROGRAM = "DRIFTLINE_BENCH_PROGRAM"
-"""The environment variable with another program for the command ``driftline``, where figures do not matter."""
+"""The environment variable that replaces the command ``driftline`` by another program, where figures do not matter."""
 DRIFTLINE = (
     (os.environ[PROGRAM],)
     if PROGRAM in os.environ
@@ -115,15 +117,15 @@ def _resident(process: psutil.Process) -> int:
 
 
 def median(values: Sequence[float]) -> float:
-    """The median of several runs, which other work on the host affects least."""
+    """The median run: other work on the host affects it least."""
     return statistics.median(values)
 
 
 @dataclass(slots=True)
 class Verdict:
-    """The targets of a benchmark; ``exit_code`` is 1 if one is missed. Small runs prove nothing and miss none.
+    """The targets of a benchmark; ``exit_code`` is MISSED if a target is missed. Small runs are not judged.
 
-    ``obstacle`` is printed if a target is missed: the reason.
+    ``obstacle`` is the reason to print if a target is missed.
     """
 
     small: bool
@@ -148,7 +150,7 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        return 1 if self.missed else 0
+        return MISSED if self.missed else 0
 
 
 def bars(title: str, unit: str, values: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Memory of the coordinator while it indexes two million lines, with batches embedded in it or in other processes.
+"""Memory of the coordinator while it indexes two million lines, with batches embedded in the same process or in others.
 
     .venv/bin/python tests/benchmarks/memory.py
 

@@ -80,7 +80,7 @@ def _texts(entries: int) -> Iterator[str]:
 
 
 def _query(text: str, draw: random.Random) -> str:
-    """Some words of an entry."""
+    """A query of some words of an entry."""
     words = text.split()
     return " ".join(draw.sample(words, min(4, len(words))))
 
@@ -110,7 +110,7 @@ def _timed(search: Callable[[str], object], queries: Sequence[str]) -> list[floa
 
 
 def _recall(store: MemoryStore, table: VectorTable, embedder: WordTableEmbedder, queries: Sequence[str]) -> float:
-    """The share of the exact ten nearest that the search in the mode of vectors finds, equal distances being equal."""
+    """The share of the ten nearest entries that a vector search finds; entries at equal distances count as equal."""
     rows = table.open().to_table(columns=["vector"], filter="key <> '' AND vector IS NOT NULL")
     column = rows["vector"].combine_chunks()
     vectors = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(rows), -1)

@@ -95,7 +95,7 @@ def location(folder: Path, in_bucket: bool) -> Iterator[tuple[str, dict[str, str
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The measurement of one catalog. Each figure is of ``repeats`` calls, or of ten times as many."""
+    """The measurement of one catalog. Each figure comes from ``repeats`` calls, or ten times as many."""
 
     store: MemoryStore
     name: str
@@ -192,7 +192,7 @@ class Run:
     def flush(self) -> None:
         outbox = "SELECT count(*) FROM ltm_outbox"
         waiting = self.store.catalog.read(lambda connection: connection.exec_driver_sql(outbox).scalar_one())
-        if waiting > BATCH:  # a file for each entity would be measured instead
+        if waiting > BATCH:  # otherwise the benchmark would measure a file for each entity
             return
         started = time.perf_counter()
         self.store.flush()
@@ -205,7 +205,7 @@ class Run:
 
 @contextmanager
 def traced_fsyncs(log: Path) -> Iterator[list[int]]:
-    """Yields a list that holds the number of syncs of this process afterwards, or nothing if it cannot be counted."""
+    """Yields a list that afterwards holds the number of syncs of this process; it is empty without strace."""
     counted: list[int] = []
     if not shutil.which("strace"):
         yield counted
@@ -229,7 +229,7 @@ def write_and_sync(path: Path) -> None:
 
 
 def timed(call: Callable[[], object], repeats: int) -> list[float]:
-    """The seconds of each call, after one to warm up."""
+    """The seconds of each call after a warm-up call."""
     call()
     seconds = []
     for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""A run over an unchanged tree of a million files, against ``find`` over the same tree in the same minute.
+"""A run over an unchanged tree of a million files, compared with ``find`` over the same tree in the same minute.
 
     .venv/bin/python tests/benchmarks/million_files.py
 

@@ -20,7 +20,7 @@ Registry = Literal["npm", "pypi", "debian"]
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package and those of its folders that are read; ``folders`` are below the folder that it unpacks to."""
+    """A package and the folders of it to read, relative to the folder that it unpacks to."""
 
     registry: Registry
     name: str

@@ -4,8 +4,8 @@
 
 The limits are measured over the same tree and the same rows: ``find`` for the scan, ``cat`` for reading, a copy of the
 text for splitting, a copy of the vectors for embedding, Lance's own write of the rows for forming and writing them, and
-its own index builds. Phases of workers overlap on all cores; their seconds are added up, so they compare with limits of
-one core.
+its own index builds. Phases of workers overlap on all cores; their seconds are summed, to compare them with the limits
+of one core.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def _limits(tree: corpus.Corpus, table: Path, folder: Path) -> tuple[dict[str, tuple[float, str]], pa.Table]:
-    """The limit of each phase in seconds and its name, and the number of rows of the table without commit markers."""
+    """The seconds and the name of the limit of each phase, and the rows of the table without commit markers."""
     rows = lance.dataset(str(table)).to_table(filter="line_number >= 0")
     text, vectors = rows["text"].combine_chunks(), rows["vector"].combine_chunks().flatten().to_numpy()
     raw = str(folder / "raw.lance")

@@ -2,14 +2,14 @@
 
     .venv/bin/python tests/benchmarks/public_repositories.py --trees REPOS --annotations SEMBLE/benchmarks --keep 1
 
-The questions and their answers are semble's (https://github.com/MinishLab/semble, MIT): ``--annotations`` is its
-folder ``benchmarks``, and ``--trees`` holds a checkout of each repository in ``repos.json`` by its name, at its pin; by
-default, they are the folders ``public/annotations`` and ``public/trees`` beside the corpora of the other benchmarks.
-NDCG@10 is that of its ``metrics.py``: each file that answers counts once, at the first result that shows it. ``tokens``
-are those of the results up to the first that is right, or of all if none is, at four characters a token. Repositories
-that are not there are named and left out. The weights of the ranking were chosen on those whose names begin with a to
-l (``--half tuning``); the others only report. ``--keep 1`` keeps the indexes for the next run, which then tells no
-index CPU.
+The questions and their answers are semble's (https://github.com/MinishLab/semble, MIT): ``--annotations`` is its folder
+``benchmarks``, and ``--trees`` holds a checkout of each repository of ``repos.json``, named like the repository, at the
+pinned commit; by default, they are the folders ``public/annotations`` and ``public/trees`` beside the corpora of the
+other benchmarks. NDCG@10 is defined as in its ``metrics.py``: each relevant file counts once, at the first result that
+shows it. ``tokens`` counts the results up to the first right one, or all if none is right, at four characters a token.
+Missing repositories are reported and skipped. The weights of the ranking were tuned on repositories whose names begin
+with a to l (``--half tuning``); the others are for reporting. ``--keep 1`` keeps the indexes for the next run, which
+then reports no CPU time for indexing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TARGETS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A file that answers, and its lines if only some of it does."""
+    """A file that answers a query, and the relevant lines if not all are."""
 
     path: str
     first: int = 0
@@ -64,7 +64,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A query and all files that answer it."""
+    """A query and all its targets."""
 
     text: str
     kind: str
@@ -82,7 +82,7 @@ class Repository:
 
     @property
     def half(self) -> str:
-        """Return whether weights may be chosen on it."""
+        """Return the half of a repository: weights are tuned on one half only."""
         return "tuning" if self.name < FIRST_OF_REPORTING else "reporting"
 
 
@@ -101,7 +101,7 @@ Contender = Callable[[str], Sequence[Result]]
 
 @dataclass(slots=True)
 class Scores:
-    """The scores of one contender, by question."""
+    """The scores of one contender for each question."""
 
     ndcg: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     files: list[int] = field(default_factory=list)
@@ -200,7 +200,7 @@ def _target(raw: str | dict[str, Any]) -> Target:
 
 
 def _contenders(repository: Repository, folder: Path, *, peer: bool) -> Iterator[tuple[str, Contender, float]]:
-    """Name, answers and the CPU seconds of its index, of each contender."""
+    """The name, the answers and the CPU seconds of indexing of each contender."""
     model, target = corpus.model(), folder / f"{repository.name}.driftline"
     command = [*measure.DRIFTLINE, "index", str(repository.tree), "--workspace", str(target), "--model", str(model)]
     cpu = 0.0 if target.exists() else measure.run(command).cpu_seconds

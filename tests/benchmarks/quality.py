@@ -1,4 +1,4 @@
-"""The quality of answers: queries with known answers, against semble, BM25 and the cosine of single lines.
+"""The quality of answers to queries with known answers, compared with semble, BM25 and the cosine of single lines.
 
     .venv/bin/python tests/benchmarks/quality.py
     .venv/bin/python tests/benchmarks/quality.py --sets go,questions --queries 100 --tuning 1
@@ -7,11 +7,11 @@
 
 Doc comments in seven languages, paragraphs of prose, and questions as a newcomer asks them (``questions.tsv``, written
 before any search). All contenders index the same trees, and those that embed use the same model directory. A result is
-correct if it is in the right file and shows a line of the function or paragraph; ``strict`` counts only those whose
-best line is in it (of contenders that name none, the first), and ``lines`` is the average length of results. The
-weights were chosen on the tuning halves, without C++; the figures are of the reporting halves (``--tuning 1`` for the
-others). ``--rerank 1`` adds a row with a transformer. ``--keep 1`` keeps the indexes beside the corpora, so that the
-next run only brings them up to date. Other languages than Python need npm, pip and apt-get.
+correct if it is in the right file and shows a line of the function or paragraph; ``strict`` counts a result only if its
+best line (the first line if a contender names none) is in it, and ``lines`` is the average length of results. The
+weights were chosen on the tuning halves, without C++; the figures come from the reporting halves (``--tuning 1`` shows
+the others). ``--rerank 1`` adds a row with a transformer. ``--keep 1`` keeps the indexes beside the corpora, so that
+the next run only brings them up to date. Other languages than Python need npm, pip and apt-get.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ TOP_K = 10
 CHUNK_LINES = 16
 """Lines of a chunk of plain BM25."""
 RATIOS = {"prose": (1.2, 1.2), "questions": (1.0, 1.0)}
-"""Targets of MRR and recall, of semble's, where they are not those of other languages."""
+"""Targets for MRR and recall relative to semble, where they differ from the targets of other languages."""
 SETS = ("python", *LANGUAGES, "prose", "questions")
 MODES: tuple[Mode, ...] = ("hybrid", "text", "vector")
 _UP_TO_DATE: set[Path] = set()
 """The workspaces that this run has indexed; questions share them with the sets of their languages."""
 
 Result = tuple[str, int, int, int]
-"""Path, first and last line, and the best one."""
+"""Path, first line, last line, and best line."""
 Contender = Callable[[str], Sequence[Result]]
 
 
@@ -195,7 +195,7 @@ def _answers(answer: Contender, queries: Sequence[Query]) -> Iterator[Answer]:
 
 
 def _score(name: str, answers: Sequence[Answer]) -> Score:
-    """The means of ``answers``, which are printed as the row of ``name``."""
+    """Return the means of ``answers``, and print them as the row of ``name``."""
     hit = np.array([each.rank for each in answers if each.rank], float)
     strict = np.array([each.strict_rank for each in answers if each.strict_rank], float)
     lengths = [length for each in answers for length in each.lengths]

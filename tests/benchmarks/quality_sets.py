@@ -73,7 +73,7 @@ class QuerySet:
     queries: tuple[Query, ...]
 
     def half(self, half: Half, count: int | None = None) -> list[Query]:
-        """The queries of one half, or the first ``count`` of them, in a fixed random order."""
+        """The queries of one half in a fixed random order, at most ``count``."""
         return [query for query in self.queries if query.half == half][:count]
 
 

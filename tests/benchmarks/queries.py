@@ -1,4 +1,4 @@
-"""Queries over an indexed tree, directory filters for them, and the recall of answers."""
+"""Queries for an indexed tree, directory filters for the queries, and the recall of answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sample_texts(table: LineTable, count: int) -> list[str]:
 
 
 def choose_directories(table: LineTable, shares: Sequence[float]) -> list[Directories]:
-    """For each share of all lines the directory that comes closest, or several together for large shares."""
+    """Return, for each share of all lines, the directory with the closest share, or several directories together."""
     counts: Counter[str] = Counter()
     total = 0
     for batch in table.rows(["parent_dirs"]):
@@ -66,7 +66,7 @@ def choose_directories(table: LineTable, shares: Sequence[float]) -> list[Direct
 
 
 def recall(found: Sequence[float], exact: Sequence[float]) -> float:
-    """The share of the ``k`` best lines in an answer; both are given as distances.
+    """The share of the ``k`` best lines that an answer contains; both arguments are distances.
 
     A line counts if it is as near as the ``k``-th of the exact answer.
     """

@@ -111,7 +111,7 @@ def _measure(tree: corpus.Corpus, workspace: Path, queries: int) -> Size:
 
 
 def _change(tree: Path, workspace: Path) -> float:
-    """Seconds from a change of some files until a cold process finds it; restores the tree."""
+    """Seconds from the change of some files until a cold process finds the change; restores the tree."""
     every = sorted(path for path in tree.rglob("*.py"))
     edited = {path: path.read_bytes() for path in every[:: max(1, len(every) // CHANGED_FILES)][:CHANGED_FILES]}
     try:

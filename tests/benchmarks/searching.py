@@ -4,7 +4,7 @@
 
 ``search`` is the default of ``driftline search``, with results and their context. Recall@10 compares the lines that the
 vector index finds with those of exact search, by the distances of stored vectors. "Compared" is the number of vectors
-that a search reads, beside the number for filtering after the search.
+that a search reads, shown beside the number with filtering after the search.
 """
 
 from __future__ import annotations

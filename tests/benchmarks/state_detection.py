@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/benchmarks/state_detection.py
 
-It works on partitions of five top folders each, two at a time, as a run on two workers does. One document in a hundred
+It processes partitions of five top folders each, two at a time, like a run on two workers. One document in a hundred
 has changed, one in a thousand is deleted, one in a thousand is new. Listings are created in advance and read from disk.
 """
 

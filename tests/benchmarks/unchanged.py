@@ -95,7 +95,7 @@ def _git_tree(tree: corpus.Corpus, folder: Path, rounds: int, verdict: measure.V
 
 
 def _commit(clone: Path, workspace: Path, rounds: int) -> list[measure.Measured]:
-    """Runs after commits, from a cold process; their changes are searchable when they end."""
+    """Runs after commits, in a cold process; the changes are searchable when a run ends."""
     index(clone, workspace, "--ci")
     runs: list[measure.Measured] = []
     files = sorted(clone.rglob("*.py"))
@@ -130,7 +130,7 @@ def expect(report: dict[str, Any], state: str, count: int) -> None:
 
 
 def _wait_past_the_clock() -> None:
-    """Wait until the files of a clone are not racy, which would be another benchmark."""
+    """Wait until the files of a clone are no longer racy: a run would read racy files again."""
     time.sleep(2.5)
 
 

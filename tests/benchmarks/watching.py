@@ -1,8 +1,8 @@
-"""From save to found: a file is written into a tree of 100,000 that ``driftline web --watch`` serves, and searched.
+"""The time from a save to a hit: a file is written into a tree of 100,000 files that ``driftline web --watch`` serves.
 
     .venv/bin/python tests/benchmarks/watching.py
 
-The clock runs from the write to the first answer that holds the new line; searches follow each other without a pause.
+The time runs from the write to the first answer with the new line; searches follow each other without a pause.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The web server under load: ``driftline web`` over a million lines on loopback, asked by wrk as the page asks it.
+"""The web server under load: ``driftline web`` over a million lines on loopback; wrk sends the same requests as the
+search page.
 
     .venv/bin/python tests/benchmarks/web_load.py
 
-One client first, against the same searches by the library in another process; then 32 clients, alone and while runs
-commit. wrk is a Debian package.
+First one client, compared with the same searches by the library in another process; then 32 clients, with and without
+concurrent runs. wrk is a Debian package.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def main() -> int:
             verdict.at_most("driftline search --server, as a command", measure.median(commands), 0.25, "s")
             first_page(server, verdict)
             cpu = cpu_of_one(server, rounds)
-            server.load(folder, 20 if not options.small else 1)  # threads and caches come into being
+            server.load(folder, 20 if not options.small else 1)  # start threads and fill caches
             before = server.resident_bytes()
             alone = server.load(folder, seconds)
             cpu = (cpu + cpu_of_one(server, rounds)) / 2  # the speed of a shared machine changes meanwhile
@@ -122,7 +123,7 @@ class Server:
     start_seconds: float
 
     def processes(self) -> list[psutil.Process]:
-        """The server, and those that search for it."""
+        """The server and its search processes."""
         return [self.process, *self.process.children(recursive=True)]
 
     def resident_bytes(self) -> int:
@@ -142,7 +143,7 @@ class Server:
         return body
 
     def load(self, folder: Path, seconds: int) -> Load:
-        """Measure CLIENTS concurrent clients, each of which sends one query after the other, as the page does."""
+        """Measure CLIENTS concurrent clients, each of which sends one query after the other, like the page."""
         script = folder / "queries.lua"
         paths = ", ".join(f'"{page_of(query)}"' for query in QUERIES)
         script.write_text(
@@ -224,7 +225,7 @@ def _add_size(sizes: list[int], request: Request) -> None:
 
 
 def cpu_of_one(server: Server, rounds: int) -> float:
-    """Seconds of CPU time that the server takes for one page, asked by one client."""
+    """CPU seconds of the server for one page, with one client."""
     for query in QUERIES:
         server.ask(page_of(query))
     before = server.cpu_seconds()

@@ -1,10 +1,10 @@
-"""The weights of the ranking: each of them varied, on the tuning halves of all sets of queries.
+"""Vary each weight of the ranking on the tuning halves of all query sets.
 
     .venv/bin/python tests/benchmarks/weights.py --queries 60
 
-Candidates are looked up once; then each variant ranks them again. ``mean`` is the mean of MRR@10 over all sets but the
-questions, which are few. A weight in ``tasks/search/ranking.py`` was changed where the mean rose and no set lost much;
-the reporting halves were not looked at.
+Candidates are looked up once; then each variant ranks them again. ``mean`` is the mean MRR@10 of all sets except the
+questions, which are few. A weight in ``tasks/search/ranking.py`` was changed if the mean rose and no set lost much; the
+reporting halves were not used.
 """
 
 from __future__ import annotations

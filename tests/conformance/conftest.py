@@ -1,4 +1,4 @@
-"""The mark of conformance tests, the table of what they have found, and workspaces to begin with."""
+"""The marker of conformance tests, the table of their outcomes, and initial workspaces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Add the criteria of each test to its report, so that workers of a parallel run send them along."""
+    """Add the criteria of each test to its report, so that the workers of a parallel run transmit them."""
     for mark in item.iter_markers(_PROPERTY):
         item.user_properties.append((_PROPERTY, mark.args))
 

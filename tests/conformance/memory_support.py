@@ -1,4 +1,4 @@
-"""Share between the conformance tests of memory: names of entities, stores on a disk, and views of a workspace."""
+"""Helpers of the conformance tests of memory: names of entities, stores on a disk, and views of a workspace."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _PREFIXES = ("LTM_", "DATABASE_URL", "DRIFTLINE_")
 
 
 def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take away what the environment of the tests says about memory and workspaces."""
+    """Remove the environment variables that configure memory and workspaces."""
     for name in list(os.environ):
         if name.startswith(_PREFIXES):
             monkeypatch.delenv(name)
 
 
 def open_backend(folder: Path | str, catalog: str | None = None, **options: Any) -> HierarchicalLTMBackend:
-    """The store behind dictionaries in the folder ``folder``; without vectors unless ``options`` ask for them."""
+    """The dictionary adapter of a store in ``folder``; without vectors unless ``options`` request them."""
     given: dict[str, Any] = {"embedding": {"enabled": False}, "hierarchy_levels": LEVELS, **options}
     return dl.create_ltm_backend("hierarchical", catalog_url=catalog, storage_uri=str(folder), **given)
 
 
 def files(folder: Path, pattern: str) -> list[str]:
-    """The files below ``folder`` that match ``pattern``, by their paths in it, sorted."""
+    """The sorted relative paths of the files below ``folder`` that match ``pattern``."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob(pattern))
 
 
@@ -59,7 +59,7 @@ def keys(page: Mapping[str, Any]) -> list[str]:
 
 
 def ok(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``answer``, which is no failure."""
+    """Assert that ``answer`` is no failure, and return it."""
     assert answer.get("success"), answer
     return answer
 
@@ -82,7 +82,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def reference_pages() -> dict[str, str]:
-    """The pages that users read, by their paths."""
+    """The pages of the documentation, keyed by path."""
     folders = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "flows").glob("*.md")]
     return {path.relative_to(ROOT).as_posix(): path.read_text() for path in folders if path.exists()}
 
@@ -94,7 +94,7 @@ def decided(*words: str) -> bool:
 
 
 def public_calls(target: object) -> dict[str, inspect.Signature]:
-    """The public methods of an object, without those that open and close it, and what each takes."""
+    """The public methods of an object, except those that open and close it, with their signatures."""
     names = [name for name in dir(target) if not name.startswith("_") and name != "close"]
     methods = {name: getattr(target, name) for name in names}
     return {
@@ -105,7 +105,7 @@ def public_calls(target: object) -> dict[str, inspect.Signature]:
 
 
 def arguments(signature: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of ``given``, by name of parameter, what a call takes. Fails for a required parameter that is not among it."""
+    """Select from ``given`` the arguments that a call takes. Fails if a required parameter is missing."""
     taken: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
         if name in given:

@@ -1,4 +1,4 @@
-"""Share between the conformance tests of search: trees of files, registries of actions, and checks of answers."""
+"""Helpers of the conformance tests of search: trees of files, registries of actions, and checks of answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NOTES = {
 
 
 def plant(folder: Path, files: Mapping[str, str | bytes]) -> Path:
-    """``folder`` with these files, their parents included."""
+    """Write these files below ``folder``, and return it."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,27 +51,27 @@ def plant(folder: Path, files: Mapping[str, str | bytes]) -> Path:
 
 
 def actions(home: Path | None = None, engine: Any = None) -> Registry:
-    """All actions in a registry; plain names of workspaces lie in ``home``."""
+    """All actions in a registry; named workspaces are in ``home``."""
     registry: Registry = {}
     register_actions(registry, engine, home=None if home is None else str(home))
     return registry
 
 
 def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take away what the environment of the tests says about workspaces and models."""
+    """Remove the environment variables that configure workspaces and models."""
     for name in list(os.environ):
         if name.startswith(("DRIFTLINE_", "LTM_", "SEMTOOLS_")) or name == "DATABASE_URL":
             monkeypatch.delenv(name)
 
 
 def ok(answer: Answer) -> Answer:
-    """``answer``, which is no failure."""
+    """Assert that ``answer`` is no failure, and return it."""
     assert answer.get("success") is True, answer
     return answer
 
 
 def error_type(answer: Answer) -> str:
-    """The kind of a failure, which has the documented shape."""
+    """Assert that a failure has the documented shape, and return its kind."""
     assert answer.get("success") is False, answer
     assert isinstance(answer["error"], str), answer
     assert answer["error"], answer
@@ -89,13 +89,13 @@ def names(answer: Answer) -> set[str]:
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:
-    """Sizes and times of all files below a folder: equal while nothing is written."""
+    """Sizes and modification times of all files below a folder, which change with every write."""
     found = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
     return {str(path.relative_to(folder)): (stat.st_size, stat.st_mtime_ns) for path, stat in sorted(found.items())}
 
 
 def pages() -> dict[str, str]:
-    """The pages that users read, with their generated parts, by their paths."""
+    """The pages of the documentation, with their generated parts, keyed by path."""
     hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
     found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "flows").glob("*.md")]
     written = {path.relative_to(ROOT).as_posix(): hooks["fill"](path.read_text()) for path in found if path.exists()}
@@ -108,7 +108,7 @@ def action_pages() -> str:
 
 
 def ask_mcp(workspace: str, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
-    """The structured answers of the MCP server over a workspace; an error of the protocol is an assertion here."""
+    """The structured answers of the MCP server over a workspace; protocol errors fail the test."""
     from mcp import Client
 
     import driftline as dl

@@ -1,7 +1,7 @@
 """Map each conformance test to the line of a specification that it checks, and list all lines.
 
 Documents 000 to 004 are the specification; ``search``, ``memory``, ``pipeline`` and ``engine`` are numbered lists of
-what users met when they followed it; ``pages`` is what the documentation owes them.
+problems that users had when they followed it; ``pages`` lists what the documentation must say.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def criterion(document: str, number: str, what: str) -> pytest.MarkDecorator:
-    """Mark a test as the check of ``number`` in ``document``; ``what`` says it in a few words. May be repeated."""
+    """Mark a test as the check of ``number`` in ``document``; ``what`` summarizes it. A test may have several marks."""
     return pytest.mark.criterion(document, number, what)
 
 
@@ -73,9 +73,8 @@ cases of its tests; of document 004 ``test`` to ``check`` are its six sections."
 
 
 def carried_rows(folder: Path = HERE) -> dict[Row, list[str]]:
-    """The rows that tests in ``folder`` carry, with the names of these tests, read from their source.
-
-    Read rather than collected, so that one file can be run by itself.
+    """The rows that tests in ``folder`` check, with the names of the tests. They are read from the source instead of
+    collected, so that one file can be run alone.
     """
     found: dict[Row, list[str]] = {}
     for path in sorted(folder.glob("test_*.py")):

@@ -49,7 +49,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tree ``project`` and the workspace ``ws`` over it, which tests only read."""
+    """A folder with the tree ``project`` and the workspace ``ws`` over it, read-only for tests."""
     location = tmp_path_factory.mktemp("notes")
     plant(location / "project", NOTES)
     dl.index(str(location / "project"), workspace=str(location / "ws"))
@@ -85,7 +85,7 @@ def state_of(own: Path, name: str) -> str:
 
 
 def embedded(driftline: Driftline, own: Path) -> list[int]:
-    """The lines that each run over the workspace has embedded, newest first."""
+    """The number of lines that each run over the workspace has embedded, newest first."""
     runs = driftline("runs", "--workspace", own / "ws", "--json").json["runs"]
     return [run["lines_embedded"] for run in runs if run["kind"] == "index"]
 
@@ -273,7 +273,7 @@ def test_searches_need_no_workspace(registry: Registry, tmp_path: Path, monkeypa
 
 @pytest.fixture
 def store(own: Path) -> dl.LineStore:
-    """The lines of one source by hand, in the small model's 24 dimensions."""
+    """The lines of one source, written directly, with vectors of 24 dimensions."""
     return dl.LineStore(dl.open(str(own / "ws")), "source:by-hand")
 
 
@@ -410,7 +410,7 @@ def test_a_path_may_begin_in_the_home_folder(
 
 @criterion("000", "AC 5", "files are new, changed or unchanged by size, time and version")
 def test_states_are_reported_for_paths(own: Path, registry: Registry) -> None:
-    """Paths and a workspace are all that it takes: which source a path lies in, the workspace knows."""
+    """The call needs only paths and a workspace, because the workspace knows the source of each path."""
     index(registry, own)
     (own / "tree/b.md").write_text("group\ntwo\nand more\n")
     (own / "tree/new.md").write_text("new\n")
@@ -541,7 +541,7 @@ def test_another_size_is_a_change(own: Path, registry: Registry) -> None:
 
 @criterion("000", "T3", "another time is noticed, even at the same size")
 def test_another_mtime_is_noticed(own: Path, registry: Registry) -> None:
-    """A file with another time and the same content may be called touched: it is not embedded again."""
+    """A file with another mtime and the same content may be reported as touched: it is not embedded again."""
     index(registry, own)
     (own / "tree/a.md").write_text("PARSER\none\n")
     os.utime(own / "tree/a.md", ns=(OLD_NS + 10**9, OLD_NS + 10**9))
@@ -554,7 +554,7 @@ def test_another_mtime_is_noticed(own: Path, registry: Registry) -> None:
 
 @criterion("000", "T4", "another version of the embedding embeds everything again")
 def test_another_version_embeds_again(own: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same model with a newer preparation of text: no more is needed than to index again."""
+    """After a change in how text is prepared for the same model, another run of the index suffices."""
     index(registry, own)
     newer = dl.CURRENT_EMBEDDING_VERSION + 1
     for module in ("driftline", "driftline.storage.model", "driftline.tasks.embedding.models"):

@@ -44,7 +44,7 @@ QUERY = "quality gate concerns issues problems"
 
 @pytest.fixture(autouse=True)
 def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test stands in a project of its own, where no program of semtools is installed."""
+    """Run each test in its own project, without a program of semtools."""
     without_variables(monkeypatch)
     monkeypatch.chdir(plant(tmp_path / "project", STORIES))
     monkeypatch.setenv("PATH", "/nonexistent")
@@ -58,7 +58,7 @@ def search() -> Search:
 
 @pytest.fixture(params=["driftline", *VERSIONS])
 def either(request: pytest.FixtureRequest, search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Search:
-    """The action with Driftline's engine, and with each program: what a document says holds for all."""
+    """The action with Driftline's engine and with each program, for requirements that hold for all of them."""
     if request.param == "driftline":
         return search
     install(tmp_path / "bin", request.param, monkeypatch)
@@ -67,7 +67,7 @@ def either(request: pytest.FixtureRequest, search: Search, tmp_path: Path, monke
 
 @pytest.fixture(params=VERSIONS)
 def program(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Each program as the only one on the path: where it records how it was called."""
+    """Put only this program on the PATH, and return the file in which it records its calls."""
     return install(tmp_path / "bin", request.param, monkeypatch)
 
 
@@ -135,7 +135,7 @@ def test_n_results_limits_the_matches(either: Search) -> None:
 @criterion("001", "AC 6", "n_lines adds the lines around a match")
 @criterion("001", "T6", "n_lines adds the lines around a match")
 def test_n_lines_adds_context(either: Search) -> None:
-    """The line of a match and its text stay those of the match, at both ends of a file, too."""
+    """Context changes neither the line nor the text of a match, even at either end of a file."""
     text = Path(GATE[0]).read_text().splitlines()
     for n_lines in (0, 1, 2, 9):
         best = ok(either({}, query=QUERY, files=GATE[0], n_lines=n_lines))["best_match"]
@@ -229,7 +229,7 @@ def test_the_version_can_be_checked(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """3.0.1 does not say its version: that it is called ``semtools`` says that it is 3.0 or newer."""
+    """3.0.1 cannot report its version, but the name ``semtools`` implies 3.0 or newer."""
     install(tmp_path / "bin", version, monkeypatch)
     answer = search({}, query=QUERY, files="docs/stories/7.md", engine="cli", **options)
     if accepted:

@@ -1,4 +1,4 @@
-"""Document 002: filters that are applied before the search, named workspaces, and what to fall back on."""
+"""Document 002: filters that are applied before the search, named workspaces, and fallbacks."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_complex_filters_go_together(search: Search) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_few_matches_are_all_found(mode: str, strategy: str, search: Search) -> None:
-    """They are far from the query, so that filtering afterwards meets them last."""
+    """The matches are far from the query, so that filtering after the search finds them last."""
     options = ("--mode", mode, "--strategy", strategy, "--top-k", 10)
     answer = search("argument default", "--path", "work/notes/00.txt", "--path", "work/notes/01.txt", *options)
     assert {path for path, _ in hits(answer)} == {"work/notes/00.txt", "work/notes/01.txt"}
@@ -185,7 +185,7 @@ def test_post_filtering_is_available(search: Search, location: Path) -> None:
 def test_the_strategy_is_configured(
     location: Path, tmp_path: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Driftline's names or the documents'; 0.5 is the threshold unless another is set."""
+    """Strategies have Driftline's names or those in the documents; the threshold is 0.5 unless configured."""
 
     def explained(settings: str, *options: object) -> dict[str, Any]:
         plant(tmp_path, {"driftline.toml": f'workspace = "{location}/ws"\n[search]\n{settings}\n'})
@@ -330,7 +330,7 @@ def test_overlapping_workspaces_return_each_line_once(search: Search) -> None:
 
 @criterion("002", "test 3", "filtering before the search looks at fewer lines than filtering after it")
 def test_prefiltering_looks_at_fewer_lines(search: Search) -> None:
-    """Times are the benchmark's: it runs both strategies beside each other."""
+    """The benchmark measures times, because it runs both strategies under the same conditions."""
     before, after = (
         search("parser", "--dir", "work", "--mode", "vector", "--strategy", strategy)["explanation"]["examined"]
         for strategy in ("prefilter", "postfilter")

@@ -101,13 +101,13 @@ def backend(folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def registered(backend: HierarchicalLTMBackend) -> HierarchicalLTMBackend:
-    """The same, which knows the session s123 of alice in project alpha."""
+    """The same store with the registered session s123 of alice in project alpha."""
     assert backend.register_entity_with_defaults("session", "s123", parents=PARENTS) == S123
     return backend
 
 
 def failing_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on the catalog takes no entry."""
+    """Make the catalog refuse all new entries."""
 
     def fail(*_: object) -> None:
         raise CatalogError("The catalog failed", "")
@@ -116,7 +116,7 @@ def failing_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def orphan(backend: HierarchicalLTMBackend, folder: Path, key: str = "lost") -> str:
-    """Store a large value whose entry the catalog refuses; the path of its blob."""
+    """Store a large value whose entry the catalog refuses, and return the path of its blob."""
     before = set(blobs(folder))
     with pytest.MonkeyPatch.context() as patch:
         failing_catalog(patch)
@@ -249,7 +249,7 @@ def test_store_takes_metadata_and_a_time_of_expiry(registered: HierarchicalLTMBa
 
 @criterion("003", "AC 5", "retrieve_by_entity gives an entity with its descendants, in pages")
 def test_retrieve_by_entity_covers_all_that_lies_below(registered: HierarchicalLTMBackend) -> None:
-    """Positional order: type, id, include_descendants, limit, offset."""
+    """The positional arguments are type, id, include_descendants, limit and offset."""
     for n in range(5):
         ok(registered.store(f"of the session {n}", n, S123))
     ok(registered.store("of the project", 0, ALPHA))
@@ -270,7 +270,7 @@ def test_retrieve_by_entity_covers_all_that_lies_below(registered: HierarchicalL
 
 @criterion("003", "AC 7", "each write makes delta files at every level; removals are kept as tombstones")
 def test_indexes_grow_by_delta_files(backend: HierarchicalLTMBackend, folder: Path) -> None:
-    """A tombstone is a row of a delta file, which names the key and that it was removed."""
+    """A tombstone is a row of a delta file that names a removed key."""
     ok(backend.store("kept", 1, S123))
     ok(backend.store("removed", 2, S123))
     backend.core.flush()
@@ -327,7 +327,7 @@ def test_a_batch_is_read_in_parallel(backend: HierarchicalLTMBackend, monkeypatc
 
 @criterion("003", "AC 9", "the metadata cache lasts 600 s, and 8 threads read")
 def test_the_cache_and_the_threads_have_the_documented_defaults() -> None:
-    """Or a decision record says why not."""
+    """A decision record may explain a different default."""
     performance = MemoryConfiguration().performance
     assert performance.metadata_cache.enabled
     assert performance.metadata_cache.ttl_seconds == 600 or decided("LTM_METADATA_CACHE_TTL", "600")
@@ -483,7 +483,7 @@ def test_concurrent_writers_lose_nothing(
 def test_a_compaction_that_fails_is_finished_by_the_next(
     backend: HierarchicalLTMBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each write to an index fails once, and so does each deletion; nothing is lost in between."""
+    """Each write to an index and each deletion fails once; nothing is lost meanwhile."""
     steps: list[str] = []
     failing: list[int] = []
 
@@ -652,7 +652,7 @@ def test_one_organisation_cannot_see_another(
 
 @criterion("003", "INT-007", "a write makes delta files")
 def test_a_write_makes_delta_files(backend: HierarchicalLTMBackend, folder: Path) -> None:
-    """They may come a moment after the write, and are there once the store is closed."""
+    """Delta files may appear shortly after the write, at the latest when the store closes."""
     ok(backend.store("key", 1, S123))
     backend.close()
     found = files(folder, "_index_delta_*.parquet")

@@ -1,6 +1,5 @@
-"""Document 004, semantic memory search: entries by their meaning, with scores, ranks and filters on their metadata.
-
-Its record is our entry; its ``source``, ``project_id`` and ``phase`` are fields of the metadata.
+"""Document 004, semantic memory search: entries found by meaning, with scores, ranks and filters on their metadata. Its
+records are Driftline's entries; its ``source``, ``project_id`` and ``phase`` are fields of the metadata.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ TEXTS = [f"record{n}" for n in range(10)]
 
 
 class Directions:
-    """An embedder of known directions: ``recordN`` lies 9° times N from ``query``, ``opposite`` behind it."""
+    """An embedder of known directions: ``recordN`` is at an angle of 9° times N to ``query``, ``opposite`` at 180°."""
 
     dim = 16
     fingerprint = "0123456789abcdef"
@@ -153,7 +152,7 @@ def test_a_filter_by_source_applies(source: str, store: MemoryStore) -> None:
 
 @criterion("004", "test 7", "project_id scopes the search to one project")
 def test_a_project_scopes_the_search(store: MemoryStore) -> None:
-    """The field of the metadata and the entity, which does not depend on what was written there."""
+    """A search is scoped by the metadata field, and by the entity, which is independent of the metadata."""
     assert found(store, "query", 10, {"project_id": "q"}) == TEXTS[1::2]
     assert [hit.record.key for hit in store.search_memory("query", 10, None, Q)] == TEXTS[1::2]
     assert found(store, "query", 10, {"project_id": "none"}) == []
@@ -350,7 +349,7 @@ def test_the_search_is_covered(store: MemoryStore, tmp_path: Path) -> None:
 
 
 def _lines(code: CodeType) -> set[tuple[str, int]]:
-    """The lines of a function and of those inside it, without the lines that only begin one."""
+    """The body lines of a function and of its nested functions, without their ``def`` lines."""
     own = {(code.co_filename, line) for _, _, line in code.co_lines() if line and line != code.co_firstlineno}
     inner = [const for const in code.co_consts if isinstance(const, CodeType)]
     return own.union(*map(_lines, inner))

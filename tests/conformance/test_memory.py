@@ -78,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def backend(folder: Path, sqlite_catalog: str) -> Iterator[HierarchicalLTMBackend]:
-    """A store of which nothing but its place is configured."""
+    """A store with no configuration except its location."""
     with open_backend(folder, sqlite_catalog) as opened:
         yield opened
 
@@ -199,7 +199,7 @@ def test_a_pair_is_a_list_in_actions(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_a_registered_entity_is_found_by_its_name(
     root: str | None, folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a configured root, in any organisation; with one, in that."""
+    """Without a configured root, the name is found in any organisation; with a root, only below it."""
     if root:
         monkeypatch.setenv("LTM_ROOT_ENTITY_ID", root)
     with open_backend(folder, sqlite_catalog) as backend:
@@ -332,16 +332,16 @@ def test_type_and_id_of_the_root_work_alone(
 # -- 5: a boundary ---------------------------------------------------------------------------
 
 HIDDEN = "hidden"
-"""Stands in every name and value that only the other organisation has, and in no argument of a test."""
+"""Part of every name and value that only the other organisation has, and of no argument of a test."""
 ADJOINING = "adjoining"
-"""Stands in the value that lies beside project alpha, in the same organisation."""
+"""Part of the value beside project alpha in the same organisation."""
 SECRETS = {ACME: (HIDDEN,), ALPHA: (HIDDEN, ADJOINING)}
 """Values that a store bound to an entity must never show."""
 
 
 @dataclass(frozen=True)
 class Walls:
-    """A store of two organisations; what lies outside ``org:acme/project:alpha`` must neither show nor change."""
+    """A store of two organisations; nothing outside ``org:acme/project:alpha`` may be shown or changed."""
 
     folder: Path
     model: Path
@@ -353,7 +353,7 @@ class Walls:
         return open_backend(self.folder, embedding={"model": str(self.model)}, **options)
 
     def outside(self, within: str) -> dict[str, Any]:
-        """Everything outside ``within``, as an unbound store and the disk have it."""
+        """Everything outside ``within``, read through an unbound store and from the disk."""
         with dl.MemoryStore(str(self.folder)) as store:
             everything = [
                 entry
@@ -373,7 +373,7 @@ class Walls:
                 if not f"{e.entity}/".startswith(lies_within)
             },
             "entities": [name for name in entities if not f"{name}/".startswith(lies_within)],
-            # Indexes of an ancestor change with what lies below it; those of others must stay.
+            # The indexes of an ancestor change with its descendants; other indexes must stay.
             "files": [path for path in files(self.folder, "*") if path.startswith("org:globex/")],
         }
 
@@ -454,7 +454,7 @@ def test_no_public_call_leaves_its_boundary(kind: str, within: str, walls: Walls
     with bounded.open(kind, within) as target:
         calls = public_calls(target)
 
-        # What one call has changed stays for the next: nothing could be repeated to make it shorter.
+        # Calls build on each other, so that Hypothesis could not shrink a failure.
         @settings(max_examples=60, deadline=None, phases=[Phase.generate], database=None)
         @given(st.data())
         def requested(data: st.DataObject) -> None:
@@ -574,7 +574,7 @@ def test_the_mcp_server_can_be_bound(walls: Walls, tmp_path: Path, tiny_model: P
 
 @pytest.fixture(scope="module")
 def index_only(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """A workspace that was indexed and never remembered anything."""
+    """An indexed workspace without memory."""
     folder = tmp_path_factory.mktemp("index-only")
     (folder / "tree").mkdir()
     (folder / "tree" / "notes.txt").write_text("parser\nnamespace\n")
@@ -648,7 +648,7 @@ def test_the_mcp_server_of_an_index_never_connects_to_a_catalog(
 
 @dataclass(frozen=True)
 class Damaged:
-    """A workspace whose catalog lies elsewhere: one entry, whose blob is gone, and one blob without an entry."""
+    """A workspace with an external catalog: one entry, whose blob is missing, and one blob without an entry."""
 
     folder: Path
     catalog: str
@@ -715,7 +715,7 @@ def test_compact_knows_the_threshold(configured: Damaged, driftline: Run) -> Non
 @criterion("memory", "7", "what the Prefect flows call knows the configuration, too")
 @pytest.mark.parametrize("configured", ["LTM_CONFIG"], indirect=True)
 def test_the_flows_use_the_configuration(configured: Damaged) -> None:
-    """The flows of compaction, cleanup and verification run these with the same requests."""
+    """The flows for compaction, cleanup and verification pass the same requests to these functions."""
     folder = str(configured.folder)
     report = verify_workspace(VerifyRequest(folder))
     assert report.memory_entries == 1
@@ -748,7 +748,7 @@ def test_the_threshold_of_the_environment_counts(folder: Path, monkeypatch: pyte
 
 @criterion("memory", "7", "memory asks for its compaction, with the event of the sources")
 def test_memory_asks_for_its_compaction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the latest when a store closes whose indexes have more deltas than the threshold."""
+    """Compaction is requested at the latest when a store closes whose indexes have more deltas than the threshold."""
     from prefect.events.clients import AssertingEventsClient
     from prefect.events.worker import EventsWorker
 
@@ -929,7 +929,7 @@ def test_a_listing_leaves_standard_error_empty(folder: Path) -> None:
 def test_indexes_are_queried(
     kind: str, folder: Path, sqlite_catalog: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``range`` are the first key and the one behind the last, ``group_by`` a level."""
+    """``range`` is a first key and an exclusive last key, ``group_by`` a level."""
     where = str(folder) if kind == "disk" else request.getfixturevalue("s3_bucket")
     monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
     with open_backend(where, sqlite_catalog) as backend:
@@ -975,7 +975,7 @@ def test_no_database_engine_is_needed_for_indexes() -> None:
 
 @pytest.fixture
 def remembered(folder: Path, tiny_model: Path) -> Iterator[HierarchicalLTMBackend]:
-    """Four notes, one of which nothing but a name tells apart."""
+    """Four notes, one of which only a name distinguishes."""
     with open_backend(folder, embedding={"model": str(tiny_model)}) as backend:
         notes: dict[str, tuple[str, dict[str, Any]]] = {
             "names": ("call acquireLease before the commit", {"entity": "invoice", "n": 1, "ratio": 0.5}),
@@ -1036,7 +1036,7 @@ def test_the_reference_documents_scores() -> None:
 
 @criterion("memory", "12", "words are found as well as meaning")
 def test_words_are_found_as_well_as_meaning(remembered: HierarchicalLTMBackend) -> None:
-    """No vector knows this name: words find it, written as it is or split."""
+    """The model does not know this name: a search by words finds it, whole or split."""
     assert hits(remembered.search_memory("acquireLease", 1)) == ["names"]
     assert hits(remembered.search_memory("acquire_lease", 1)) == ["names"]
     assert hits(remembered.search_memory("parser", 1)) == ["parser"]
@@ -1087,5 +1087,5 @@ def _benchmark_help() -> str:
 @criterion("memory", "13", "the benchmark offers the cases that are measured")
 @pytest.mark.parametrize("option", ["--entries", "--postgres", "--fsync", "--bucket", "--search"])
 def test_the_benchmark_offers_what_is_measured(option: str) -> None:
-    """Entries in PostgreSQL, with fsync, blobs in a bucket; entries that are searched by their meaning."""
+    """PostgreSQL with fsync, blobs in a bucket, and semantic search."""
     assert option in _benchmark_help()

@@ -1,4 +1,4 @@
-"""Memory in a workflow engine: processes that end, reads of own writes, template arguments."""
+"""Memory in a workflow engine: processes that end, read-your-writes consistency, template arguments."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Run]]:
-    """The actions, over a store that embeds nothing."""
+    """The actions over a store without an embedder."""
     (tmp_path / "memory.yaml").write_text("settings: {ltm: {embedding: {enabled: false}}}")
     monkeypatch.setenv("LTM_CONFIG", str(tmp_path / "memory.yaml"))
     monkeypatch.setenv("LTM_STORAGE_URI", str(tmp_path / "memory"))
@@ -69,7 +69,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[s
 
 
 class Closing:
-    """An engine that says when it closes."""
+    """An engine with a list of functions to call when it closes."""
 
     def __init__(self) -> None:
         self.on_close: list[Callable[[], None]] = []
@@ -104,7 +104,7 @@ def configuration(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) ->
 def ended(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, configuration: Path
 ) -> tuple[Path, str]:
-    """A store whose only process has ended right after a write, and what that process said on standard error."""
+    """A store whose only process ended right after a write, and the standard error of that process."""
     location = tmp_path_factory.mktemp("ended") / "memory"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LTM_", "DATABASE_URL"))}
     done = subprocess.run(
@@ -184,7 +184,7 @@ def test_a_process_ends_without_warnings(ended: tuple[Path, str]) -> None:
 
 
 class Slow:
-    """An embedder that holds every flush up, and says when one has begun."""
+    """An embedder that delays every flush, and signals when one has begun."""
 
     def __init__(self, inner: WordTableEmbedder) -> None:
         self.inner = inner
@@ -264,7 +264,7 @@ class Configured:
 @criterion("engine", "5", "settings.ltm of the agent's YAML is read")
 @pytest.mark.parametrize("attribute", ["settings", "config"])
 def test_the_settings_of_the_agent_are_read(attribute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the engine that the actions are registered for: its settings, or its whole document."""
+    """The settings are those of the engine, or part of its whole document."""
     monkeypatch.setenv("ORG_ID", "acme")
     document = AGENT.format(folder=tmp_path)
     engine = Configured(attribute, yaml.safe_load(document))
@@ -356,7 +356,7 @@ def test_a_closed_store_raises_one_error(tmp_path: Path) -> None:
 
 @criterion("engine", "7", "a value that is text stays text")
 def test_a_value_that_is_text_stays_text(registry: dict[str, Run]) -> None:
-    """The value is the user's: what looks like JSON in it is not read."""
+    """A value that looks like JSON is stored as text."""
     ok(registry["ltm.store"]({}, key="key", value='{"a": 1}'))
     assert ok(registry["ltm.retrieve"]({}, key="key"))["value"] == '{"a": 1}'
 
@@ -400,7 +400,7 @@ def test_scalars_become_text(registry: dict[str, Run]) -> None:
     ],
 )
 def test_a_date_is_a_time_of_expiry(given: object, found: bool, registry: dict[str, Run]) -> None:
-    """Without a zone, UTC is meant."""
+    """A date without a time zone is in UTC."""
     ok(registry["ltm.store"]({}, key="key", value=1, expires_at=given))
     assert ok(registry["ltm.retrieve"]({}, key="key"))["found"] is found
 
@@ -545,7 +545,7 @@ def test_impossible_names_return_errors(wrong: str, registry: dict[str, Run]) ->
 
 @criterion("engine", "7", "every error_type stands in the reference")
 def test_the_reference_lists_every_error_type() -> None:
-    """Memory answers with the kinds of its errors; the page of the actions, or one that it leads to, lists them."""
+    """Memory actions return the kinds of their errors; the page of the actions, or a page that it links, lists them."""
     fill = runpy.run_path(str(ROOT / "docs/hooks.py"))["fill"]  # the kinds of errors come from their classes
     pages = [fill(text) for path, text in reference_pages().items() if path.endswith(("yaml-actions.md", "errors.md"))]
     of_memory = {"validation_error", "prerequisite_missing", *kinds_of(errors.CatalogError)}

@@ -84,7 +84,7 @@ SPELLINGS = {
 @criterion("pages", "1", "the reference lists every accepted spelling")
 @pytest.mark.parametrize("kind", SPELLINGS)
 def test_the_reference_lists_every_spelling(kind: str) -> None:
-    """As code: in backticks, in a block, or beginning an inline one."""
+    """As code: in backticks, in a block, or at the beginning of inline code."""
     text = "\n".join(pages().values())
     code = "\n".join(text.split("`")[1::2])
     assert [word for word in SPELLINGS[kind] if word not in code] == []

@@ -150,7 +150,7 @@ OVERLAPS: Mapping[str, list[tuple[list[str], dict[str, Any]]]] = {
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: files of one line each, no two alike, and links to their folder."""
+    """The current folder with different files of one line each, and links to it."""
     files = {"src/a.py": "parser", "src/a.md": "group", "src/deep/b.py": "action", "top.md": "option"}
     project = plant(tmp_path / "project", {name: f"{text}\n" for name, text in files.items()})
     (project / "link").symlink_to("src")
@@ -175,7 +175,7 @@ def test_a_file_is_one_document_for_actions(
 
 
 def assert_once(registry: Registry, ws: str) -> set[str]:
-    """The texts of all lines that can be found, none of them twice in any mode."""
+    """Return the texts of all lines that can be found; assert that no mode returns one twice."""
     texts: list[str] = []
     for mode in ("vector", "hybrid"):
         found = dl.search(ws, "parser namespace", mode=mode, top_k=50, n_lines=0).results
@@ -305,7 +305,7 @@ def test_a_held_lease_has_its_own_type(
 
 @pytest.fixture(params=VERSIONS)
 def program(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
-    """A version of semtools, the only one on the path, and where it records its calls; eight files that match."""
+    """Put only one version of semtools on the PATH, and return its file of calls; there are eight matching files."""
     lines = "first\n\nthe quality gate\n\n"
     monkeypatch.chdir(plant(tmp_path / "files", {f"{n}.md": lines for n in range(8)}))
     return request.param, install(tmp_path / "bin", request.param, monkeypatch)
@@ -348,7 +348,7 @@ def test_blank_lines_stay_in_the_context(program: tuple[str, Path], registry: Re
 def test_auto_selects_the_installed_program(
     program: tuple[str, Path], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``engine`` and ``version`` name them; 3.0.1 does not say its version, so that there it may be none, or 3."""
+    """``engine`` and ``version`` name it; 3.0.1 cannot report its version, which may then be None or 3."""
     version, record = program
     found = ok(registry["semtools.search"]({}, **GATE, engine="auto"))
     assert found["engine"] == "cli"
@@ -378,7 +378,7 @@ def test_another_program_called_search_is_not_taken(
 
 @pytest.fixture
 def two(ws: str, project: Path) -> Path:
-    """The project, of which ``src/deep`` and ``holder`` are sources, without what lies between."""
+    """The project, with the sources ``src/deep`` and ``holder``, but not the folders between them."""
     (project / "holder" / "linked").unlink()
     dl.index(str(project / "src/deep"), str(project / "holder"), workspace=ws)
     return project
@@ -500,7 +500,7 @@ def test_the_strategy_is_an_argument_everywhere(searched: Path, registry: Regist
 def test_hit_rates_and_times_are_plotted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ws: str, driftline: Driftline, registry: Registry
 ) -> None:
-    """However often they are written down, a report after some searches with a filter shows them."""
+    """A report after some filtered searches shows them, however often they are recorded."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # copies of a workspace share their records
     tree = plant(tmp_path / "tree", {f"{folder}/{n}.txt": "parser\n" for folder in "ab" for n in range(5)})
     dl.index(str(tree), workspace=ws)
@@ -521,7 +521,7 @@ def test_hit_rates_and_times_are_plotted(
 
 @criterion("search", "7", "postfilter is applied to words as well as to vectors")
 def test_postfilter_covers_words(searched: Path) -> None:
-    """Filtering afterwards meets the blocks of words of other folders, too, before it drops them."""
+    """Filtering after the search also finds blocks in other folders by words before it drops them."""
     where = dl.LineFilter(dirs=("b",))
 
     def search(strategy: Any, mode: Any) -> dict[str, Any]:
@@ -770,7 +770,7 @@ def test_each_hit_has_a_relevance(tmp_path: Path, registry: Registry, tiny_model
 
 @criterion("search", "10", "min_relevance filters, with any model and in every door")
 def test_min_relevance_filters(tmp_path: Path, registry: Registry, driftline: Driftline) -> None:
-    """The case of the first example: a threshold of .3 on the distance finds nothing with the default model."""
+    """As in the first example, a distance threshold of .3 finds nothing with the default model."""
     tree = plant(
         tmp_path / "tree",
         {
@@ -843,7 +843,7 @@ def test_the_types_have_the_documented_fields() -> None:
 
 @criterion("search", "12", "n_results: 0 and max_distance: null are valid")
 def test_no_results_and_no_distance_are_valid(registry: Registry, ws: str, project: Path) -> None:
-    """An explicit null means what no value means: the default."""
+    """An explicit null means the default, like a missing value."""
     none = ok(registry["semtools.search"]({}, query="parser", files="src", n_results=0))
     assert (none["matches"], none["best_match"], none["has_matches"], none["total_matches"]) == ([], None, False, 0)
     for name, given in (
@@ -859,7 +859,7 @@ def test_no_results_and_no_distance_are_valid(registry: Registry, ws: str, proje
 
 @criterion("search", "12", "files that are left out are in the answer, with their reasons")
 def test_skipped_files_are_in_the_answer(registry: Registry, ws: str, tmp_path: Path) -> None:
-    """``skipped`` is a count of unchanged documents in the documents, so that ``skipped_files`` holds these."""
+    """``skipped_files`` holds them, because ``skipped`` in the specification counts unchanged documents."""
     files: dict[str, str | bytes] = {"a.md": "parser\n", "photo.bin": b"\0\1\2\0" * 50, ".env": "TOKEN=1\n"}
     tree = plant(tmp_path / "tree", files)
     reasons = {"photo.bin": "binary", ".env": "secret"}
@@ -937,7 +937,7 @@ def test_path_together_with_workspace_is_never_ignored(registry: Registry, tmp_p
 def test_states_are_reported_of_each_path(named: Path, ws: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The workspace is the one that a command in this folder would use; it may also be the second argument.
 
-    A path that was never indexed and is not there is ``missing``, not ``deleted``.
+    A path that does not exist and was never indexed is ``missing``, not ``deleted``.
     """
     analyze: Any = dl.analyze_document_states
     plant(named, {"src/new.md": "usage\n", "src/a.md": "group and more\n"})

@@ -280,7 +280,7 @@ def test_a_read_starts_over_when_a_file_vanishes(index: DeltaIndex, monkeypatch:
 def test_the_first_compaction_during_a_listing_hides_nothing(
     disk: DeltaIndex, read: Callable[[DeltaIndex], Any], monkeypatch: Any
 ) -> None:
-    """The listing has the names of the deltas, which are then gone, but not the base."""
+    """The listing names the deltas, which are then deleted, but not the base."""
     change(disk, 1, {"a": 1})
     change(disk, 2, {"b": 2})
     expected = read(disk)

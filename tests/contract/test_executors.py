@@ -72,7 +72,7 @@ class Cluster:
 def cluster(
     forking: ForkServerContext, directory: Path, workers: int, work: Callable[..., None] = _work
 ) -> Iterator[Cluster]:
-    """A scheduler with workers, each in its own process, as started by hand."""
+    """A scheduler with workers, each in its own process, like a cluster that a user starts."""
     from distributed import Client
 
     address = f"tcp://127.0.0.1:{free_port()}"
@@ -102,7 +102,7 @@ def scheduler(forking: ForkServerContext, tmp_path_factory: pytest.TempPathFacto
 
 @dataclass(frozen=True)
 class Choice:
-    """An executor by the name that users give."""
+    """An executor, selected by the name that users write."""
 
     executor: str
     workers: int | None

@@ -1,4 +1,4 @@
-"""One holder at a time, growing tokens, and take-over from dead holders, over every kind of store."""
+"""Leases on every kind of store: one holder at a time, increasing tokens, and take-over from dead holders."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Child:
 
 
 class Clock:
-    """A clock that advances only during sleeps; ``each_second`` is called for every sleep, of a second at most."""
+    """A clock that advances only during sleeps; a sleep lasts at most a second, and calls ``each_second``."""
 
     def __init__(self, each_second: Callable[[], None] = lambda: None) -> None:
         self.now = 1000.0
@@ -378,7 +378,7 @@ def test_a_paused_holder_that_wakes_up_loses_the_lease(disk: ObjectStore) -> Non
 
 
 def test_a_holder_renews_for_longer_than_its_ttl(store: ObjectStore) -> None:
-    """Another run polls 20 times a TTL, by a clock that stands still until the holder has renewed."""
+    """Another run polls 20 times per TTL; its clock stops until the holder has renewed."""
     with acquire(store, PATH, "run-1", ttl_seconds=0.06) as lease:
         first = lease_file(store)["renewed"]
         seen = [first]

@@ -1,4 +1,4 @@
-"""Boundaries below the tenant: what lies beside stays hidden, also where keys and names are the same."""
+"""Boundaries below the tenant: siblings stay hidden, even if keys and names are the same."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_entities_are_listed_and_indexes_rebuilt_without_a_scope(opened: Opened)
 
 
 def test_a_private_key_is_found_without_a_scope(opened: Opened) -> None:
-    """A store that is bound below its tenant keeps a key of its own beside that of another entity."""
+    """A store that is bound below its tenant may store a key that another entity has, too."""
     store = opened()
     store.store("plan", "of beta", BETA)
     with MemoryStore(

@@ -278,7 +278,7 @@ def test_allowed_ancestors_limit_and_an_empty_list_allows_nothing(filled: Memory
             with pytest.raises(AccessDenied) as refusal:
                 filled.retrieve_by_entity("user", name, within=ACME, allowed_ancestors=allowed)
             outcome.add(str(refusal.value).replace(name, "it"))
-        assert len(outcome) == 1, allowed  # whether it exists does not show
+        assert len(outcome) == 1, allowed  # the error does not reveal whether the user exists
     for allowed in denied[:2]:
         with pytest.raises(AccessDenied):
             filled.search("alice", None, ACME, allowed_ancestors=allowed)

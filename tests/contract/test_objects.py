@@ -421,6 +421,26 @@ def test_a_lock_held_by_a_killed_process_is_free(tmp_path: Path) -> None:
     store.replace("a", b"2", version)
 
 
+def test_threads_of_a_process_wait_for_each_other_without_polling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, writers = ObjectStore.open(str(tmp_path)), 8
+    versions = {name: store.create(name, b"") for name in map(str, range(writers))}
+
+    def slept(_: float) -> None:
+        raise AssertionError("a thread polls the lock")
+
+    monkeypatch.setattr("driftline.storage.objects.local_disk.time.sleep", slept)
+
+    def write(name: str) -> bytes:
+        for round_number in range(20):
+            versions[name] = store.replace(name, str(round_number).encode(), versions[name])
+        return store.get(name)
+
+    with ThreadPoolExecutor(writers) as pool:
+        assert set(pool.map(write, versions)) == {b"19"}
+
+
 def test_a_directory_without_permission_is_access_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")

@@ -1,4 +1,4 @@
-"""Stores that break off, spell etags in their own way, or live in another time."""
+"""Stores that drop connections, write etags in their own form, or have a wrong clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.servers.proxies import CephProxy, Proxy, SkewedProxy
 from tests.servers.serving import serving
 
 SHARE = 0.25
-"""Of the requests fail; six in a row rarely do."""
+"""The share of requests that fail; six consecutive failures are rare."""
 ROUNDS = 3
 
 
@@ -224,7 +224,7 @@ def test_a_store_without_times_still_reports_a_skewed_clock() -> None:
 
 
 class RefusingProxy(Proxy):
-    """A store that no longer knows the caller when it reads the rows of a table."""
+    """A store that rejects the caller's credentials when the rows of a table are read."""
 
     def __init__(self, upstream: Any, status: int, code: str) -> None:
         super().__init__(upstream)

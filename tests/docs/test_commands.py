@@ -1,4 +1,4 @@
-"""Every command of README.md and of the pages in docs/ works: in its order, each page in a clone of its own."""
+"""Every command of README.md and docs/ works: in order, each page in its own clone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BLOCKS = blocks()
 
 @pytest.fixture(scope="session")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with the files that git tracks or would track."""
+    """A repository with the tracked and the untracked, but not ignored, files."""
     copy = tmp_path_factory.mktemp("docs") / "origin"
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -64,7 +64,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def clone(origin: Path) -> Callable[[str], Path]:
-    """The clone in which the commands of a page run, made for its first block."""
+    """The clone in which the commands of a page run; its first block creates it."""
     clones: dict[str, Path] = {}
 
     def clone_of(page: str) -> Path:
@@ -78,9 +78,7 @@ def clone(origin: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def environment(origin: Path, s3_server: Any) -> dict[str, str]:
-    """The environment of a person who has installed Driftline: its commands on the path, and the variables of an S3
-    store.
-    """
+    """The environment of a user who has installed Driftline: commands on the PATH, and the variables of an S3 store."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("DRIFTLINE_", "AWS_"))}
     bin_directory = Path(sys.executable).parent
     s3_server.client().create_bucket(Bucket="my-bucket")
@@ -101,7 +99,7 @@ def environment(origin: Path, s3_server: Any) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def served(origin: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    """A server with a small workspace at the address that the pages write."""
+    """A server of a small workspace at the address used in the pages."""
     workspace = str(origin.parent / "served")
     command = [sys.executable, "-m", "driftline"]
     run([*command, "index", str(origin / "storage"), "--workspace", workspace], origin, environment)
@@ -143,7 +141,7 @@ def test_the_commands_of_a_page_work(
 
 
 def test_the_readme_pasted_whole_into_a_shell_installs_and_searches(origin: Path, tmp_path: Path) -> None:
-    """In a new clone, where no more than Python and make is installed."""
+    """In a new clone, with only Python and make installed."""
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", str(origin), str(clone)], check=True, capture_output=True)
     text = (ROOT / "README.md").read_text()
@@ -175,7 +173,7 @@ def test_the_readme_pasted_whole_into_a_shell_installs_and_searches(origin: Path
 
 
 def test_the_session_in_the_readme_is_what_the_commands_print() -> None:
-    """Apart from numbers: ``python docs/record_session.py`` writes it anew."""
+    """Numbers may differ. ``python docs/record_session.py`` updates the session."""
     recorder = the_recorder()
     written = recorder.BLOCK.search((ROOT / "README.md").read_text())
     assert written is not None
@@ -189,14 +187,14 @@ def test_the_commands_of_the_session_are_those_to_paste() -> None:
 
 
 def test_the_recorded_session_is_what_the_commands_print() -> None:
-    """Apart from numbers: ``python docs/record_session.py`` draws it anew."""
+    """Numbers may differ. ``python docs/record_session.py`` updates the picture."""
     recorder = the_recorder()
     shown = recorder.lines_of(recorder.SESSION.read_text())
     assert without_numbers(shown) == without_numbers(recorder.lines_of(recorder.drawn()))
 
 
 def test_each_question_in_sql_has_its_answer() -> None:
-    """The columns, and whether there are rows: what they say changes with every file of the packages."""
+    """Compares the columns and whether there are rows: values change with every file of the packages."""
     recorder = the_recorder()
     page = recorder.SQL.read_text()
     shown, now = (re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S) for text in (page, recorder.answered(page)))
@@ -208,7 +206,7 @@ def test_each_question_in_sql_has_its_answer() -> None:
 
 
 def test_each_exact_search_of_the_guide_prints_what_it_shows() -> None:
-    """The last line of each, apart from numbers: ``python docs/record_session.py`` writes them anew."""
+    """Compares the last line of each search without numbers. ``python docs/record_session.py`` updates them."""
     recorder = the_recorder()
     page = recorder.EXACT.read_text()
     shown, now = (
@@ -226,7 +224,7 @@ def test_each_exact_search_of_the_guide_prints_what_it_shows() -> None:
 def test_the_guide_on_documents_shows_each_format_with_its_anchor(
     tmp_path: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``python docs/record_session.py`` writes it anew."""
+    """``python docs/record_session.py`` updates the guide."""
     recorder = the_recorder()
     recorder.write_herons(tmp_path / "birds")
     monkeypatch.chdir(tmp_path / "birds")
@@ -248,7 +246,7 @@ def the_recorder() -> Any:
 
 
 def without_numbers(text: str) -> str:
-    """``text`` without what differs from run to run, and from one state of the code to the next."""
+    """``text`` without the parts that differ between runs or versions of the code."""
     text = re.sub(r"\b[0-9A-HJKMNP-TV-Z]{26}\b", "ID", text)
     return re.sub(r"[ \t]+", " ", re.sub(r"-?\d[\d.,]*", "N", text))
 

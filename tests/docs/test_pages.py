@@ -1,4 +1,4 @@
-"""The pages of the documentation and the code agree, and say what they have to say."""
+"""The documentation is complete and agrees with the code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = ("storage", "tasks", "flows")
 README_LINES = 150
 RESULTS = ROOT / "tests/benchmarks/results"
 MEASURED = (ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if page.parent.name != "decisions"))
-"""Accepted decision records keep the figures of their day."""
+"""Pages with current figures; accepted decision records keep old ones."""
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
@@ -36,7 +36,7 @@ _LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
 def hooks() -> Any:
-    """``docs/hooks.py``, which MkDocs loads by its path, too."""
+    """The module ``docs/hooks.py``, loaded by its path as in MkDocs."""
     spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
     assert spec is not None
     assert spec.loader is not None
@@ -96,7 +96,7 @@ def test_the_generated_parts_of_a_page_agree_with_the_code(page: Path) -> None:
 
 
 def figures_of(name: str) -> list[float]:
-    """Every number that a benchmark has recorded."""
+    """All numbers that a benchmark has recorded."""
     result = RESULTS / f"{name}.json"
     recorded = json.loads(result.read_text()) if result.exists() else {"output": [], "records": []}
     printed = re.findall(r"\d[\d,]*(?:\.\d+)?", "\n".join(recorded["output"]))
@@ -106,7 +106,7 @@ def figures_of(name: str) -> list[float]:
 
 
 def unrecorded(line: str) -> list[str]:
-    """The figures of a line that none of the benchmarks that it names has recorded."""
+    """The figures of a line that are in the records of none of the benchmarks that the line names."""
     known = [number for name in _PROGRAM.findall(line) for number in figures_of(name)]
     found = []
     for text, unit in _FIGURE.findall(line):

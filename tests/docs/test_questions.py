@@ -1,4 +1,4 @@
-"""The documentation answers questions about its use, although the source has the same words."""
+"""Searches for questions about usage find the documentation, although the source contains the same words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUESTIONS = {
     "what is the difference to ripgrep": "start/compare",
     "what do the exit codes mean": "reference/exit-codes",
 }
-"""Each question with the pages that answer it; they were written before any search."""
+"""Questions and the pages that answer each; both were written before any search."""
 
 
 def test_questions_about_use_find_their_pages_before_the_source(tmp_path: Path) -> None:

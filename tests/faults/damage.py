@@ -1,4 +1,4 @@
-"""The damage matrix: each kind of file of a workspace, damaged in each way, and what commands make of it.
+"""The damage matrix: each kind of file of a workspace, damaged in each way, and the outcomes of the commands.
 
 ``python -m tests.faults.damage`` prints it as a table; ``make damage`` writes that to ``damage.md``.
 """
@@ -26,9 +26,9 @@ from driftline.tasks.maintenance import search_quality, verify_documents
 
 DOCUMENTS = 8
 MEASURED_QUERIES = 3
-"""Searches with which a compaction measures itself here: half of its time, if they are as many as usual."""
+"""Number of searches by which a compaction measures search quality here; the usual number takes half of its time."""
 SAMPLED_ROWS = 4
-"""Lines that verify searches through each index here, for the same reason."""
+"""Number of lines for which verify queries each index here, for the same reason."""
 WAYS: dict[str, Callable[[bytes], bytes | None]] = {
     "missing": lambda data: None,
     "empty": lambda data: b"",
@@ -84,7 +84,7 @@ COMMANDS = {
 
 
 ABORTED = "aborted"
-"""Failures of native code that a command reports, and after which it exits as for a corrupt file."""
+"""The outcome of a command that reports a failure of native code, with the exit code for a corrupt file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Ended:
 
 
 def fuzzed(data: bytes, random: Random) -> bytes:
-    """``data`` with a change that its reader may believe: of bits, of lengths and offsets, of its end."""
+    """``data`` with a change that readers may not detect: flipped bits, other lengths and offsets, a missing end."""
     changed, size = bytearray(data), len(data)
     if not size:
         return random.randbytes(20)
@@ -128,7 +128,7 @@ def fuzzed(data: bytes, random: Random) -> bytes:
 
 
 def checked_indexes(table: LineTable) -> list[tuple[str, str]]:
-    """As verify does it in another process."""
+    """Check the indexes in this process, where verify uses another one."""
     line_counts.SAMPLE_ROWS = SAMPLED_ROWS
     return list(line_counts.check_indexes(table))
 
@@ -198,7 +198,7 @@ class Example:
         return path
 
     def run(self, *arguments: object) -> Ended:
-        """Run a command in another process, which native code may end."""
+        """Run a command in another process, because native code may abort it."""
         command = [*map(str, arguments), *([str(self.tree.resolve())] if arguments == ("index",) else [])]
         from tests.faults import damage as this  # also where this module is the program
 
@@ -230,7 +230,9 @@ def outcomes(example: Example) -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 
 def table(found: Iterable[tuple[str, str, tuple[str, ...]]]) -> Iterator[str]:
-    """Yield the matrix as Markdown: one row for files and damages with the same outcomes, which names those not ok."""
+    """Yield the matrix as Markdown: a row for all files and kinds of damage with the same outcomes, which names failing
+    commands.
+    """
     ways: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for kind, way, ended in found:
         ways.setdefault((ended, kind), []).append(way)

@@ -1,4 +1,4 @@
-"""Make the Nth mutating operation of a run fail, and pretend that the process died of it."""
+"""Make the Nth mutating operation of a run fail, and simulate that the process died."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Faults:
     log: list[str] = field(default_factory=list)
 
     def perform(self, name: str, operation: Callable[[], _Result], error: type[Exception]) -> _Result:
-        if threading.current_thread().name.startswith("lease "):  # a renewal, which depends on the time
+        if threading.current_thread().name.startswith("lease "):  # renewals depend on time
             if self.dead:
                 raise LeaseLost("A dead process renews nothing")
             return operation()

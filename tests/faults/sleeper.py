@@ -1,4 +1,4 @@
-"""A run that pauses right before or after one of its transactions, and clocks that are wrong."""
+"""A run that pauses right before or after one of its transactions, and wrong clocks."""
 
 from __future__ import annotations
 

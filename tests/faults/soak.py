@@ -1,11 +1,11 @@
-"""A program that runs writers, compactors and readers of one delta index, each in a process, for some seconds.
+"""A program that runs writers, compactors and readers of one delta index for some seconds, each in its own process.
 
 ``soak.py URI SECONDS`` prints one JSON object: counts, and the list ``problems``, which must be empty.
 
-The expected content follows from the number of changes that each writer has published, without a journal:
-change ``n`` of a writer adds the key of ``n``, removes the key of ``n - LIFE``, and adds or removes a key that all
-writers share, who come to it at different times. Within a block changes are published in any order, and some are
-published twice, the second time when a compaction has folded the first and the removal of its keys. ``rev`` decides.
+The expected content follows from the number of changes that each writer has published, without a journal: change ``n``
+of a writer adds the key of ``n``, removes the key of ``n - LIFE``, and adds or removes a key that all writers share,
+but change at different times. Within a block, changes are published in any order. Some are published twice: again after
+a compaction has folded the first publication and the removal of its keys. ``rev`` decides.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The moment at which the roles end: at ``deadline``, or when a busy machine has let them do the least."""
+    """The end of the roles: at ``deadline``, but not before each has done a minimum, which takes longer on a busy
+    machine.
+    """
 
     deadline: float
     published: Synchronized[int]

@@ -169,7 +169,7 @@ def test_if_any_read_fails_nothing_is_deleted(corner: Corner, monkeypatch: pytes
         if len(reads.log) <= failing:
             break
         if cleaned:
-            # Irrelevant to whether a table exists, and to a released lease, which would expire.
+            # Such reads only tell whether a table exists, or concern a released lease, which would expire.
             assert "_versions" in reads.log[failing] or "_leases" in reads.log[failing], reads.log[failing]
             planted = {corner.stage(), corner.write_and_crash(), corner.temporary()}
         assert planted <= corner.paths(), f"read {failing}, {reads.log[failing]}"

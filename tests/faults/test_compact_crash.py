@@ -107,7 +107,7 @@ def compacted(uri: str, faults: Faults) -> bool:
 def interrupt_everywhere(
     attempt: Callable[[Faults], bool], where: Callable[[], str], mode: Mode, files: dict[str, bytes], *, only: str = ""
 ) -> None:
-    """Fail each operation of a compaction in turn; check what it leaves and what the next compaction does."""
+    """Fail each operation of a compaction in turn; check the result, and that of the next compaction."""
     undisturbed = Faults()
     assert attempt(undisturbed)
     assert {name for _, name in STEPS_OF_TABLES} <= set(undisturbed.log)

@@ -1,4 +1,4 @@
-"""Damaged workspaces: a right answer or a clear error, never a traceback; a repair makes whole what can be rebuilt."""
+"""Damaged workspaces: a right answer or a clear error, never a traceback; a repair rebuilds what it can."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.faults.damage import ABORTED, COMMANDS, KINDS, Example, cells
 
 LOST_FOR_GOOD = {"value of a memory entry"}
-"""No other file holds it; verify names it."""
+"""Damage that nothing can repair; verify names it."""
 BY_ANOTHER_COMMAND = {
     *("memory catalog", "vectors of memory", "words of memory", "maintenance lease"),
     *("version of the table of memory", "deletions of memory"),
@@ -39,7 +39,7 @@ def test_damage_causes_no_traceback_and_can_be_repaired(example: Example, kind: 
         unclear = {name: each.output[-800:] for name, each in ended.items() if not each.is_clear}
         assert unclear == {}, f"{kind}, {way}"
         if way == "newer format":
-            continue  # refused by every command that needs the file: nothing of it may be rewritten
+            continue  # every command that needs the file refuses it, and must not rewrite it
         if kind not in LOST_FOR_GOOD | BY_ANOTHER_COMMAND:
             assert ended["verify again"].code == 0, f"{kind}, {way}: {ended['verify again'].output}"
         if ended["search again"].code == 0:

@@ -1,4 +1,4 @@
-"""An old holder commits while a new one fences it off, in every interleaving of their reads and transactions."""
+"""An old lease holder commits while a new one fences it, in every interleaving of their reads and transactions."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_in_any_order_a_successor_knows_the_commits_of_its_predecessor(tmp_path:
 
 @pytest.mark.parametrize("has_row", [False, True], ids=["first commit of a source", "later commit"])
 def test_sources_that_share_a_commit_are_all_committed_or_none(tmp_path: Path, has_row: bool) -> None:
-    """A holder of two sources commits both at once, while another one takes over the first of them."""
+    """One holder commits two sources at once while another takes over the first source."""
     steps = range(OLD_STEPS + NEW_STEPS)
     objects = ObjectStore.open(str(tmp_path))
     outcomes = set()

@@ -1,4 +1,4 @@
-"""Every command ends well on a store that fails one request in ten, in each way in which stores fail."""
+"""Every command ends correctly on a store that fails one request in ten, with each kind of fault."""
 
 from __future__ import annotations
 

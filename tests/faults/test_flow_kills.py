@@ -29,11 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 INDEX = "driftline-index/kills:web"
 FILES = 24
 PAUSE = "after 3"
-"""The commit, of six, at which a run stops itself, so that the kill hits in its middle."""
+"""The commit, of six, at which a run stops itself to be killed half-way."""
 SECONDS_UNHEARD = 10
-"""The least that Prefect allows."""
+"""The minimum that Prefect allows."""
 HEARTBEAT_EVERY = 100
-"""Polls, which take much longer together than SECONDS_UNHEARD."""
+"""Number of polls between heartbeats; they take much longer than SECONDS_UNHEARD."""
 ENTITY = Entity.parse("source:web")
 Workers = Callable[[], psutil.Process]
 

@@ -29,9 +29,8 @@ TURNS = 3
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 8 MiB, mounted in its own namespace, that disappears with the process that holds it.
-
-    Its path leads through that process, so it must not be resolved: workspaces on it are given as ``file://``.
+    """A tmpfs of 8 MiB in a mount namespace, which disappears with the process that holds it. Its path leads through
+    ``/proc`` to that process and must not be resolved, so workspaces on it are ``file://`` URIs.
     """
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -98,7 +97,7 @@ def change(tree: Path, turn: int) -> None:
 def index(
     driftline: Callable[..., Any], tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Index the tree in small batches, so that the disk can fill up between any two steps."""
+    """Index the tree in small batches, so that the disk may fill up at any step."""
     monkeypatch.setattr(search_quality, "measure", lambda table: SearchQuality(0.001, 1.0))
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 4)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
@@ -214,7 +213,7 @@ def test_a_pull_onto_a_full_disk_is_reported_and_completed_by_the_next(
         if outcome.code != 0:
             assert_reported(outcome)
             failures += 1
-            assert_in_step(Workspace.open(folder.as_uri()), ENTITY, before)  # the copy is as it was
+            assert_in_step(Workspace.open(folder.as_uri()), ENTITY, before)  # the copy has not changed
         ballast.away()
         assert driftline(*pull).code == 0
         assert_in_step(Workspace.open(folder.as_uri()), ENTITY, files_below(tree))
@@ -222,7 +221,7 @@ def test_a_pull_onto_a_full_disk_is_reported_and_completed_by_the_next(
 
 
 def test_a_cleanup_frees_a_full_disk(small_disk: Path, tree: Path, index: Callable[..., Any]) -> None:
-    """If no lease can be written, orphans that need none are deleted first, and the others after that."""
+    """If no lease can be written, orphans that need no lease are deleted first, then the others."""
     workspace, ballast = small_disk / "workspace", Ballast(small_disk)
     assert index(workspace).code == 0
     left = workspace / "org:default" / f".tmp-{'0' * 32}"

@@ -1,4 +1,4 @@
-"""Small sources that share a commit: wherever their run ends, each of them is as it was or as it is now."""
+"""Small sources that share a commit: wherever their run ends, the index has the old or the new state of each."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Sources:
             assert_in_step(Workspace.open(str(self.workspace)), Entity.parse(f"source:{name}"), files)
 
     def failures(self) -> list[int]:
-        """Return how many holders of each lease have failed, which tells cleanup to look for garbage."""
+        """Return the number of failed holders of each lease, by which cleanup knows that there may be garbage."""
         workspace = Workspace.open(str(self.workspace))
         leases = [workspace.lease_of(Entity.parse(f"source:{name}")) for name in NAMES]
         return [look(workspace.objects, lease).failures for lease in leases]
@@ -75,7 +75,7 @@ class Sources:
 def test_an_interrupted_run_of_small_sources_leaves_each_source_old_or_new(
     tmp_path: Path, tiny_model: Path, mode: Mode, known: bool
 ) -> None:
-    """One source goes back to what it was, another goes on alone, and all of them are up to date."""
+    """Then one source is restored, another is indexed alone, and all of them are up to date."""
     sources, template = Sources(tmp_path, tiny_model), tmp_path / "template"
     if known:
         sources.write(OLD)
@@ -168,6 +168,7 @@ def test_a_source_that_cannot_be_staged_does_not_stop_others(
     sources.check()
     staged = [at for at, name in enumerate(faults.log) if "create" in name and "_staged_" in name]
     assert len(staged) == len(NAMES)
+    assert faults.log[staged[-1] :].count("delete") == 1, "one request removes all of them"
     assert sources.failures() == [0, 0, 0]
     sources.write(OLD, later=2)
     with injected(Faults(Mode.FAIL, _number_of_second_stage(sources))):

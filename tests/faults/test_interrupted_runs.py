@@ -72,7 +72,7 @@ def index(tree: Path, workspace: str, model: Path, **options: Any) -> None:
 
 
 def again(tree: Path) -> None:
-    """Leave the tree as the interrupted run saw it."""
+    """Keep the tree of the interrupted run."""
 
 
 def back_to_old(tree: Path) -> None:
@@ -156,7 +156,7 @@ def interrupt_everywhere(
     *,
     only: str = "",
 ) -> None:
-    """Fail each operation of a run in turn; ``then`` changes the tree in turn, too."""
+    """Fail each operation of a run in turn; afterwards each of ``then`` changes the tree in turn."""
 
     def attempt(faults: Faults) -> str:
         uri = prepare()

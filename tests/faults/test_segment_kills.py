@@ -1,4 +1,4 @@
-"""Processes that die while index segments are built: the run or the next one completes them, and nothing is left."""
+"""Processes that die while index segments are built: the run or the next one completes them, and leaves no garbage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Index segments whose building or publishing is interrupted: nothing is lost, nothing stale is published or left."""
+"""Index segments whose build or publication is interrupted: nothing is lost, and nothing stale is published or left."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_run_that_is_interrupted_while_it_builds_segments_is_completed_by_the_
         with contextlib.suppress(Crash, DriftlineError):
             attempt(Faults(mode, at))
         index(tree, uri, model)
-        write(tree, range(1), 9)  # a change makes the next run look at the indexes
+        write(tree, range(1), 9)  # after a change, the next run checks the indexes
         index(tree, uri, model)
         assert_sound(uri, tree)
         assert_covered(uri)

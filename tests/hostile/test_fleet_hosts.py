@@ -1,4 +1,4 @@
-"""Hosts that lie: no answer leads git or a token elsewhere, grows without end, or takes a repository away."""
+"""Malicious hosts: no answer redirects git or a token, grows without limit, or removes a repository."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def api(git_server: GitServer) -> HostApi:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[GitServer]:
-    """Another host, which has the same listing."""
+    """Another host with the same listing."""
     (tmp_path / "elsewhere").mkdir()
     with running_git_server(tmp_path / "elsewhere") as server:
         server.api = HostApi(server, "github", [Hosted(1, "acme/r1")])
@@ -179,7 +179,10 @@ def test_a_changed_state_parameter_does_not_redirect_elsewhere(
     (record,) = state["fleets"].values()
     forged = record["repositories"]["a/b.git"] | {"indexed": "0" * 40, "entity": "source:x"}
     forged["listed"] = forged["listed"] | {"id": "../secret", "path": "../secret"}
-    forged |= {"missed_since": "2020-01-01T00:00:00Z", "misses": 9}  # it would be asked before it is retired
+    forged |= {
+        "missed_since": "2020-01-01T00:00:00Z",
+        "misses": 9,
+    }  # or git would be asked first
     forged |= {"uri": "git+file:///x"}
     record["repositories"]["../secret"] = forged
     file.write_text(json.dumps(state))
@@ -189,7 +192,7 @@ def test_a_changed_state_parameter_does_not_redirect_elsewhere(
 
 
 def test_a_huge_listing_takes_little_memory(tmp_path: Path) -> None:
-    """Ten thousand repositories, of which each line of the host has 5 KB, as GitHub's have."""
+    """Ten thousand repositories with 5 KB each in the listing, as on GitHub."""
     program = f"""
 import json, sys, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,4 +1,4 @@
-"""Indexing an untrusted repository executes none of the commands that it names: a source is data."""
+"""Indexing an untrusted repository executes none of the commands that it contains: a source is data."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 class Trap:
-    """A repository in which everything that git can execute leaves a trace."""
+    """A repository in which every command that git may execute leaves a trace."""
 
     def __init__(self, root: Path) -> None:
         self.tree = root / "tree"

@@ -26,7 +26,7 @@ def blob(repository: Path, content: bytes) -> str:
 
 
 def tree(repository: Path, *entries: tuple[str, bytes, str]) -> str:
-    """Write a tree of ``(mode, name, id)`` as they stand, in this order, whatever git thinks of them."""
+    """Write a tree with these entries ``(mode, name, id)`` in this order, even if git considers it invalid."""
     raw = b"".join(mode.encode() + b" " + name + b"\0" + bytes.fromhex(each) for mode, name, each in entries)
     return git(repository, "hash-object", "-w", "-t", "tree", "--literally", "--stdin", text=raw)
 

@@ -1,4 +1,4 @@
-"""A work tree is listed as git lists it: random trees, patterns and repositories, each compared with git itself."""
+"""A work tree is listed like ``git ls-files`` does: random trees, patterns and repositories are compared with git."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP server of the MCP tools answers its own clients only, and holds nothing open for the others."""
+"""The HTTP server of the MCP tools answers only its own clients, and closes the connections of others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ACCEPTED = {"Content-Type": "application/json", "Accept": "application/json, tex
 def address(
     tmp_path: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, int]]:
-    """Host and port of a running server that holds 40 connections."""
+    """Host and port of a running server that accepts 40 connections."""
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", MAX_CONNECTIONS)
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/a.txt").write_text("a line\n")

@@ -1,4 +1,4 @@
-"""A source is read below its folder only, whatever its files turn into while it is scanned and read."""
+"""Nothing outside the folder of a source is read, even if files are replaced during the scan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def swap(root: Path, path: str) -> None:
-    """Replace ``path`` below ``root`` by a link to what has the same path outside."""
+    """Replace ``path`` below ``root`` by a link to the same path outside."""
     target = root / path
     if target.is_dir():
         shutil.rmtree(target)
@@ -81,7 +81,7 @@ def test_a_link_that_appears_during_the_walk_is_not_followed(
 
 
 def test_a_folder_that_keeps_becoming_a_link_never_exposes_outside_files(root: Path) -> None:
-    """A race as an attacker would run it: the folder and a link to the outside swap all the time."""
+    """As in an attack, the folder and a link to the outside are swapped in a loop."""
     (root / "other").symlink_to(root.parent / "outside/folder")
     stop = threading.Event()
 
@@ -115,7 +115,7 @@ def test_a_folder_that_keeps_becoming_a_link_never_exposes_outside_files(root: P
 
 @pytest.fixture(params=["pipe", "socket", "folder"])
 def replace_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
-    """Puts a pipe, a socket or a folder where a file was."""
+    """Replaces a file by a pipe, a socket or a folder."""
     listener = socket.socket(socket.AF_UNIX)
 
     def put(path: Path) -> None:
@@ -125,7 +125,7 @@ def replace_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         elif request.param == "folder":
             path.mkdir()
         else:
-            monkeypatch.chdir(path.parent)  # names of sockets are short
+            monkeypatch.chdir(path.parent)  # socket names have a maximum length
             listener.bind(path.name)
 
     yield put

@@ -1,4 +1,4 @@
-"""Every command ends clearly, whatever its streams, its locale, its folder and its arguments are: no traceback."""
+"""Every command ends without a traceback, whatever its streams, locale, folder and arguments are."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ LINES: dict[str, Sequence[str]] = {
 }
 """A call of each command that ends by itself."""
 QUIET = {"mcp", "trust", "remove", "pull", "diff", "ci", "memory"}
-"""Commands of which these calls may print nothing on standard output."""
+"""Commands whose calls above may print nothing on standard output."""
 PRINTING = ("index", "search", "status", "grep", "runs", "web")
-"""Commands that print names and lines, each by another way."""
+"""Commands that print names and lines, each by different code."""
 AS_JSON = {f"{name} as JSON": (*LINES[name], "--json") for name in ("index", "search", "status", "grep", "runs", "sql")}
 CALLS = LINES | AS_JSON
 
@@ -110,13 +110,13 @@ for name, line in lines.items():
     with open(f"{told['folder']}/{name}.code", "w") as file:
         file.write(str(os.waitstatus_to_exitcode(status)))
 """
-"""Runs commands one after the other in the surroundings in which it starts and imports, each in a fork of its own."""
+"""A program that runs commands one after the other, each in a fork, in the environment in which it started."""
 
 
 def run_each(
     names: Iterable[str], cwd: Path, results: Path, output: str = "", *, before: str = "", **environment: str
 ) -> dict[str, subprocess.CompletedProcess[bytes]]:
-    """As ``run``, for the lines of several commands."""
+    """Run the calls of several commands like ``run``."""
     results.mkdir()
     streams = [2] if output else [1, 2]
     outcome = {"folder": str(results), "program": PROGRAM, "streams": [] if "2>" in output else streams}
@@ -158,7 +158,7 @@ CONDITIONS: dict[str, dict[str, str]] = {
 
 
 RESTARTED = "an ASCII file system"
-"""The point at which the command replaces itself with another process."""
+"""The case in which the command replaces its process."""
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)

@@ -1,4 +1,4 @@
-"""A pipe in place of a file that steers git, above a source or in it, holds nothing up: git would wait for a writer."""
+"""A pipe in place of a configuration file of git, in or above a source, blocks nothing: git would wait for a writer."""
 
 from __future__ import annotations
 

@@ -37,12 +37,12 @@ Driftline = Callable[..., Any]
 LINES = [line_of(rule.name) for rule in STRICT]
 ALL = [secret for _, secret in planted().values()]
 SECRETS = [secret for rule, (_, secret) in planted().items() if rule != "random-value"]
-"""Those of the mode ``known``."""
+"""The credentials that the mode ``known`` replaces."""
 SOURCE = "org:default/project:default/source:tree"
 
 
 def plant(root: Path, lines: list[str] = LINES) -> Path:
-    """A tree with each credential in each of some formats."""
+    """Write a tree that contains each credential in several formats."""
     root.mkdir()
     code = "\n".join(f"value = {line!r}" for line in lines)
     files: dict[str, str | bytes] = {
@@ -88,7 +88,7 @@ def stored(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def leaked(text: str, secrets: list[str]) -> list[str]:
-    """The secrets that a text holds, also as JSON or a URL would write them."""
+    """The secrets that a text contains, plain or encoded as in JSON or a URL."""
     return [s for s in secrets if s in text or json.dumps(s)[1:-1] in text or quote(s, safe="") in text]
 
 

@@ -1,4 +1,4 @@
-"""A secret that comes in by any door is neither printed, nor logged, nor stored: not in a name, a record or a row."""
+"""A secret from any input is neither printed, logged nor stored, neither in a name nor in a record or a row."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DATABASES = (
 
 
 class Watch(logging.Handler):
-    """Keeps what Driftline logs, as a program sees it that has configured logging itself."""
+    """Keeps the log messages of Driftline as a program with its own logging configuration receives them."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -71,7 +71,7 @@ def watch() -> Iterator[Watch]:
 
 @pytest.fixture
 def location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch, tiny_model: Path) -> Path:
-    """The current folder, with a source, and nothing of the outside world to connect to."""
+    """The current folder, with a source; the environment names no real service."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "DRIFTLINE_", "LTM_", "GOOGLE_", "AZURE_"))]:
         monkeypatch.delenv(name)
     for name in (CONFIG_VARIABLE, *VARIABLES):
@@ -92,7 +92,7 @@ def location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch, tiny
 
 
 def expect_unseen(location: Path, watch: Watch, *outputs: object) -> None:
-    """No output, no record of a log, no name and no byte of a file has the secret."""
+    """Assert that no output, log record, file name or file contains the secret."""
     for output in outputs:
         assert SECRET not in str(output)
     assert SECRET not in watch.text
@@ -242,7 +242,7 @@ def modes(folder: Path) -> set[int]:
 
 @pytest.fixture
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder that everybody can read, with what is above it."""
+    """A folder that everybody can read, like its parents."""
     import tempfile
 
     with tempfile.TemporaryDirectory(dir="/tmp") as name:

@@ -1,4 +1,4 @@
-"""No name, line or message of an untrusted source reaches the terminal with a control character in it."""
+"""No control character in a name, line or message of an untrusted source reaches the terminal."""
 
 from __future__ import annotations
 

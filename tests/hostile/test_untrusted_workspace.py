@@ -26,7 +26,7 @@ TEXT = "the first line\n\nthe needle of the haystack\n\n***\nthe last line\n"
 
 
 class Server:
-    """A web server on loopback that counts requests, and has the file that was indexed."""
+    """A web server on loopback that counts requests, and serves the indexed file."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
@@ -64,7 +64,7 @@ def server() -> Iterator[Server]:
 def unpacked(
     tmp_path: Path, driftline: Driftline, server: Server, monkeypatch: pytest.MonkeyPatch, tiny_model: Path
 ) -> Path:
-    """The current folder, with a workspace in it that says what ``configure`` makes it say."""
+    """The current folder with a workspace, changed by ``configure``."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "the-key-of-the-build")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret-of-the-build")

@@ -1,4 +1,4 @@
-"""The web server: pages and API of a workspace whose names and contents are hostile, for its own clients only."""
+"""Pages and API of the web server over a workspace with hostile names and contents, and hostile clients."""
 
 from __future__ import annotations
 

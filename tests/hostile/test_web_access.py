@@ -1,4 +1,4 @@
-"""Tokens of the web server: nobody gets in without one, and nobody learns what lies beyond its boundary."""
+"""Tokens of the web server: nobody has access without one, or learns what is outside its boundary."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.support.web import Answer, ask, serving
 OWN = "org:acme/project:own"
 FOREIGN = {"secretb": "org:acme/project:secretb", "secretx": "org:secretx/project:p"}
 ABSENT = {"secretb": "absentb", "secretx": "absentx"}
-"""Names as long as the secret ones that nothing has."""
+"""Unused names of the same length as the secret ones."""
 ACCEPT = "application/json, text/event-stream"
 PROTECTED = (
     *("/", "/?q=x", "/d/source:a/b", "/index", "/sql", "/metrics", "/nothing", "/api/v1/openapi.json"),
@@ -130,8 +130,8 @@ def test_requests_need_a_valid_token(site: Site) -> None:
 
 @pytest.mark.parametrize("query", ["lease", '"lease"'])
 def test_facets_count_nothing_beyond_the_boundary(site: Site, bound: str, query: str) -> None:
-    """Facets show nothing beyond the boundary, even if the request names the source: a facet is counted without its own
-    values.
+    """Facets show nothing outside the boundary, even if the request names the source: a facet ignores the filter on its
+    own values.
     """
     requested = urlencode({"q": query, "facets": "true", "source": f"{FOREIGN['secretx']}/source:secretx"})
     files = json.loads(site.ask(f"/api/v1/search?{requested}", token=bound).body)["facets"]["files"]
@@ -250,7 +250,7 @@ def requests(draw: st.DrawFn) -> tuple[str, str | None]:
 
 
 def without_nearest(body: str) -> str:
-    """An answer without its nearest line: one of their own, and which one depends on the words of the query."""
+    """An answer without its nearest line, which is inside the boundary, but depends on the words of the query."""
     try:
         answer = json.loads(body)
     except ValueError:  # a page
@@ -345,7 +345,7 @@ def test_scripts_of_a_named_origin_read_the_api_with_a_token_and_nothing_else(si
         answer = ask(address, "/api/v1/status", token=bound, Origin=named)
         assert (answer.status, answer.headers[allowed]) == (200, named)
         assert "Origin" in answer.headers["vary"]
-        assert "access-control-allow-credentials" not in answer.headers  # the cookie of people stays out of it
+        assert "access-control-allow-credentials" not in answer.headers  # the cookie of browsers is not used
         assert ask(address, "/api/v1/status", Origin=named).status == 401
         for target, options in (
             ("/api/v1/status", {"Origin": other, **preflight}),
@@ -450,7 +450,7 @@ def test_the_last_known_tokens_are_trusted_for_a_while(monkeypatch: pytest.Monke
             raise StorageError("The store is away", "here")
         return (record,)
 
-    # The clock of this module alone: the event loop of the server in the other thread goes by the real one.
+    # Only the clock of this module: the event loop of the server in the other thread needs the real one.
     monkeypatch.setattr(authenticating, "time", SimpleNamespace(monotonic=lambda: now[0]))
     known = KnownTokens(read)
     known.refresh()

@@ -84,7 +84,7 @@ def connected(address: str) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Return whether the other side closes within the timeout of the socket."""
+    """Return whether the peer closes within the timeout of the socket."""
     try:
         while connection.recv(65_536):
             pass
@@ -110,7 +110,7 @@ def is_healthy(address: str) -> bool:
 
 
 def is_refused(connection: socket.socket, parts: list[bytes]) -> bool:
-    """Return whether the answer to ``parts`` is a client error, or missing because the other side has closed."""
+    """Return whether the answer to ``parts`` is a client error, or missing because the peer has closed."""
     try:
         for part in parts:
             connection.sendall(part)
@@ -122,7 +122,7 @@ def is_refused(connection: socket.socket, parts: list[bytes]) -> bool:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A certificate of 127.0.0.1 that signs itself, and its key."""
+    """A self-signed certificate for 127.0.0.1, and its key."""
     folder = tmp_path_factory.mktemp("certificate")
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "driftline")])
@@ -283,7 +283,7 @@ def test_few_searches_run_at_once_and_the_others_wait(workspace: Workspace, monk
 
 
 def never_reading(address: str, target: str = "/static/style.css") -> socket.socket:
-    """A connection whose client sends many requests, and reads no answer."""
+    """A connection of a client that sends many requests, and reads no answer."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     host, _, port = address.rpartition(":")

@@ -1,4 +1,4 @@
-"""Webhooks of senders who do not know the secret, or who know it and lie: nothing runs that is not configured."""
+"""Webhooks of senders without the secret, and malicious ones with it: only what is configured runs."""
 
 from __future__ import annotations
 

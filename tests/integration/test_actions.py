@@ -1,4 +1,4 @@
-"""The actions for YAML agents, called as a host calls them, and the workflows of their reference."""
+"""The actions for YAML agents, called like an engine calls them, and the workflows of their reference."""
 
 from __future__ import annotations
 
@@ -215,6 +215,15 @@ def test_indexing_counts_new_changed_and_unchanged_documents(notes: Registry, tr
     assert index("docs/*.none") == (0, 0, 0, 4)
     stats = notes["search.workspace_stats"]({}, workspace="notes")
     assert stats == {"success": True, "total_documents": 3, "total_lines": 4, "has_index": False, "index_type": None}
+
+
+def test_extensions_that_would_match_nothing_are_refused_and_delete_nothing(notes: Registry) -> None:
+    index = notes["search.workspace_index"]
+    assert index({}, workspace="notes", paths="src", extensions=["{py,rs}"])["indexed"] == 1
+    for wrong in ("*.py", "py,md", "", " ", ".", "src/py", "[p]y", "{py"):
+        refused = index({}, workspace="notes", paths="src", extensions=["rs", wrong])
+        assert (refused["success"], refused.get("error_type")) == (False, "validation_error"), (wrong, refused)
+    assert notes["search.workspace_stats"]({}, workspace="notes")["total_documents"] == 1
 
 
 def test_nodes_that_run_in_parallel_wait_for_each_other(notes: Registry) -> None:

@@ -1,4 +1,4 @@
-"""Archives and mail as folders: their members are documents, from the file to the hit."""
+"""Archives and mail as folders whose members are documents, from the file to the hit."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def index(tree: Path | str, workspace: Path, **how: Any) -> Any:
 
 
 def settled(tree: Path | str, workspace: Path, **how: Any) -> Any:
-    """The report of a run on a new source, after which no file is too young to be trusted."""
+    """The report of a run on a new source, after which no file is racy."""
     report = index(tree, workspace, archives=True, **how)
     until(lambda: not index(tree, workspace).bytes_read)
     return report

@@ -58,7 +58,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 @contextmanager
 def as_nobody(tmp_path: Path, tiny_model: Path, workspace: Path) -> Iterator[None]:
-    """Become a user who owns the workspace and reads what others may read."""
+    """Become a user who owns the workspace, and may only read files that everybody can read."""
     above = takewhile(lambda path: path != Path(tempfile.gettempdir()), tmp_path.parents)
     for path in (*above, tmp_path, tiny_model, *tiny_model.iterdir()):
         path.chmod(0o755)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +53,20 @@ def test_a_benchmark_runs_on_a_small_corpus(name: str, corpora: Path) -> None:
     assert benchmark.returncode == 0, errors[-2000:]
     assert f"{os.cpu_count()} cores" in output
     assert "MISSED" not in output
+
+
+@pytest.mark.parametrize(("exit_code", "is_kept"), [(0, False), (3, False), (1, True), (-9, True)])
+def test_only_a_complete_run_replaces_the_last_results(
+    exit_code: int, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    bench = importlib.import_module("bench")
+    record = tmp_path / "unchanged.json"
+    last = {"command": "", "date": "", "seconds": 0, "exit_code": 0, "records": [], "output": ["the last run"]}
+    record.write_text(json.dumps(last))
+    monkeypatch.setattr(bench, "FOLDER", tmp_path)
+    monkeypatch.setattr(bench, "RESULTS", tmp_path / "RESULTS.md")
+    monkeypatch.setattr(bench, "run", lambda *_: {**last, "exit_code": exit_code, "output": ["half of a run"]})
+    monkeypatch.setattr(sys, "argv", ["bench.py", "unchanged"])
+    assert bench.main() == (exit_code != 0)
+    assert json.loads(record.read_text())["output"] == (["the last run"] if is_kept else ["half of a run"])

@@ -1,4 +1,4 @@
-"""The cache of blocks: a search finds on the disk what others have read, and nothing stale or damaged."""
+"""The cache of blocks: a search reads from the disk what other searches have read, and nothing stale or damaged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ QUERY = " ".join(WORDS[3:6])
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own."""
+    """A separate cache."""
     monkeypatch.setenv("DRIFTLINE_BLOCK_CACHE", str(tmp_path / "blocks"))
     return tmp_path / "blocks"
 
@@ -57,7 +57,7 @@ def tree(tmp_path: Path) -> Path:
 def proxy(
     s3_environment: S3Server, s3_bucket: str, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[DelayingProxy]:
-    """A proxy that sees what the bucket of an index is asked for."""
+    """A proxy that records the requests to the bucket of an index."""
     dl.index(str(tree), workspace=s3_bucket, model=str(save_tiny_model(tmp_path / "model")))
     with delaying(s3_environment.endpoint, 0) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
@@ -76,7 +76,7 @@ def searched(proxy: DelayingProxy, workspace: str, query: str = QUERY) -> tuple[
 
 
 def of_files(requested: list[Exchange]) -> list[str]:
-    """The immutable files of the table that were read."""
+    """The requests for immutable files of the table."""
     return [each.path for each in requested if block_cache._IMMUTABLE.search(each.path)]
 
 
@@ -250,7 +250,7 @@ def test_the_texts_before_the_end_of_a_data_file_are_read_at_once_and_only_so_ma
 
     server.read_ahead(bucket, {"t.lance/data/first.lance": (end, size), "t.lance/data/second.lance": (end, size)})
     for name in ("first", "second"):
-        read(name, size - block_cache.TAIL_BYTES, size)  # on its way, or read
+        read(name, size - block_cache.TAIL_BYTES, size)  # already read, or being read
     assert requested == [(end, size), (end, size)]
     requested.clear()
     read("first", 0, 4)  # far from the end
@@ -301,7 +301,7 @@ def test_processes_that_write_and_evict_at_once_read_whole_blocks_or_none(tmp_pa
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert kept
     assert not [path for path in kept if path.name.startswith(".tmp")]
-    # A process counts now and then, and always first, what the others have written.
+    # A process measures the blocks of other processes when it starts, and from time to time.
     BlockCache(tmp_path, 50_000).write("last", Block.of(0, b"x", 1), b"x")
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 50_000
 

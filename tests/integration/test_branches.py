@@ -1,4 +1,4 @@
-"""Branches of real git repositories and of a bucket: each holds its own documents, and main never notices."""
+"""Branches of real git repositories and of a bucket: each has its own documents, and main never changes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Run = Callable[..., SourceReport]
 
 @pytest.fixture
 def run(repository: Path, workspace: str, tiny_model: Path) -> Run:
-    """Index what is checked out, as the branch that is given; None is the main index."""
+    """Index the checked-out files as a branch; None is the main index."""
 
     def run(branch: str | None = None, **options: Any) -> SourceReport:
         report = driftline.index(
@@ -108,7 +108,7 @@ def test_branches_with_a_history_are_compared(repository: Path, workspace: str, 
         holds(workspace, name, files)
     holds(workspace, None, main)
 
-    # A merge commit: what main gets is embedded already.
+    # A merge commit: the lines that main gets are embedded already.
     git(repository, "checkout", "-q", "main")
     git(repository, "merge", "-q", "--no-ff", "--no-edit", "one")
     merged = run()
@@ -413,7 +413,7 @@ def test_prune_takes_what_is_merged_gone_or_old(repository: Path, tmp_path: Path
 def test_only_a_remote_that_was_asked_proves_that_a_branch_is_gone(
     kind: str, repository: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
-    """A clone as CI makes it knows one branch; the others, and pull requests, are open all the same."""
+    """A clone in CI knows only one branch; other branches and pull requests may still be open."""
     for branch in ("open", "pr/9", "gone"):
         git(repository, "branch", branch)
     clone, workspace = tmp_path / "clone", str(tmp_path / "index")

@@ -1,4 +1,4 @@
-"""A search of a bucket sends few requests, in parallel, whatever has happened to the documents."""
+"""A search of a bucket sends few requests, in parallel, whatever changes the documents have had."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.servers.s3_server import S3Server
 from tests.support.oracle import WORDS, save_tiny_model
 
 DELAYS_SECONDS = (0.2, 1.0, 5.0)
-"""One of them is long beside what a busy host takes between two requests that a search sends side by side."""
+"""One of them is much longer than a busy host takes between two parallel requests of a search."""
 MAX_ROUNDS = 8
 FILES, LINES = 150, 200
 
@@ -41,7 +41,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def workspace(s3_bucket: str, tree: Path, tmp_path: Path) -> str:
-    """An index of more lines than are compared one by one, in a bucket."""
+    """An index in a bucket with too many lines for a search without the index."""
     dl.index(str(tree), workspace=s3_bucket, model=str(save_tiny_model(tmp_path / "model")))
     return s3_bucket
 

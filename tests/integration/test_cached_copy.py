@@ -1,4 +1,4 @@
-"""``--cache``: searches of a bucket keep a copy on this disk, as new as the bucket, within a limit."""
+"""``--cache``: searches of a bucket keep an up-to-date copy on the local disk, within a limit."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_processes_share_a_copy(index: Callable[[str], str], s3_bucket: str, fol
     origin, warned, locations = index(s3_bucket), Warnings(), list[str]()
     follow(origin, max_bytes=PLENTY, warn=warned)
     copy = WorkspaceCopy(copied(folder)[0])
-    with copy.locked():  # as another process does that pulls
+    with copy.locked():  # like a concurrent pull of another process
         waiting = threading.Thread(target=lambda: locations.append(follow(origin, max_bytes=PLENTY, warn=warned)))
         waiting.start()
         until(lambda: warned, "the warning")

@@ -274,7 +274,7 @@ def test_builds_of_other_branches_are_skipped(ci: Driftline, repository: Path, t
 def test_a_fork_reaches_neither_the_main_index_nor_a_branch(
     ci: Driftline, driftline: Driftline, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pull request from a fork's main, a tag called main, and a build of which nothing is known."""
+    """A pull request from the main branch of a fork, a tag called main, and an unknown build."""
     assert ci().code == 0
     (repository / "evil.py").write_text("zebra = 1\n")
     commit(repository)
@@ -299,7 +299,7 @@ def test_a_fork_reaches_neither_the_main_index_nor_a_branch(
     found = driftline("search", "zebra", "--workspace", tmp_path / "index", "--mode", "text", "--json")
     assert found.json["results"] == []
     assert "branches delete" in driftline("branches", "delete", "--workspace", tmp_path / "index").err
-    assert driftline("branches", "delete", "--of-build", "--workspace", tmp_path / "index").code == 2  # of a tag
+    assert driftline("branches", "delete", "--of-build", "--workspace", tmp_path / "index").code == 2  # a tag
 
 
 # The gate.

@@ -1,4 +1,4 @@
-"""``driftline ci --deployment`` against a real Prefect server; a thread stands in for its worker and ends the runs."""
+"""``driftline ci --deployment`` against a real Prefect server; a thread replaces its worker and ends the runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Worker:
-    """Ends each run of the deployments ``mine`` with the next of ``outcomes``; the last one repeats."""
+    """Ends each run of the deployments ``mine`` with the next of ``outcomes``, whose last one is repeated."""
 
     def __init__(self, server: PrefectServer, mine: dict[str, str]) -> None:
         self.outcomes = ["COMPLETED"]

@@ -1,4 +1,6 @@
-"""The shell steps of the CI examples, run as a runner would: a checkout, its variables, and a workspace in a bucket."""
+"""The shell steps of the CI examples, run like a CI runner does: a checkout, its variables, and a workspace in a
+bucket.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def path() -> str:
-    """The folders in which scripts find the command, and the Python that has Driftline."""
+    """The PATH on which scripts find the command and the Python with Driftline."""
     return os.pathsep.join([str(forked_command().parent), str(Path(sys.executable).parent), os.environ["PATH"]])
 
 

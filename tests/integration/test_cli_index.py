@@ -23,7 +23,7 @@ from tests.support.waiting import until
 
 Driftline = Callable[..., Any]
 _AFTERWARDS = {"phases", "worker_phases", "documents_total", "lines_total", "revision", "deltas"}
-"""Figures that a dry run does not know."""
+"""Keys of a report that a dry run does not know."""
 
 FILES = {
     "src/parser.py": "import argparse\n\nparser = argparse.ArgumentParser()\n",

@@ -1,6 +1,5 @@
-"""The container files, as far as they can be tested without a container: schema, lint, commands, health checks.
-
-The tests of deployments and of kills run the commands of server, worker and Dask.
+"""The container files, tested without a container: schema, lint, commands, health checks. The tests of deployments and
+of kills run the commands of the server, the worker and Dask.
 """
 
 from __future__ import annotations

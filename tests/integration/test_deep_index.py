@@ -1,4 +1,4 @@
-"""``driftline index --deep``: keep embeddings of definitions, and join what they find with words and lines."""
+"""``driftline index --deep``: embeddings of definitions, and searches that combine them with words and lines."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def registered(site: Site) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def deployed(site: Site) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """The output of ``driftline deploy``, and what is registered after the first and the second call."""
+    """The output of ``driftline deploy``, and the registered objects after the first and the second call."""
     outcome = site.driftline("deploy")
     once = registered(site)
     site.driftline("deploy")
@@ -62,7 +62,7 @@ def deployed(site: Site) -> tuple[Any, dict[str, Any], dict[str, Any]]:
 
 
 class Pager(BaseHTTPRequestHandler):
-    """Takes messages as a chat does."""
+    """Receives notifications like a chat service."""
 
     messages: ClassVar[list[str]] = []
 
@@ -78,7 +78,7 @@ class Pager(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def pager(prefect_server: PrefectServer) -> Iterator[list[str]]:
-    """The messages that the block webhook/pager of the server has sent."""
+    """The messages that the server has sent by its block webhook/pager."""
     from prefect.blocks.webhook import Webhook
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -127,7 +127,7 @@ def test_a_failed_run_sends_a_notification(tmp_path: Path, prefect_server: Prefe
 
 @pytest.fixture(scope="module")
 def worker(site: Site, deployed: object) -> Iterator[subprocess.Popen[bytes]]:
-    site.pause_schedules("driftline-compact/compact")  # at a quarter past, its run would refuse those of the tests
+    site.pause_schedules("driftline-compact/compact")  # its run at a quarter past would make those of the tests fail
     site.fork_engines()
     with site.silence_allowed(), site.worker() as process:
         yield process
@@ -197,7 +197,7 @@ def test_a_run_that_leaves_too_many_deltas_starts_a_compaction(site: Site, docs_
 
 
 def test_a_second_compaction_is_cancelled_and_the_rest_completes(site: Site, worker: object) -> None:
-    """The first compaction is one of the test's own, which lasts as long as the test needs it."""
+    """The test starts and ends the first compaction itself."""
     others = [site.trigger(f"driftline-{name}/{name}") for name in ("cleanup", "prune", "verify")]
     first = site.begin("driftline-compact/compact")
     assert site.end_of(site.trigger("driftline-compact/compact")) == ["CANCELLED"]

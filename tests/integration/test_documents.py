@@ -22,7 +22,7 @@ from driftline.flows.output.plain_text import own_appearance, print_search, show
 from driftline.flows.runs import source_run
 from driftline.storage.model import DocumentState, SkipReason, content_hash
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.extraction import extractor, extractor_versions
+from driftline.tasks.extraction import extractor
 from driftline.tasks.extraction.extractor import read_document
 from driftline.tasks.indexing import batch
 from driftline.tasks.indexing.rows import Donated
@@ -132,7 +132,7 @@ def test_a_new_extractor_version_rereads_only_its_own_documents(
         replace(each, version=each.version + 1) if each.name == "notebook" else each for each in extractor.EXTRACTORS
     )
     monkeypatch.setattr(extractor, "EXTRACTORS", newer)
-    monkeypatch.setattr(extractor_versions, "READERS", (*extractor.COMPRESSIONS, *newer))
+    monkeypatch.setattr(extractor, "READERS", (*extractor.COMPRESSIONS, *newer))
     report = again(tree, workspace)
     assert report.bytes_read == (tree / "nb.ipynb").stat().st_size
     assert again(tree, workspace).bytes_read == 0
@@ -144,7 +144,7 @@ def test_a_new_extractor_reads_files_that_were_skipped_before(
     with monkeypatch.context() as before:
         before.setattr(extractor, "EXTRACTORS", ())
         before.setattr(extractor, "COMPRESSIONS", ())
-        before.setattr(extractor_versions, "READERS", ())
+        before.setattr(extractor, "READERS", ())
         before.setattr(extractor, "BY_SUFFIX", {})
         report = dl.index(str(tree), workspace=str(tmp_path / "ws"), model=str(tiny_model))
         assert report.sources[0].skipped == [("tern.1.gz", "binary")]
@@ -308,7 +308,7 @@ LOCATIONS = [
     ("bittern", ("a.srt", "00:00:01")),
     ("dipper", ("a.vtt", "00:00:01")),
 ]
-"""A word of each format, and where it stands."""
+"""A word in a document of each format, and its location."""
 
 
 @pytest.mark.parametrize(("query", "location"), LOCATIONS)

@@ -128,7 +128,7 @@ def test_passages_have_every_line_of_their_documents(
 def test_every_line_that_matches_is_found(workspace: Workspace, tree: Path, ignore_case: bool) -> None:
     flags = re.ASCII if not ignore_case else re.IGNORECASE
     for text in some_patterns():
-        # RE2's classes are of ASCII; Python's are only without IGNORECASE, which then knows no other letters.
+        # RE2's classes are ASCII; Python's with re.ASCII are too, but IGNORECASE then ignores other letters.
         spelled = text.replace(r"\w", "a-zA-Z0-9_" if "[\\w" in text else "[a-zA-Z0-9_]").replace(r"\d", "[0-9]")
         if ignore_case:
             spelled = spelled.replace(r"\bfoo\b", r"(?<![a-zA-Z0-9_])foo(?![a-zA-Z0-9_])")
@@ -366,7 +366,7 @@ def test_facets_of_a_ranked_search_count_the_files_of_its_lines(workspace: Works
     assert found["source"] == {"org:default/project:default/source:tree": sum(found["tests"].values())}
     assert found["lang"]["python"] > 0
     assert facets(workspace, "csrf token request", mode=mode, dirs=["vendor"])["lang"] == {"python": 1}
-    if mode != "vector":  # the nearest lines alone do not know their definitions
+    if mode != "vector":  # a search without the index does not know definitions
         assert found["kind"]["function"] == 2
 
 

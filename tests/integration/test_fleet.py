@@ -1,9 +1,10 @@
-"""Fleets: what is discovered, what a sync indexes and costs, and what happens to what is renamed, gone or failing."""
+"""Fleets: discovery, the work and cost of a sync, and repositories that are renamed, deleted or failing."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,14 +14,17 @@ import pytest
 
 from driftline.flows.runs import branches as branch_runs
 from driftline.flows.runs import fleet as fleet_runs
+from driftline.flows.runs import source_group
 from driftline.flows.runs.branches import prune_branches
 from driftline.flows.runs.fleet import has_failed, summary
 from driftline.storage.entities import Entity, spelling
 from driftline.storage.errors import StorageError
+from driftline.storage.sources.mirror import Mirror
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
 from driftline.storage.workspace.fleet_state import read_fleets, write_fleets
 from tests.servers.git_server import Checkout, GitServer, git
 from tests.support.fleets import Fleet, branches, rows, states
+from tests.support.waiting import PATIENCE_SECONDS
 
 Driftline = Callable[..., Any]
 
@@ -68,6 +72,35 @@ def test_a_list_is_indexed_in_one_run_and_then_costs_no_run(
     assert third["to_index"] == [rows(third)["team/b"]["entity"]]
     assert rows(third)["team/b"]["indexed"] == commit
     assert fleet.documents()["b"] == {"b.md", "more.md"}
+
+
+def test_repositories_are_fetched_ahead_of_their_scans(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot scans one repository at a time, but hosts answer many at once."""
+    monkeypatch.setattr(source_group, "SOURCES_PER_SLOT", 1)
+    fleet.tables = listed(git_server, *projects)
+    fetch, together = Mirror._fetch, threading.Barrier(len(projects))
+
+    def met(mirror: Mirror, commit: str) -> None:
+        together.wait(PATIENCE_SECONDS)
+        fetch(mirror, commit)
+
+    monkeypatch.setattr(Mirror, "_fetch", met)
+    assert set(states(fleet.sync(how={"workers": 1})).values()) == {"indexed"}
+    for name, project in projects.items():
+        project.write("more.md", f"more of {name}\n")
+        project.push()
+
+    def lost(mirror: Mirror, commit: str) -> None:
+        if mirror.remote.name == "b":
+            raise StorageError("The connection is lost", mirror.remote.uri)
+        fetch(mirror, commit)
+
+    monkeypatch.setattr(Mirror, "_fetch", lost)
+    report = fleet.sync(how={"workers": 1})
+    assert states(report) == {"team/a": "indexed", "team/b": "failing", "team/c": "indexed"}
+    assert "The connection is lost" in rows(report)["team/b"]["reason"]
 
 
 def test_the_command_lists_syncs_and_shows_the_state(
@@ -229,7 +262,7 @@ def test_two_fleets_with_one_repository_index_it_once(
     files = fleet.documents()
     uri = f"git+file://{projects['a'].remote}"
     fleet.tables = f'[[fleet]]\nprovider = "list"\nname = "other"\nrepositories = ["{uri}"]\n'
-    report = fleet.sync(has_all_fleets=False)  # as a deployment does, which has the table of its own fleet only
+    report = fleet.sync(has_all_fleets=False)  # like a deployment, which has only the table of its own fleet
     assert states(report) == {str(projects["a"].remote)[1:].removesuffix(".git"): "failing"}
     assert fleet.documents() == files
 

@@ -47,7 +47,7 @@ def host_of(api: HostApi, **options: Any) -> Host:
 
 
 def look(api: HostApi, last: Listing | None = None, **options: Any) -> tuple[Listing, list[float]]:
-    """List a host; returns the listing, and the seconds that it has waited."""
+    """List a host; returns the listing and the seconds waited."""
     waits: list[float] = []
     known, pages = (last.repositories, last.pages) if last is not None else ({}, ())
     host = host_of(api, **options)
@@ -195,7 +195,7 @@ def test_concurrent_requests_wait_together(api: HostApi) -> None:
 
 @pytest.fixture
 def hosted(git_server: GitServer, tmp_path: Path, tiny_model: Path) -> tuple[Fleet, HostApi, dict[int, Checkout]]:
-    """A fleet of a GitHub of one's own, with three repositories of ``acme`` that git serves as well."""
+    """A fleet on a self-hosted GitHub, with three repositories of ``acme`` that git serves as well."""
     (git_server.root / "acme").mkdir()
     api = HostApi(git_server, "github", [])
     trees: dict[int, Checkout] = {}
@@ -310,7 +310,7 @@ def test_a_path_may_move_to_another_repository(
     for old, new in (("r1", "aside"), ("r2", "r1"), ("aside", "r2")):
         (git_server.root / f"acme/{old}.git").rename(git_server.root / f"acme/{new}.git")
     hidden = api.repositories.pop(1)
-    fleet.sync()  # a listing without the other one, which does not say so
+    fleet.sync()  # an incomplete listing without the other one
     assert fleet.documents() == {"r1": {"f1.md"}, "r2": {"f2.md"}, "r3": {"f3.md"}}
     api.repositories.append(hidden)
     fleet.sync()
@@ -369,7 +369,7 @@ def test_open_pull_requests_are_branches_until_the_host_closes_them(
     monkeypatch.setattr(discovery, "ATTEMPTS", 1)
 
     def propose(number: int, text: str) -> None:
-        """Push a commit of a fork, which only the ref of its pull request has."""
+        """Push a commit of a fork that only the ref of its pull request contains."""
         trees[1].write("fork.md", text)
         api.repositories[0].pulls[number] = trees[1].push(f"fork{number}")
         remote = trees[1].remote

@@ -1,4 +1,4 @@
-"""Git repositories as sources by their URLs: what is indexed, what a run costs, and how the mirror is kept."""
+"""Sources that are URLs of git repositories: the indexed documents, the cost of a run, and the mirror."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def project(git_server: GitServer, tmp_path: Path) -> Checkout:
 
 @pytest.fixture
 def run(tmp_path: Path, tiny_model: Path, driftline: Driftline) -> Driftline:
-    """Index a source into a workspace; returns its part of the report."""
+    """Index a source into a workspace; returns the report of the source."""
 
     def index(uri: object, *options: object) -> Any:
         outcome = driftline("index", uri, "--workspace", tmp_path / "index", "--model", tiny_model, *options, "--json")

@@ -1,4 +1,4 @@
-"""LanceDB, another reader of the same directory, sees what Driftline wrote; later runs extend the indexes."""
+"""LanceDB can read the tables that Driftline wrote; later runs extend the indexes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_lancedb_opens_reads_and_searches_the_same_table(tmp_path: Path, index: 
     theirs = lancedb.connect(Path(ours.uri).parent).open_table(Path(ours.uri).stem)
     lines = "line_number >= 0"  # the commit marker of the source has none
     assert theirs.count_rows(lines) == ours.count() == 300
-    # It contains an older Lance, which ignores BTREE indexes of tables with stable row ids.
+    # LanceDB contains an older Lance, which ignores BTREE indexes of tables with stable row ids.
     assert {found.name for found in theirs.list_indices()} | {PATH} == {PATH, PARENT_DIRS, TEXT, VECTOR}
     stats = theirs.index_stats(VECTOR)
     assert stats is not None

@@ -53,7 +53,7 @@ def tree(git_server: GitServer, tmp_path: Path) -> Checkout:
 
 
 def bind(tree: Checkout) -> None:
-    """Let the remote of a work tree be on another host, which nobody contacts."""
+    """Set the remote of a work tree to another host, which is never contacted."""
     git(tree.folder, "config", "remote.origin.url", "https://user:s3cr3t@code.example/team/app.git")
 
 
@@ -110,7 +110,7 @@ def test_without_a_pushed_commit_there_is_no_link(tree: Checkout, location: str,
 
 
 def urls_with(location: str, **change: Any) -> dict[str, str | None]:
-    """Return the links with another record of the only source, by default of a remote on a host that nobody runs."""
+    """Return the links after the record of the only source is changed, by default to a remote on a nonexistent host."""
     (path,) = Path(location).rglob("_source.json")
     before = path.read_bytes()
     known = from_json(SourceRecord, before)
@@ -142,7 +142,7 @@ def test_documents_that_a_later_run_has_written_have_no_link_until_it_ends(
     bind(tree)
     at = git(tree.folder, "rev-parse", "HEAD")
     index(location, tiny_model, tree.folder, by_commit=True)
-    git(tree.folder, "update-ref", "-d", "refs/remotes/origin/main")  # only the record is left to prove anything
+    git(tree.folder, "update-ref", "-d", "refs/remotes/origin/main")  # only the record is evidence
     tree.write("src/a.py", "def alpha():\n    return 3\n")
     index(location, tiny_model, tree.folder)
     assert urls(location) == {"src/a.py": None, "docs/b.md": f"{HOST}/{at}/docs/b.md?plain=1#L1"}

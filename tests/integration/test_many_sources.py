@@ -161,6 +161,20 @@ def test_fifty_sources_are_indexed_concurrently_whatever_happens_to_two_of_them(
     assert driftline("status", "--json").json["total_lines"] == 100
 
 
+def test_a_run_that_does_not_ask_git_for_changes_needs_no_commit(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    (tmp_path / "a.txt").write_text("pump\n")
+
+    def look(root: str, rules: object) -> None:
+        raise AssertionError("the commit costs several processes of git")
+
+    monkeypatch.setattr("driftline.tasks.scanning.scan.WorkTreeAtCommit.look", look)
+    report = dl.index(str(tmp_path), workspace=str(tmp_path / "index"), model=str(tiny_model))
+    assert report.sources[0].documents_total == 1
+
+
 # A project that holds its index is moved or copied.
 
 Layout = tuple[str, tuple[str, ...], str | None]
@@ -241,7 +255,7 @@ def test_a_workspace_that_leaves_its_project_keeps_the_locations_of_its_sources(
 
 
 def test_two_first_runs_of_sources_run_concurrently(tmp_path: Path, tiny_model: Path) -> None:
-    """The other run has written fragments, and no version of their table yet."""
+    """The other run has written fragments, but no version of the table yet."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text(f"{name} valve\n")

@@ -126,7 +126,7 @@ def test_one_server_has_many_workspaces_each_within_the_boundary(tmp_path: Path,
     tools, (default, web, app, unknown), sources, instructions = asyncio.run(talk())
     assert {tuple(tool.input_schema["properties"]["workspace"]["enum"]) for tool in tools} == {("web", "app")}
     found = [[hit["text"] for hit in each.structured_content["results"]] for each in (default, web, app)]
-    assert found == [["namespace"], ["namespace"], ["parser"]]  # theirs is outside of the boundary
+    assert found == [["namespace"], ["namespace"], ["parser"]]  # other sources are outside the boundary
     assert unknown.is_error
     statuses = json.loads(sources.contents[0].text)
     assert list(statuses) == ["web", "app"]
@@ -236,7 +236,7 @@ def test_exact_text_definitions_and_uses_are_found(tmp_path: Path, tiny_model: P
 def test_each_workspace_of_a_server_has_a_name_of_its_own(
     tmp_path: Path, tiny_model: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one inside of another, and one that is named twice."""
+    """Also a workspace inside another one, and one that is given twice."""
     (tmp_path / "tree").mkdir()
     outer, inner = tmp_path / "web", tmp_path / "web" / ".driftline"
     for workspace, text in ((outer, "namespace"), (inner, "parser")):
@@ -475,7 +475,7 @@ def test_a_client_searches_memory_over_stdio(remembered: tuple[Path, dict[str, s
 def test_the_server_survives_the_death_of_the_process_that_reads(
     remembered: tuple[Path, dict[str, str]], location: Path
 ) -> None:
-    """As native code ends it over a damaged table."""
+    """Native code may abort it because of a damaged table."""
     recall = ("search_memory", {"query": "parser plan", "entity": "org:acme", "top_k": 1})
 
     def end_readers() -> int:

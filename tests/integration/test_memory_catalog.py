@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -277,7 +278,7 @@ def test_a_damaged_record_is_reported_and_rewritten(location: str) -> None:
 
 @pytest.fixture
 def backup(location: str, tmp_path: Path) -> str:
-    """A workspace whose catalog has been replaced by its backup from before the last entry."""
+    """A workspace whose catalog was replaced by a backup from before the last entry."""
     fill(location)
     shutil.copy(Path(location) / CATALOG, tmp_path / "backup")
     with MemoryStore(location) as store:
@@ -313,7 +314,7 @@ def test_a_catalog_from_a_backup_may_be_adopted(backup: str, driftline: Callable
 
 
 def test_memory_on_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
-    """``get``, ``search``, ``list`` and ``verify`` need no write access; ``put`` says that it has none."""
+    """``get``, ``search``, ``list`` and ``verify`` need no write access; ``put`` reports that it is missing."""
     if shutil.which("unshare") is None:
         pytest.skip("unshare is not installed (Debian: apt-get install util-linux)")
     location = tmp_path / "memory"
@@ -337,6 +338,25 @@ def test_memory_on_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
         pytest.skip("a read-only mount needs root, or user namespaces")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "cannot be written to" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(errno.EROFS, dl.AccessDenied), (errno.EACCES, dl.AccessDenied), (errno.ENOSPC, dl.CatalogError)],
+)
+def test_a_catalog_that_cannot_be_created_is_an_error_of_the_tree(
+    code: int, kind: type[dl.DriftlineError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = os.open
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if os.fsdecode(path).endswith("_catalog.sqlite"):
+            raise OSError(code, os.strerror(code))
+        return really(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(kind, match=f"cannot be created \\({os.strerror(code)}"):
+        Catalog(f"sqlite:///{tmp_path}/_catalog.sqlite").make_private()
 
 
 @pytest.mark.parametrize("call", ["retrieve", "retrieve_by_entity", "search", "search_memory", "delete"])

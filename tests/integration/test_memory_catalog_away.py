@@ -1,4 +1,4 @@
-"""While the catalog is not at hand, nothing of memory is judged, and no other catalog takes its place unasked."""
+"""While the catalog is unavailable, nothing in memory counts as garbage, and no other catalog replaces it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWNER, LARGE = "org:acme/project:p/user:u", "a value that is not inlined " * 100
 
 @pytest.fixture
 def location(tmp_path: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A workspace whose catalog lies elsewhere, and is not named by the environment."""
+    """A workspace with an external catalog that the environment does not name."""
     for name in (CONFIG_VARIABLE, *VARIABLES):
         monkeypatch.delenv(name, raising=False)
     uri = str(tmp_path / "workspace")

@@ -1,4 +1,4 @@
-"""The front doors of memory: the command line, the dictionary adapter, the factory and the actions."""
+"""The interfaces of memory: the command line, the dictionary adapter, the factory and the actions."""
 
 from __future__ import annotations
 

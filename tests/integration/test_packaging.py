@@ -26,7 +26,7 @@ PROGRAM = ROOT / "tests" / "support" / "user_program.py"
 CONTENT = ("pyproject.toml", "README.md", "LICENSE", "driftline", "flows", "tasks", "storage", "deployments")
 INSTALLS = ("editable", "wheel", "sdist")
 USED = ("editable", "wheel")
-"""The installs that are used at length: a source distribution installs the files of the wheel."""
+"""The installs that are tested fully: a source distribution installs the same files as the wheel."""
 PACKAGE_DATA = (
     "py.typed",
     "deployments/prefect.yaml",
@@ -63,7 +63,7 @@ print(sorted({load_flow_from_entrypoint(each["entrypoint"]).name for each in dec
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment into which Driftline alone was installed; what it needs is that of the tests."""
+    """A virtual environment with only Driftline installed; dependencies come from the environment of the tests."""
 
     folder: Path
     elsewhere: Path
@@ -89,7 +89,7 @@ class Environment:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what is packaged, since building writes beside it."""
+    """A copy of the packaged files, since a build writes next to them."""
     location = tmp_path_factory.mktemp("checkout")
     for name in CONTENT:
         if (ROOT / name).is_dir():
@@ -120,7 +120,7 @@ def environment(
     folder = tmp_path_factory.mktemp(request.param)
     venv.create(folder, symlinks=True)
     paths = sysconfig.get_paths(vars={"base": str(folder), "platbase": str(folder)})
-    # A path that a .pth file adds has its own .pth files ignored, so that an editable install for the tests stays out.
+    # Python ignores .pth files in paths that a .pth file adds, so an editable install for the tests has no effect here.
     Path(paths["purelib"], "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     python = folder / "bin" / "python"
     uv("pip", "install", "--python", python, "--no-deps", *requested[request.param])
@@ -129,13 +129,13 @@ def environment(
 
 @pytest.fixture(scope="module")
 def probe(environment: Environment) -> dict[str, Any]:
-    """The origin that an installation reports."""
+    """The report of an installation about itself."""
     answer: dict[str, Any] = json.loads(environment.run("python", "-c", PROBE))
     return answer
 
 
 def uv(*arguments: object) -> None:
-    """Run uv without the network; what builds is the setuptools of the tests."""
+    """Run uv without the network; builds use the setuptools of the tests."""
     command = [find_uv_bin(), *map(str, arguments), "--no-build-isolation", "--offline", "--quiet"]
     environ = outside_of_the_checkout() | {"VIRTUAL_ENV": sys.prefix}
     ended = subprocess.run(command, check=False, env=environ, capture_output=True, text=True)

@@ -1,4 +1,6 @@
-"""The Prefect flow against a real server: the same run as on the command line, with form, progress, result and logs."""
+"""The Prefect flow against a real server: the same run as on the command line, with a form, progress, a result and
+logs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pulled copy: complete, switched to at once, resumed after an interruption, searched without a network."""
+"""A pulled copy: complete, replaced atomically, resumed after an interruption, searched without a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests of a run to object stores: its own count equals that of a proxy in front of the store."""
+"""The requests of a run to object stores: the run and a proxy in front of the store count the same number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.servers.proxies import Proxy
 Driftline = Callable[..., Any]
 
 MOST_OTHERS = 50
-"""Requests of an unchanged run, apart from the listing of its source."""
+"""Maximum number of requests of an unchanged run, besides the listing of its source."""
 
 
 class SmallPages(Proxy):
@@ -41,7 +41,7 @@ SOURCE = "many-objects"
 
 
 def lists_source(path: str) -> bool:
-    """Return whether a request lists the source ``SOURCE``, not its part of the workspace."""
+    """Return whether a request lists the source ``SOURCE`` rather than its folder in the workspace."""
     return parse_qs(urlsplit(path).query).get("prefix", [""])[0].endswith(f"/{SOURCE}/")
 
 

@@ -213,7 +213,7 @@ def test_top_k_zero_returns_nothing(corpus: Path, mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", ["hybrid", "vector"])
 def test_a_large_top_k_returns_every_line(tmp_path: Path, tiny_model: Path, mode: Mode) -> None:
-    """Each line is found, also one out of reach of the words of its own block."""
+    """Every line is found, even if it does not benefit from the words of its block."""
     write(tmp_path / "tree", {"a.txt": "parser" + 15 * "\n" + "namespace\n", "b.txt": "subcommand\n"})
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
     lines = {(hit.path, hit.line) for hit in found(tmp_path / "ws", "parser", mode=mode, top_k=50)}

@@ -1,4 +1,4 @@
-"""Searches of the web server at once: in processes that start when needed, may die, and end with the server."""
+"""Concurrent searches of the web server: in processes that start when needed, may die, and end with the server."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def two(workspace: Workspace) -> Iterator[SearchProcesses]:
 
 
 def searched_concurrently(processes: SearchProcesses, workspace: Workspace, count: int) -> None:
-    """Search in several threads until so many processes are there."""
+    """Search in several threads until ``count`` processes have started."""
     with ThreadPoolExecutor(4) as pool:
 
         def enough_answer() -> bool:
@@ -69,9 +69,8 @@ def searched_concurrently(processes: SearchProcesses, workspace: Workspace, coun
 
 
 def check_answers(found: SearchReport, expected: SearchReport) -> None:
-    """Compare the notes, all scores, and every hit that is not tied.
-
-    The order of summation decides between results that are as good, the last of which may be tied with one left out.
+    """Compare the notes, all scores, and every hit that is not tied. The order of summation decides ties, also between
+    the last result and one that is left out.
     """
     assert found.notes == expected.notes
     scores = [hit.score for hit in expected.results]

@@ -1,4 +1,4 @@
-"""``driftline serve``: one machine with its own Prefect server, without worker and pool."""
+"""``driftline serve``: one machine with its own Prefect server, without a worker or a pool."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_serving_starts_a_server_keeps_the_index_in_step_and_is_safe_to_start_tw
     with started(command, log, environment, tmp_path) as process:
         until(in_step, "the first run", unless=lambda: ended(process, log), poll=0.3)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/ui-settings", timeout=PATIENCE_SECONDS) as answer:
-            assert json.load(answer)["api_url"] == url  # what the web page asks
+            assert json.load(answer)["api_url"] == url  # the request of the web page
         again = subprocess.run(
             command,
             env=environment,

@@ -1,4 +1,4 @@
-"""SQL over a workspace: what each view holds, what no query can do, and how the rows are printed."""
+"""SQL over a workspace: the rows of each view, forbidden queries, and the output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Workspace:
-    """Sources of two teams of a tenant, one of another tenant; the first was indexed twice, and has a branch."""
+    """Sources of two teams of a tenant, and one of another tenant; the first was indexed twice and has a branch."""
     location = tmp_path_factory.mktemp("sql")
     ws = str(location / "ws")
     for entity, files in FILES.items():

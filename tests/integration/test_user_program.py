@@ -1,4 +1,4 @@
-"""A program of a user, in a folder of its own: it runs, and type checkers in their strict modes accept it."""
+"""The program of a user in a separate folder runs, and strict type checkers accept it."""
 
 from __future__ import annotations
 

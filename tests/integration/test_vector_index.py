@@ -83,7 +83,7 @@ def test_indexed_search_is_nearly_exact(
         )
         rows = [int(Path(path).stem) for path in wanted]
         np.testing.assert_allclose(list(wanted.values()), 1 - vectors[rows] @ query, atol=2e-3)
-    assert common >= 85  # of 100: the index rotates vectors at random before it quantizes them to a bit per dimension
+    assert common >= 85  # of 100: the index rotates vectors at random, then quantizes them to a bit per dimension
 
 
 def test_lines_not_yet_in_the_index_are_found(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:

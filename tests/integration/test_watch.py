@@ -1,4 +1,4 @@
-"""``driftline watch`` and ``driftline web --watch``: what people save is found, what they delete is not."""
+"""``driftline watch`` and ``driftline web --watch``: saved lines are found, deleted lines are not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 class Watching:
-    """A watcher in a thread, and what it said."""
+    """A watcher in a thread, and its reports and errors."""
 
     def __init__(self, tree: Path, workspace: Path, model: Path) -> None:
         self.reports: list[IndexReport] = []
@@ -67,7 +67,7 @@ class Watching:
 
 
 def save(path: Path, text: str) -> None:
-    """Write a file in one step: a watcher would see an empty one now and then."""
+    """Write a file atomically: otherwise a watcher may see an empty one."""
     written = path.parents[1] / f"{path.name}.new"
     written.write_text(text)
     written.rename(path)

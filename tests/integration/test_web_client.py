@@ -1,4 +1,4 @@
-"""``driftline search --server`` and ``driftline.connect``: a server answers as the workspace itself does."""
+"""``driftline search --server`` and ``driftline.connect``: a server gives the same answers as the workspace."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_token_is_sent_and_never_shown(
 
 
 class _Odd(http.server.BaseHTTPRequestHandler):
-    """Is busy at first, then redirects, then answers with something else."""
+    """Is busy at first, then redirects, then sends an invalid answer."""
 
     seen: ClassVar[list[str | None]] = []
 

@@ -139,7 +139,7 @@ def test_a_defect_is_reported_as_unexpected(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """The traces that a collector on loopback receives."""
+    """A list of the traces that a collector on loopback receives."""
     received: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -179,7 +179,7 @@ def test_without_an_exporter_nothing_is_traced() -> None:
 
 @pytest.fixture
 def names_of_metrics(copy: Workspace) -> set[str]:
-    """The metrics of a server that has answered a request; those of webhooks by their documentation."""
+    """The names of the metrics of a server after a request, and of the documented metrics of webhooks."""
     with serving(server(copy)) as address:
         ask(address, "/nothing")
         found = ask(address, "/metrics").body

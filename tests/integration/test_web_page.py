@@ -1,4 +1,4 @@
-"""``driftline web`` as a process, and its pages in a browser: wide, narrow, dark, and without a script."""
+"""``driftline web`` as a process, and its pages in a browser: wide, narrow, dark, and without scripts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 HOSTILE_NAME = "<img src=x onerror=alert(1)>\"'&#?%41.py"
 SOURCE = "org:default/project:default/source:tree"
 MAX_BYTES = 60_000
-"""Of a page with all that it loads."""
+"""Maximum size of a page with everything that it loads."""
 
 LEASE = '''"""Leases: one writer at a time."""
 
@@ -49,7 +49,7 @@ class Lease:
 
 @dataclass
 class Site:
-    """A running server, its tree, and what its pages said and asked for."""
+    """A running server, its tree, and the console messages and requests of its pages."""
 
     url: str
     tree: Path
@@ -101,7 +101,7 @@ def site(tmp_path: Path, tree: Path, driftline: Callable[..., Any]) -> Iterator[
         browser.page.on("dialog", lambda dialog: found.said.append(dialog.message))
         browser.page.on("request", lambda request: found.requested.add(request.url))
         yield found
-        # Violations of the policy are said on the console.
+        # Violations of the policy appear on the console.
         assert found.said == []
         assert all(each.startswith(url) for each in found.requested)
 

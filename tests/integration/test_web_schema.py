@@ -1,4 +1,4 @@
-"""The HTTP API against its own OpenAPI document: schemathesis asks what the document allows, and what it does not."""
+"""The HTTP API against its own OpenAPI document: schemathesis sends requests that the document allows, and others."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def numbers_of(rows: list[tuple[int, int, str]]) -> Numbers:
 
 
 def head_of(block: str) -> str:
-    """A block without the words that are spelled out for the index."""
+    """A block without the words that are added for the index."""
     return re.sub(f"{SPELLED}[^\n]*", "", block, count=1)
 
 
@@ -207,7 +207,7 @@ def test_windows_hold_what_is_near_and_never_touch(rows: list[FoundLine], reach:
         assert window.text == f"{window.path} {window.best}"
         for other in windows[:at]:
             assert other.path != window.path or other.last + reach < window.first or window.last + reach < other.first
-    if len(windows) < top_k:  # then all hits were read: each is in a window or would make one too long
+    if len(windows) < top_k:  # all hits were read: each is in a window, or would make a window too long
         for row in rows:
             of_file = [w for w in windows if w.path == row.document[1]]
             assert any(w.first - reach <= row.number <= w.last + reach for w in of_file), row

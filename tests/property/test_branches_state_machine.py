@@ -1,4 +1,4 @@
-"""Branches as a model: a dictionary of dictionaries, through runs, merges, force-pushes, crashes and upkeep."""
+"""Branches compared with a dictionary of dictionaries, through runs, merges, force-pushes, crashes and maintenance."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ faults = st.builds(Faults, st.sampled_from(list(Mode)), st.integers(0, 25))
 
 
 class BranchMachine(RuleBasedStateMachine):
-    """``trees`` is what each branch has in its repository, ``indexed`` what its index must hold; main is "".
-
-    What an interrupted run has left of a branch is ``unsure`` until the next run.
+    """``trees`` holds the files of each branch, ``indexed`` the expected content of its index; main is "". A branch
+    whose run was interrupted is ``unsure`` until its next run.
     """
 
     model: ClassVar[Path]
@@ -89,7 +88,7 @@ class BranchMachine(RuleBasedStateMachine):
 
     @rule(source=states, into=states)
     def merge_or_reset(self, source: str, into: str) -> None:
-        """Squash-merge, rebase or force-push: git knows which one it was, but the index sees only trees."""
+        """Squash-merge, rebase or force-push: they differ in git, but the index sees only trees."""
         self.trees[into] = dict(self.trees.get(source, self.trees[MAIN]))
 
     # -- runs ------------------------------------------------------------------------------------

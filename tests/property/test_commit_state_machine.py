@@ -24,7 +24,7 @@ from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, f
 
 ENTITY = Entity.parse("source:tree")
 KEPT = "kept.txt"
-"""Keeps the source: git removes a folder with its last file, and a missing source is an error."""
+"""Keeps the folder of the source: git removes a folder with its last file, and a missing source is an error."""
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgSign=false")
 
 paths = st.sampled_from(["a.txt", "b.txt", "x.log", "sub/a.txt", "sub/d d.txt", "sub/deep/%_'é.txt"])

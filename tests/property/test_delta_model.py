@@ -27,7 +27,7 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 class DeltaIndexMachine(RuleBasedStateMachine):
-    """Two indexes of one history. ``written`` deltas may be published late, twice, or after later ones."""
+    """Two indexes of the same history. ``written`` deltas may be published late, twice, or after newer ones."""
 
     @initialize()
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Filters match what a model in plain Python matches, for any names; strategies differ only in cost."""
+"""Filters match the same lines as a model in plain Python, for any names; strategies differ only in cost."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def through_the_index() -> Iterator[None]:
 
 
 def glob_matches(glob: str, path: str) -> bool:
-    """Match a glob name by name, as LineFilter documents it."""
+    """Match a glob name by name, as documented for LineFilter."""
     names = [name.replace("[^", "[!") for name in glob.split("/") if name not in ("", ".")]
     if glob.endswith("/"):
         names.append("**")

@@ -1,4 +1,4 @@
-"""Searches with random filters find what brute force finds, with and without an index."""
+"""Searches with random filters return the same lines as brute force, with and without an index."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def rows(table: LineTable) -> list[Row]:
 
 @pytest.fixture(scope="module")
 def indexed(table: LineTable, rows: list[Row]) -> Iterator[LineTable]:
-    """The same table with all indexes, which are used however few lines match."""
+    """The same table with all indexes, which are used even if few lines match."""
     assert "vector_idx" in maintain(table)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(line_queries, "EXACT_SEARCH_ROWS", 0)

@@ -1,4 +1,4 @@
-"""The index of a fleet is what its host truly has, whatever the host says meanwhile, and wherever a sync dies."""
+"""The index of a fleet finally matches its host, whatever the host answers meanwhile, and wherever a sync dies."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Project:
 
 
 class World:
-    """A host with its repositories, and the fleet that follows it. The clock of both is the fleet's."""
+    """A host with its repositories, and the fleet that follows it. Both use the clock of the fleet."""
 
     def __init__(self, seed: int, server: GitServer, fleet: Fleet) -> None:
         self.chance, self.server, self.fleet = random.Random(seed), server, fleet
@@ -185,7 +185,7 @@ class World:
     # -- what the host says ------------------------------------------------------------------
 
     def disturb(self) -> None:
-        """Let the host fail, limit, or lie in its next answers."""
+        """Let the next answers of the host be errors, limits, or false."""
         chance, api = self.chance, self.api
         before: list[Callable[[str], Reply | None]] = [lambda _: None] * chance.randrange(3)
         event = chance.choice(("fails", "limits", "partial", "total", "twice", "stale", "garbled", "broken"))
@@ -204,14 +204,14 @@ class World:
             self.lied = True
 
     def _partial(self, answer: Reply) -> Reply:
-        """A page that seems to be the last one, and lacks repositories."""
+        """A page that claims to be the last one, but lacks repositories."""
         content = json.loads(answer[2])
         if self.provider == "server":
             return 200, {}, json.dumps({"values": content["values"][:1], "isLastPage": True}).encode()
         return 200, {}, json.dumps(content[:1]).encode()
 
     def _twice(self, answer: Reply) -> Reply:
-        """A page with one repository twice, and another one not at all."""
+        """A page that lists one repository twice and lacks another."""
         content = json.loads(answer[2])
         items = content["values"] if self.provider == "server" else content
         items[-1:] = items[:1] if len(items) > 1 else items[-1:]
@@ -234,7 +234,9 @@ class World:
     # -- what the index must be --------------------------------------------------------------
 
     def sources(self) -> dict[str, Entity]:
-        """The sources of the workspace, by the id of their repository; asserts that each one belongs to one."""
+        """The sources of the workspace, by the id of their repository; asserts that each source belongs to a
+        repository.
+        """
         (record,) = read_fleets(self.fleet.workspace.objects).values()
         known = {each.entity: identifier for identifier, each in record.repositories.items() if each.entity}
         return {known[str(entity)]: entity for entity, _ in self.fleet.workspace.sources()}
@@ -243,7 +245,9 @@ class World:
         return self.takes_archived or not project.hosted.archived
 
     def check_kept(self, before: set[str]) -> None:
-        """Whatever was indexed and still exists is in the index, as it is or once was."""
+        """Assert that repositories that were indexed and still exist are in the index, with their current or an earlier
+        content.
+        """
         sources = self.sources()
         for identifier in before & self.projects.keys():
             project = self.projects[identifier]
@@ -260,7 +264,7 @@ class World:
         raise AssertionError(f"{entity} holds what its repository never had")
 
     def check_in_step(self) -> None:
-        """Each repository that the host has is in the index, as it is."""
+        """Assert that the index has the current content of each repository of the host."""
         sources = self.sources()
         for identifier, project in self.projects.items():
             if self.is_selected(project) and project.files is not None:
@@ -269,7 +273,7 @@ class World:
                 self._check_branches(sources[identifier], project)
 
     def _check_branches(self, entity: Entity, project: Project) -> None:
-        """The followed branches, but the default one, are branches of the index, and no others."""
+        """Assert that the branches of the index are the followed branches without the default one."""
         records = {record.name: record for record in branch_records(self.fleet.workspace, entity)}
         names = {name for name in project.branches if any(fnmatchcase(name, glob) for glob in FOLLOWED)}
         assert records.keys() == names - {project.hosted.branch}, project.hosted.path
@@ -282,7 +286,7 @@ class World:
         return self.fleet.sync(retry=True, max_delete_fraction=1.0, how={"indexes": "none", "workers": 1}, **options)
 
     def sync_and_die(self) -> None:
-        """Sync until one of its writes, or of its commands of git, fails or is the last one."""
+        """Run a sync that fails at, or dies after, one of its writes or commands of git."""
         faults = Faults(self.chance.choice(list(Mode)), self.chance.randrange(40))
         print(f"{faults.mode} {faults.at}")
         with injected(faults), pytest.MonkeyPatch.context() as patch:
@@ -322,7 +326,7 @@ def test_the_index_of_a_fleet_follows_its_host(
             world.check_kept(before)
         elif event == "death":
             world.sync_and_die()
-        if world.lied:  # a host that has lied about what has changed is believed for a day
+        if world.lied:  # a false answer about changes has an effect for a day
             fleet.now += timedelta(days=1)
             world.lied = False
         world.sync()

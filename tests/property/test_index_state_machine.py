@@ -1,4 +1,4 @@
-"""A tree that changes in every possible way and is indexed in between, against a plain dictionary."""
+"""A tree that changes in every possible way between runs; the index is compared with a plain dictionary."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ texts = st.lists(st.one_of(lines, st.just("--"), st.just("")), max_size=5).map("
 
 @dataclass(frozen=True)
 class Known:
-    """A file as the last index run saw it: its content, and whether it was indexed."""
+    """The state of a file in the last index run: its content, and whether it was indexed."""
 
     data: bytes
     times_ns: tuple[int, int]
@@ -44,7 +44,7 @@ class Known:
 
 
 def is_ignored(path: str, patterns: tuple[str, ...]) -> bool:
-    """The meaning of PATTERNS to git, spelt out; the last match decides."""
+    """Return whether git ignores a path by PATTERNS; the last match decides."""
     name = path.rpartition("/")[2]
     if "sub/" in patterns and path.startswith("sub/"):
         return True

@@ -1,5 +1,6 @@
-"""The tree and its index with maintenance and stale writers: compaction, cleanup, crashes in both, wrong clocks,
-expiring leases, and holders that wake up and commit."""
+"""A tree and its index through maintenance and stale writers: compaction, cleanup, crashes in both, wrong clocks,
+expiring leases, and holders that wake up and commit.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ faults = st.builds(Faults, st.sampled_from(list(Mode)), st.integers(0, 20))
 
 
 class Clock:
-    """A clock on which an hour may pass during the wait for a lease."""
+    """A clock that may advance by an hour during the wait for a lease."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -172,7 +173,7 @@ class KeptIndexMachine(IndexMachine):
             self.assert_as_known()
         else:
             assert error is None
-            self.unsure = True  # it saw the tree as it was
+            self.unsure = True  # the run had scanned an older tree
 
 
 @pytest.mark.timeout(examples(1800))

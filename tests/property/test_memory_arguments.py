@@ -1,4 +1,4 @@
-"""The memory store behind dictionaries answers with dictionaries, whatever it is called with."""
+"""The dictionary adapter of the memory store returns dictionaries for all arguments."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ VALID: dict[str, Any] = {
 
 
 class Unprintable:
-    """An object of another program, whose text cannot be had."""
+    """An object whose ``str`` and ``repr`` fail."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")
 
 
 LONG = "x" * 10_240
-HUGE = 10**5_000  # of more digits than Python writes
+HUGE = 10**5_000  # with more digits than Python prints
 ODD: list[Any] = [
     *(
         None,
@@ -116,7 +116,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
 
 
 def check(method: str, answer: Any) -> None:
-    """``answer`` is JSON of bounded size: a success, or a failure of a known kind with a short message."""
+    """Assert that ``answer`` is JSON of bounded size: a success, or a failure of a known kind with a short message."""
     json.dumps(answer, allow_nan=False)
     if method == "register_entity_with_defaults" and isinstance(answer, str):
         return

@@ -1,4 +1,4 @@
-"""Three tenants with the same keys, users and sessions: no call of one sees, counts or changes another's data."""
+"""Three tenants with the same keys, users and sessions: no call of a tenant sees, counts or changes another's data."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class IsolationMachine(RuleBasedStateMachine):
         above = [str(record.entity) for record in self.store.ancestors(location)]
         assert all(location.startswith(f"{name}/") for name in above)
         if foreign != tenant:
-            # A scope limits what a call sees, whatever else it names.
+            # A scope limits what a call sees, whatever its other arguments are.
             found = [str(record.entity) for record in self.store.list_entities(location, after=foreign)]
             assert all(name.startswith(f"{tenant}/") for name in found)
             with pytest.raises(AccessDenied):

@@ -1,4 +1,4 @@
-"""Whatever the history of a table, maintenance covers enough, replaces segments whole, and ends."""
+"""For any history of a table, maintenance covers enough rows, replaces whole segments, and ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every word of every document is found by a search for words, on its line, whatever its length, end and script."""
+"""Every word of every document is found by a search for words, on its line, whatever the length, line ending and script
+are.
+"""
 
 from __future__ import annotations
 

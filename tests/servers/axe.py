@@ -1,4 +1,4 @@
-"""axe-core: the rules of WCAG 2.2 AA that a program can check, run inside a page of the browser."""
+"""axe-core: the rules of WCAG 2.2 AA that a program can check, run in a page of the browser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice
 
 
 def violations(page: Page) -> list[str]:
-    """Return the violated rules of ``page`` as it is shown, each with the first elements that violate it."""
+    """Return the rules that the current state of ``page`` violates, each with the first elements that violate it."""
     # An evaluated script is not one of the page: its policy stays as strict as it is.
     page.evaluate(SCRIPT.read_text())
     found: dict[str, Any] = page.evaluate("rules => axe.run({runOnly: rules})", _RULES)

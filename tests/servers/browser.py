@@ -1,4 +1,4 @@
-"""Headless Chromium for tests: opens pages, waits for their texts, keeps pictures for the documentation on request."""
+"""Headless Chromium for tests: opens pages, waits for texts, and saves screenshots for the documentation on request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHROMIUM = (
 
 @dataclass(frozen=True)
 class Browser:
-    """One window."""
+    """A browser window."""
 
     page: Page
 
@@ -50,7 +50,7 @@ class Browser:
         context.close()
 
     def first_paint_milliseconds(self) -> float:
-        """From the start of the navigation to the first text or image that the page shows."""
+        """Return the time from the start of the navigation to the first text or image of the page."""
         found = self.page.evaluate(
             """() => new Promise((told) => new PerformanceObserver((list) => {
                 const paint = list.getEntriesByName("first-contentful-paint")[0];
@@ -65,7 +65,7 @@ class Browser:
         return float(sent["responseStart"] - sent["requestStart"])
 
     def keep(self, name: str, *, height: int = 800) -> None:
-        """Keep a picture of the window, if asked."""
+        """Save a screenshot of the window, if requested."""
         if os.environ.get(SCREENSHOT_VARIABLE) == "1":
             SCREENSHOTS.mkdir(exist_ok=True)
             self.page.set_viewport_size({"width": 1200, "height": height})
@@ -74,7 +74,7 @@ class Browser:
 
 
 def _fonts(folder: Path) -> Path:
-    """Write the settings of fonts: those of ``make browser``, and for code the monospaced one of Prefect's pages."""
+    """Write the font settings: the fonts of ``make browser``, and Prefect's monospaced font for code."""
     found = find_spec("prefect")
     assert found is not None
     assert found.origin is not None
@@ -91,7 +91,7 @@ def _fonts(folder: Path) -> Path:
 
 @contextmanager
 def open_browser() -> Iterator[Browser]:
-    """A window that closes with the block, in the Chromium on PATH or else in that of ``make browser``."""
+    """A window that closes with the block, in the Chromium on PATH, else in the one of ``make browser``."""
     assert CHROMIUM, "Chromium is not installed (Debian: apt-get install chromium; any Linux with npm: make browser)"
     variables: dict[str, str | float | bool] = {**os.environ}
     if CHROMIUM == _PACKAGED_PROGRAM:

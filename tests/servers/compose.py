@@ -19,9 +19,8 @@ def services() -> dict[str, Any]:
 
 
 def compose_command(service: str, replaced: Mapping[str, str], program: str = "") -> list[str]:
-    """The command of a service after ``program``, with some words replaced, each of which must occur.
-
-    The program of the virtual environment is used.
+    """The command of a service that runs ``program`` of the virtual environment; some words are ``replaced``, and each
+    of them must occur.
     """
     words = [program] if program else []
     words += services()[service]["command"]

@@ -1,7 +1,5 @@
-"""A proxy in front of the S3 server that is as far away as a bucket, and tells what it is asked and in which order.
-
-It passes bytes on as they are, so that signatures stay valid, and takes little time of its own: what a client waits for
-is the delay and the server.
+"""A proxy in front of the S3 server that simulates the latency of a bucket, and records requests in order. It forwards
+bytes unchanged, so that signatures stay valid, and adds little time to the delay and the server.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 LINE_LIMIT = 2**26
-"""The longest head or line of a message in bytes, which asyncio reads at once."""
+"""Maximum number of bytes in the head or a line of a message, which asyncio reads at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class Exchange:
 
 
 def rounds(exchanges: Sequence[Exchange]) -> int:
-    """The length of the longest chain of exchanges of which each began after the one before it had ended."""
+    """The length of the longest chain of exchanges in which each began after the previous one had ended."""
     count, ended = 0, 0.0
     for exchange in sorted(exchanges, key=lambda each: each.ended):
         if exchange.started >= ended:
@@ -42,7 +40,7 @@ def rounds(exchanges: Sequence[Exchange]) -> int:
 
 @dataclass(slots=True)
 class DelayingProxy:
-    """Answers of the server at ``upstream`` take ``delay_seconds`` longer; ``exchanges`` holds what was asked."""
+    """Answers of the server at ``upstream`` take ``delay_seconds`` longer; ``exchanges`` records them."""
 
     upstream: str
     delay_seconds: float
@@ -50,7 +48,7 @@ class DelayingProxy:
     endpoint: str = ""
 
     def take(self) -> list[Exchange]:
-        """The exchanges since the last call, in the order of their beginnings."""
+        """The exchanges since the last call, sorted by start."""
         taken, self.exchanges = self.exchanges, []
         return sorted(taken, key=lambda each: each.started)
 

@@ -1,4 +1,4 @@
-"""A proxy in front of the S3 server that fails as networks and stores do, at a rate and with a seed."""
+"""A proxy in front of the S3 server that injects faults of networks and stores, with a rate and a seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CLOSE_AT_ONCE = struct.pack("ii", 1, 0)
 
 
 class Fault(enum.StrEnum):
-    """A fault that a request meets."""
+    """A kind of fault."""
 
     REFUSED_500 = "500"
     REFUSED_503 = "503"
@@ -35,7 +35,7 @@ _REFUSALS = {Fault.REFUSED_500: (500, "InternalError"), Fault.REFUSED_503: (503,
 
 
 class FlakyProxy(Proxy):
-    """A ``Proxy`` that lets a share ``rate`` of all requests meet one of ``faults``; ``met`` counts them."""
+    """A ``Proxy`` that injects one of ``faults`` into a share ``rate`` of all requests; ``met`` counts them."""
 
     def __init__(self, upstream: Upstream, *, rate: float, seed: int, faults: tuple[Fault, ...] = tuple(Fault)) -> None:
         super().__init__(upstream)

@@ -36,10 +36,10 @@ Reply = tuple[int, dict[str, str], bytes]
 
 
 class GitServer(ThreadingHTTPServer):
-    """Serves the repositories below ``root``, to those who send ``authorization`` if that is set.
+    """Serves the repositories below ``root``; if ``authorization`` is set, requests must send it.
 
     ``redirects`` are prefixes of paths, with the URL to which each leads. Paths that begin as in ``dumb`` are files.
-    ``api`` answers first, if it is set and returns something. ``clock`` is that of the header ``Date``.
+    ``api`` answers first, if it is set and returns something. ``clock`` gives the time of the header ``Date``.
     """
 
     daemon_threads = True

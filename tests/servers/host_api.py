@@ -1,4 +1,4 @@
-"""The listings of GitHub, GitLab, Gitea and Bitbucket, as their public API descriptions give them, on a git server."""
+"""A git server with the listings of GitHub, GitLab, Gitea and Bitbucket, as in their public API descriptions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.servers.git_server import GitServer, Reply
 class Hosted:
     """A repository of the host; ``pushed`` is the time of its last push.
 
-    ``pulls`` are the commits of its pull requests by number, ``closed`` those that are not open any more.
+    ``pulls`` are the commits of its pull requests by number, ``closed`` the numbers of closed ones.
     """
 
     id: int
@@ -85,7 +85,7 @@ class HostApi:
     """Answers listings of ``repositories`` in pages of ``per_page``.
 
     ``faults`` answer the next requests in place of the host, in turn; one that returns None lets the host answer.
-    ``total`` is what the host claims to have.
+    ``total`` is the number of repositories that the host claims to have.
     """
 
     server: GitServer
@@ -141,12 +141,12 @@ class HostApi:
 
 
 def throttled(status: int, **headers: str) -> Callable[[str], Reply | None]:
-    """A fault: the host asks to wait."""
+    """A fault: the rate limit of the host."""
     return lambda _: (status, {name.replace("_", "-"): value for name, value in headers.items()}, b"{}")
 
 
 def failing(status: int = 502) -> Callable[[str], Reply | None]:
-    """A fault: the host fails."""
+    """A fault: an error of the host."""
     return lambda _: (status, {}, b"<html>bad gateway</html>")
 
 
@@ -161,7 +161,7 @@ def moved(address: str) -> Callable[[str], Reply | None]:
 
 
 def altered(api: HostApi, change: Callable[[Reply], Reply]) -> Callable[[str], Reply | None]:
-    """A fault: the host's own answer, changed."""
+    """A fault: the answer of the host with a change."""
 
     def fault(target: str) -> Reply | None:
         later, api.faults = api.faults, []

@@ -7,7 +7,7 @@ import socket
 from contextlib import ExitStack, suppress
 
 LOWEST, HIGHEST = 11_000, 32_000
-"""Below the ports that systems give to connections: one of those may be taken before a slow server opens it."""
+"""Below the ephemeral ports: a connection may take one of those before a slow server opens it."""
 
 
 def free_ports(count: int) -> list[int]:

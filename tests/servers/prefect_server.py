@@ -24,7 +24,7 @@ from tests.servers.ports import free_port
 from tests.support.waiting import PATIENCE_SECONDS, ended, until
 
 ATTEMPTS = 10
-"""Of a request that the server asks to repeat."""
+"""Maximum number of attempts for a request that the server asks to repeat."""
 PATIENT = dict.fromkeys(
     (
         "PREFECT_API_REQUEST_TIMEOUT",
@@ -36,10 +36,10 @@ PATIENT = dict.fromkeys(
     ),
     str(int(PATIENCE_SECONDS)),
 )
-"""Prefect's limits of 5 s to 5 min, of server and clients."""
+"""Prefect's limits of the server and the clients, 5 s to 5 min by default."""
 os.environ |= PATIENT  # before Prefect is imported
 os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
-"""An event that a test causes without a server would start one, which all users of the home folder share."""
+"""Without this, an event outside of a server would start a server that all users of the home folder share."""
 UNPRIVILEGED = 65534  # nobody: PostgreSQL refuses to run as root
 
 
@@ -73,7 +73,7 @@ class PrefectServer:
 
 
 GROUP = "@prefect"
-"""The end of the names of its tests where pytest-xdist runs them one after another."""
+"""The suffix of the names of tests that pytest-xdist runs one after another."""
 _RUNNING = ExitStack()
 
 
@@ -94,7 +94,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @contextmanager
 def running_server() -> Iterator[PrefectServer]:
-    """A server that is ready in 6 to 13 s, or when a busy machine lets it be, and ends with the block."""
+    """A server that is ready in 6 to 13 s, later on a busy machine, and ends with the block."""
     with tempfile.TemporaryDirectory(prefix="driftline-prefect-") as name:
         home = Path(name)
         home.chmod(0o711)
@@ -180,7 +180,7 @@ def answers(url: str) -> bool:
 
 
 def _accepts(port: int) -> bool:
-    """Wait for the database, which accepts connections before it serves them; ``pg_isready`` checks for that."""
+    """Return whether the database serves requests, by ``pg_isready``: it accepts connections earlier."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=60).close()
     except OSError:

@@ -67,11 +67,11 @@ class Proxy(ThreadingHTTPServer):
         return {name: value for name, value in answer.getheaders() if name.lower() not in _OF_A_TRANSFER}
 
     def refusal(self, method: str, headers: Message) -> tuple[int, str] | None:
-        """Status and body of an answer that the proxy gives itself."""
+        """The status and body of an answer that the proxy gives itself, else None."""
         return None
 
     def own_answer(self, method: str, path: str) -> tuple[int, bytes, str] | None:
-        """Status, body and type of what the proxy answers from several requests of its own."""
+        """The status, body and type of an answer for which the proxy sends several requests, else None."""
         return None
 
     def ask(
@@ -201,8 +201,9 @@ class CephProxy(Proxy):
 
 
 class SkewedProxy(Proxy):
-    """A store whose clock differs from that of the caller by ``seconds``; it ``tells`` its time, as AWS does,
-    or only the head of its answers does."""
+    """A store whose clock differs from the caller's by ``seconds``. If it ``tells``, errors contain its time, as on
+    AWS; otherwise only the headers of answers do.
+    """
 
     def __init__(self, upstream: Upstream, *, seconds: float, tells: bool) -> None:
         super().__init__(upstream)

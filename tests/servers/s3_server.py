@@ -81,7 +81,7 @@ def running_s3(directory: Path) -> Iterator[S3Server]:
     finally:
         process.kill()  # a graceful stop takes 10 s, and the data is disposable
         process.wait()
-        for port in ports:  # it ignores its directory for these files
+        for port in ports:  # the server ignores its directory for these files
             for leftover in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 leftover.unlink()
 

@@ -13,7 +13,7 @@ _Server = TypeVar("_Server", bound=ThreadingHTTPServer)
 
 @contextmanager
 def serving(server: _Server) -> Iterator[_Server]:
-    """``server``, answering until the context ends."""
+    """Run ``server`` until the context ends."""
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:

@@ -24,7 +24,7 @@ COMMAND_SECONDS = PATIENCE_SECONDS
 KILLED, STOPPED = 0.2, 0.1
 """The shares of commands that are killed, and that are stopped for longer than a lease lasts."""
 CACHE_BYTES = 200_000
-"""Less than a few searches read, so that blocks are evicted."""
+"""Fewer bytes than a few searches read, so that blocks are evicted."""
 EXPECTED = {"lease_held", "lease_lost", "commit_conflict", "interrupted"}
 """Errors that contention may cause; each leaves the work to the next command."""
 
@@ -57,7 +57,7 @@ class Done:
 
 @dataclass
 class Commands:
-    """Starts commands for several threads; ``problems`` must stay empty, ``counts`` says what happened."""
+    """Starts commands for several threads; ``problems`` must stay empty, ``counts`` counts outcomes."""
 
     workspace: str
     environment: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Runs one command of Driftline as on a machine of its own: another name, boot and clock.
+"""Runs one command of Driftline as on another machine: with its own host name, boot id and clock.
 
 ``host.py NAME SKEW_SECONDS TTL_SECONDS ARGUMENT...``. The temporary folder of the machine is ``TMPDIR``.
 """

@@ -1,4 +1,4 @@
-"""A model of memory after commands, some of which were killed: it has every acknowledged change, and may have
+"""A model of memory after commands, some of which were killed: memory has all acknowledged changes, and perhaps
 unfinished ones.
 """
 
@@ -11,7 +11,7 @@ from tests.support.oracle import WORDS
 
 KEYS = 6
 LONG = 2_000
-"""Characters of the longer values, which become blobs."""
+"""Number of characters of the longer values, which become blobs."""
 ACME = ("--within", "org:acme")
 GONE = None
 
@@ -40,7 +40,7 @@ class MemoryModel:
                 self._search()
 
     def check(self) -> None:
-        """Compare every entry, and what listing and searching find, with the model."""
+        """Compare every entry, and the results of listings and searches, with the model."""
         for key in self._may_be:
             self._get(key, gently=True)
         self._list(gently=True)

@@ -1,9 +1,9 @@
 """The fault soak: two hosts with skewed clocks use one workspace in a store that fails one request in ten.
 
-``soak.py FOLDER SECONDS SEED`` prints one JSON object: counts, and the list ``problems``, which must be empty.
-Commands that index (branches, too), compact, clean up, verify, search and remember run at once; some are killed, some
-stopped for longer than their leases last, and blocks of the hosts' caches are damaged. At the end the workspace must be
-what a naive reading of the sources says, and memory what was acknowledged.
+``soak.py FOLDER SECONDS SEED`` prints one JSON object: counts, and the list ``problems``, which must be empty. Commands
+that index (branches, too), compact, clean up, verify, search and remember run at once; some are killed, some stopped
+for longer than their leases last, and blocks of the hosts' caches are damaged. At the end, the workspace must match a
+naive reading of the sources, and memory the acknowledged changes.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_m
 
 RATE = 0.1
 SKEW_SECONDS = 400.0
-"""Between each host and the store; stores accept 900."""
+"""Clock skew between each host and the store; stores accept 900 s."""
 FILES = 15
 LINES = 6
 PROJECT = "org:acme/project:p"
 BRANCHES = ("topic", "feature/ä")
 BRANCHED = 0.4
-"""The share of index runs that are of a branch."""
+"""The share of index runs that index a branch."""
 SETTLING_ATTEMPTS = 5
 DAMAGE_SECONDS = 0.2
 SEARCHED = 3
-"""Words that are searched at the end, with and without blocks."""
+"""Number of words to search at the end, with and without cached blocks."""
 WAIT = ("--wait", 2.5 * TTL_SECONDS)
-"""Only a command that waits for longer than a lease lasts takes over from a host that it cannot judge."""
+"""A command must wait longer than the TTL of a lease to take over from a host that it cannot check."""
 
 
 class Tree:
@@ -103,7 +103,7 @@ class Soak:
                 self.commands.problem(traceback.format_exc())
 
     def _index(self, host: Host, number: int) -> None:
-        """Index the tree of the host, or the one that both index."""
+        """Index the tree of the host, or the tree that both hosts index."""
         tree = self.trees[self._chance.choice((number, 2))]
         for _ in range(self._chance.randint(0, 4)):
             tree.change()
@@ -136,7 +136,7 @@ class Soak:
                 self.commands.problem(f"search found what never was: {hit}")
 
     def _damage_blocks(self) -> None:
-        """Change or exchange blocks of a cache that searches are using."""
+        """Damage or exchange blocks of a cache during searches."""
         time.sleep(DAMAGE_SECONDS)
         blocks = [path for path in self._chance.choice(self.hosts).blocks.rglob("*-*") if path.is_file()]
         if len(blocks) > 1:
@@ -159,7 +159,7 @@ class Soak:
             named = []
 
     def finish(self) -> None:
-        """Mend nothing: run once more, clean up, and verify."""
+        """Run once more, clean up, and verify, without a repair."""
         self.settle()
         self._until_done("compact", "--max-deltas", 0, *WAIT)
         for memory in self.memories:
@@ -177,7 +177,7 @@ class Soak:
                 self.commands.problem(f"a search finds other lines through the cache of blocks: {answers}")
 
     def _until_done(self, *arguments: object, host: Host | None = None) -> dict[str, object]:
-        """Leases of the killed may still have to expire; nothing else may fail."""
+        """Repeat a command until it succeeds: leases of killed processes may have to expire; nothing else may fail."""
         for _ in range(SETTLING_ATTEMPTS):
             done = self.commands.run(host or self.hosts[0], *arguments, gently=True)
             if done.code == 0 and not (isinstance(done.answer, dict) and done.answer.get("skipped")):
@@ -188,7 +188,7 @@ class Soak:
 
 
 def soak(folder: Path, seconds: float, seed: int) -> dict[str, object]:
-    """Run the soak in ``folder``, and compare what it leaves with the oracle."""
+    """Run the soak in ``folder``, and compare the result with the oracle."""
     chance = random.Random(seed)
     hosts = [Host(name, skew, folder / name) for name, skew in (("east", SKEW_SECONDS), ("west", -SKEW_SECONDS))]
     for host in hosts:

@@ -16,7 +16,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 SECONDS = float(os.environ.get("DRIFTLINE_SOAK_SECONDS", "20"))
 SEED = int(os.environ.get("DRIFTLINE_SOAK_SEED", "0")) or random.randrange(1, 10**6)
 SETTLING_SECONDS = 400
-"""Before and after: the first runs, and those that bring everything up to date."""
+"""Time for the first runs and for the last ones, which bring everything up to date."""
 
 
 @pytest.mark.timeout(SECONDS + SETTLING_SECONDS + 1800)

@@ -1,4 +1,4 @@
-"""The web server under readers, runs and compactions at once, for ``DRIFTLINE_SOAK_SECONDS`` (``make soak``)."""
+"""The web server under concurrent readers, runs and compactions, for ``DRIFTLINE_SOAK_SECONDS`` (``make soak``)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES = 40
 RUN_SECONDS = 3.0
 COMPACT_EVERY = 10
 MAX_GROWTH = 1.35
-"""Of resident memory, between a third of the time and the end."""
+"""Maximum growth of resident memory from the first third of the time to the end."""
 SOURCE = "org:default/project:default/source:tree"
 
 
@@ -38,14 +38,14 @@ def command(*arguments: object) -> None:
 
 
 def write(tree: Path, version: int) -> None:
-    """All files of a version: a whole one has the same number everywhere."""
+    """Write all files of a version: a complete version has the same number in each."""
     for number in range(FILES):
         text = f"marker of file {number} stands at version {version}\nand the lease of {number} ends\n"
         (tree / f"f{number}.md").write_text(text)
 
 
 class Readers:
-    """Threads that ask all routes; ``problems`` are what was wrong with an answer."""
+    """Threads that request all routes; ``problems`` lists wrong answers."""
 
     def __init__(self, address: str) -> None:
         self.problems: list[str] = []

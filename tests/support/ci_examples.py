@@ -13,7 +13,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "deployments" / "ci"
 
 @dataclass(frozen=True)
 class Job:
-    """``script`` is one shell program; ``installs`` are the removed lines; references to secrets stay unresolved."""
+    """A job of an example: ``script`` is a shell program without the lines ``installs``; references to secrets stay
+    unresolved.
+    """
 
     name: str
     script: str

@@ -1,4 +1,4 @@
-"""A site with deployed sources: its driftline.toml, a worker, and the server's view of its runs."""
+"""A site with deployed sources: its driftline.toml, a worker, and its runs on the server."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Site:
     server: PrefectServer
     pool: str = "driftline"
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    """Those that run."""
+    """The running workers."""
 
     @property
     def workspace(self) -> Workspace:
         return Workspace.open(str(self.folder / ".driftline"))
 
     def driftline(self, *arguments: str) -> Any:
-        """The JSON that a command prints; in this process, which imports Prefect only once."""
+        """Return the JSON that a command prints. It runs in this process, which imports Prefect only once."""
         from prefect.settings import PREFECT_API_URL, temporary_settings  # slow to import, so not at collection
 
         printed = io.StringIO()
@@ -62,7 +62,7 @@ class Site:
         return json.loads(printed.getvalue())
 
     def change(self, source: str, files: int, first_word: int) -> None:
-        """Write ``files`` files of three lines into a source, from the words of the oracle."""
+        """Write ``files`` files of three lines into a source, with words of the oracle."""
         for number in range(files):
             path = self.folder / source / f"{number % 3}" / f"file{number}.txt"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ class Site:
             self.workers.clear()
 
     def fork_engines(self) -> None:
-        """Let the workers of the pool fork the processes of runs, which would import Prefect twice otherwise."""
+        """Let the workers of the pool fork the processes of runs, which would otherwise import Prefect twice."""
         path = f"work_pools/{self.pool}"
         template = self.server.get(path)["base_job_template"]
         template["job_configuration"]["command"] = str(forked_engine(self.server.environment))
@@ -103,7 +103,7 @@ class Site:
         return found
 
     def pause_schedules(self, name: str) -> None:
-        """Let a deployment run when it is triggered only."""
+        """Let a deployment run only when it is triggered."""
         self._set_schedules(name, {"active": False})
 
     def resume_schedules(self, name: str) -> None:
@@ -125,7 +125,7 @@ class Site:
         self.server.call("PUT", path, body)
 
     def heartbeat(self, identifier: str) -> None:
-        """Send the first heartbeat of a run again, as if it came now."""
+        """Send the first heartbeat of a run again with the current time."""
         of_run = {"event": {"name": [HEARTBEAT]}, "resource": {"id": [f"prefect.flow-run.{identifier}"]}}
         found: list[Run] = []
 
@@ -146,7 +146,7 @@ class Site:
         return str(run["id"])
 
     def begin(self, name: str) -> str:
-        """Start a run that the test conducts: no worker takes it, and it lasts until ``set_state``."""
+        """Start a run that the test controls: no worker runs it, and it lasts until ``set_state``."""
         later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
         state = {"type": "SCHEDULED", "state_details": {"scheduled_time": later}}
         path, begun = f"deployments/{self.deployment(name)['id']}/create_flow_run", list[str]()

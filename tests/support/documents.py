@@ -52,7 +52,7 @@ def paragraph(text: str, style: str = "") -> str:
 
 
 def text_box(prefix: str, text: str) -> str:
-    """A box as Word and PowerPoint save it: once for readers of today, once for older ones."""
+    """A text box as Word and PowerPoint save it: once in the current form, once in the older one."""
     shown = f"<{prefix}:p><{prefix}:r><{prefix}:t>{text}</{prefix}:t></{prefix}:r></{prefix}:p>"
     namespace = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
     choice = f'<mc:Choice Requires="wps">{shown}</mc:Choice>'
@@ -66,7 +66,7 @@ def table(*rows: tuple[str, ...]) -> str:
 
 
 def pptx(*slides: str, notes: Mapping[int, str] = {}) -> bytes:
-    """The slides are stored in reverse, so that only the presentation knows their order."""
+    """A presentation whose slides are stored in reverse, so that only its index has their order."""
     parts = {"[Content_Types].xml": "<Types/>"}
     ids = relations = ""
     for number, text in enumerate(slides, start=1):
@@ -144,7 +144,7 @@ def pdf(*pages: tuple[str, ...], trailer: str = "", bookmarks: tuple[tuple[str, 
 
 
 def form(field: str, shown: str) -> bytes:
-    """A PDF of one page with one ``field``, whose appearance, object 3, shows a text."""
+    """A PDF of one page with one ``field``, whose appearance (object 3) shows a text."""
     drawn = f"BT /F1 12 Tf 2 5 Td ({shown}) Tj ET"
     font = "/Resources << /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >>"
     return (
@@ -168,7 +168,7 @@ ENCRYPTED_PDF = pdf(
     trailer="/Encrypt << /Filter /Standard /V 1 /R 2 /P -4 "
     f"/O <{'00' * 32}> /U <{'11' * 32}> >> /ID [<{'22' * 16}> <{'22' * 16}>]",
 )
-"""Nobody knows its password."""
+"""A PDF that cannot be read without its password."""
 
 MAIL = (
     b"From: Ann <ann@example.org>\r\nTo: Bob <bob@example.org>\r\nSubject: =?utf-8?q?The_gr=C3=A9be?=\r\n"

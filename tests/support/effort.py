@@ -1,4 +1,4 @@
-"""The number of examples of random tests: small by default, many times larger under ``make soak``."""
+"""The number of examples in random tests: small by default, many times larger under ``make soak``."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def unigram() -> Tokenizer:
 
 
 def sentencepiece_bpe() -> Tokenizer:
-    """As in Llama: without a pre-tokenizer, merges may cross any boundary, spaces included."""
+    """A BPE without a pre-tokenizer, as in Llama: merges may cross any boundary, spaces included."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.train_from_iterator(
@@ -67,7 +67,7 @@ def sentencepiece_bpe() -> Tokenizer:
 
 
 def word_level(phrase: str | None = None) -> Tokenizer:
-    """A token that is a phrase spans words, so lines cannot be cut."""
+    """A vocabulary with a phrase as a token, which spans words, so that lines cannot be cut."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.train_from_iterator(
@@ -85,7 +85,7 @@ def random_model(tokenizer: Tokenizer, dim: int = 24, max_length: int | None = 5
 
 
 def quantized_model(tokenizer: Tokenizer, dim: int = 24) -> StaticModel:
-    """Several tokens share a vector and each has a weight, as after vocabulary quantization."""
+    """A model in which several tokens share a vector and each has a weight, as after vocabulary quantization."""
     rng = np.random.default_rng(7)
     size = tokenizer.get_vocab_size()
     return StaticModel(

@@ -1,4 +1,4 @@
-"""A fleet of a test: its configuration, its workspace, and a clock that the test turns on."""
+"""A fleet for tests: its configuration, its workspace, and a clock that the test advances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from driftline.storage.workspace.workspace import Workspace
 
 @dataclass
 class Fleet:
-    """A configuration, its workspace, and a clock that tests turn on."""
+    """A configuration, its workspace, and a clock that tests advance."""
 
     folder: Path
     model: Path

@@ -1,4 +1,4 @@
-"""Broken files for all extractors, and the check that none hangs, ends more than itself, or leaks."""
+"""Broken files for all extractors, and a check that no extractor hangs, ends other processes, or leaks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from driftline.tasks.extraction.process import Refused
 from tests.support.documents import DOCUMENTS
 
 CANARY = "flamingo-7Gq2"
-"""A word that no document has: it is in a file outside, in the environment, and behind a port."""
+"""A word that is in no document, but in a file outside, in the environment, and behind a port."""
 _BOUNDARIES = (0, 1, 127, 255, 2**15 - 1, 2**16 - 1, 2**31 - 1, 2**32 - 1)
 
 
@@ -93,7 +93,7 @@ def _broken(name: str, data: bytes, chance: random.Random, outside: str) -> byte
 
 
 def _with_entities(data: bytes, chance: random.Random, outside: str) -> bytes:
-    """Put a bomb of entities, or references to the outside, into the XML of a document or where text begins."""
+    """Put an entity bomb, or references to the outside, into the XML of a document or at the beginning of its text."""
     bomb = "".join(f'<!ENTITY e{at} "{f"&e{at - 1};" * 10}">' for at in range(1, 12))
     kinds = (
         f'<!DOCTYPE x [<!ENTITY e0 "ha">{bomb}]>',
@@ -117,7 +117,7 @@ def _with_entities(data: bytes, chance: random.Random, outside: str) -> bytes:
 
 @dataclass(slots=True)
 class Outcome:
-    """The numbers of files with text, members or a reason, and the files that took longest or leaked."""
+    """The numbers of files with text, with members and with a reason, and the files that were slowest or leaked."""
 
     ends: Counter[str] = field(default_factory=Counter)
     leaks: list[str] = field(default_factory=list)
@@ -125,9 +125,8 @@ class Outcome:
 
 
 def fuzz(count: int, seed: int, folder: Path, seconds: float = float("inf")) -> Outcome:
-    """Read ``count`` broken files, or as many as ``seconds`` allow, as a run reads them with ``archives``.
-
-    An exception other than Refused, which a run would not survive, is raised.
+    """Read ``count`` broken files, or as many as ``seconds`` allow, like a run with ``archives``. Raises any exception
+    other than Refused, because it would end a run.
     """
     secret = folder / "outside.txt"
     secret.write_text(CANARY)

@@ -1,4 +1,4 @@
-"""Webhooks as git hosts send them, to a server on loopback."""
+"""Webhooks like those of git hosts, sent to a server on loopback."""
 
 from __future__ import annotations
 

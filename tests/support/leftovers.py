@@ -28,7 +28,7 @@ SUPERSEDED = "00dead00"
 
 @dataclass
 class Corner:
-    """A tree and its workspace, in which leftovers are planted."""
+    """A tree and its workspace, with methods that plant leftovers."""
 
     tree: Path
     model: Path
@@ -92,7 +92,7 @@ class Corner:
         }
 
     def fold_and_crash(self) -> str:
-        """A compaction that published its base and died before it deleted the folded deltas."""
+        """Plant the files of a compaction that published its base and died before it deleted the folded deltas."""
         manifest = self.workspace.manifest(ENTITY)
         name = manifest.log().deltas[0]
         path = f"{manifest.directory}/{name}"
@@ -102,13 +102,13 @@ class Corner:
         return path
 
     def stage(self) -> str:
-        """A run that died between staging its delta and committing."""
+        """Plant the delta of a run that died between staging and commit."""
         manifest, batch = self.workspace.manifest(ENTITY), BatchId(new_ulid(), 1)
         manifest.stage(batch, self._change())
         return f"{manifest.directory}/_staged_{batch.run_id}_{batch.batch:06}.parquet"
 
     def commit_and_crash(self) -> str:
-        """A run that died between its commit and the publication of its delta."""
+        """Plant the delta of a run that died between its commit and its publication."""
         manifest, batch = self.workspace.manifest(ENTITY), BatchId(new_ulid(), 1)
         manifest.stage(batch, self._change())
         token = self.table.commit_marker(ENTITY).token
@@ -116,7 +116,7 @@ class Corner:
         return f"{manifest.directory}/_staged_{batch.run_id}_{batch.batch:06}.parquet"
 
     def write_and_crash(self) -> str:
-        """A worker that wrote a fragment which no commit references."""
+        """Plant a fragment of a worker that no commit references."""
         before = self.paths()
         self.table.write_fragments(self.rows())
         (path,) = self.paths() - before
@@ -129,7 +129,7 @@ class Corner:
         return path
 
     def superseded_table(self) -> set[str]:
-        """The table of an embedding that no document uses any more."""
+        """Plant the table of an embedding that no document uses any more."""
         before = self.paths()
         self.workspace.lines(ENTITY, SUPERSEDED).create(16)
         return self.paths() - before

@@ -43,7 +43,7 @@ def rows_of_file(path: str, data: bytes) -> list[Row]:
 
 
 def files_below(root: Path) -> dict[str, bytes]:
-    """Every file of a tree in which all files are indexed."""
+    """All files below ``root``, each of which must be indexed."""
     found = {}
     for folder, _, names in os.walk(root):
         for name in names:
@@ -72,7 +72,7 @@ def manifest_of(workspace: Workspace, entity: Entity) -> dict[str, tuple[str, in
 
 
 def assert_in_step(workspace: Workspace, entity: Entity, files: dict[str, bytes]) -> None:
-    """Assert that table and manifest hold exactly the lines of ``files``, the text files to be indexed, each once."""
+    """Assert that table and manifest hold exactly the lines of the text files ``files``, each once."""
     expected = {path: rows_of_file(path, data) for path, data in files.items()}
     assert indexed_rows(workspace, entity) == sorted(row for rows in expected.values() for row in rows)
     hashes = {path: hashlib.blake2b(data, digest_size=16).hexdigest() for path, data in files.items()}

@@ -1,4 +1,4 @@
-"""Make credentials that look real, one for each rule; none is written out here, so that scanners find nothing."""
+"""Generate credentials that look real, one for each rule; the source contains none, so that scanners find nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _made(alphabet: str, length: int, seed: int) -> str:
 
 
 def _examples(seed: int) -> dict[str, tuple[str, str]]:
-    """For each rule, the text in front of a credential, which stays, and the credential."""
+    """Return for each rule a credential and the text before it, which redaction keeps."""
 
     def alnum(length: int) -> str:
         return _made(_ALNUM, length, seed)
@@ -101,7 +101,7 @@ def _more_examples(seed: int) -> dict[str, tuple[str, str]]:
 
 
 def planted(seed: int = 32) -> dict[str, tuple[str, str]]:
-    """Return a credential for each rule, ``(what is in front of it and stays, the credential)``."""
+    """Return for each rule ``(text that redaction keeps, credential)``."""
     return _examples(seed) | _more_examples(seed)
 
 

@@ -1,4 +1,4 @@
-"""Other processes: their state, which may change during the check, and cheap starts of many."""
+"""The state of other processes, which may change during a check, and cheap starts of many processes."""
 
 from __future__ import annotations
 
@@ -47,16 +47,15 @@ def stands_still(process: psutil.Process) -> bool:
 
 @contextmanager
 def forked_dask_workers() -> Iterator[ForkServerContext]:
-    """Fork workers of clusters from a process that has imported what they need, where each would import for seconds.
-
-    The commands that tests start as processes spawn their workers, as everywhere else.
+    """Fork workers of clusters from a process with their imports, which would take each worker seconds. Commands that
+    tests start as processes still spawn their workers.
     """
     import dask
     from distributed.utils import get_mp_context
 
     options = {
         "distributed.worker.multiprocessing-method": "forkserver",
-        "distributed.nanny.environ": dict.fromkeys(os.environ, ""),  # the process that forks has those of its start
+        "distributed.nanny.environ": dict.fromkeys(os.environ, ""),  # the forking process has those of its start
     }
     with dask.config.set(options):
         context: ForkServerContext = get_mp_context()
@@ -95,7 +94,7 @@ LIMITS = (
     ("driftline.storage.sources.mirror", "ASK_SECONDS"),
     ("driftline.storage.sources.isolation", "_TIMEOUT_SECONDS"),
 )
-"""The product's limits of waiting, which a busy machine would reach; a test of one of them sets it itself."""
+"""Time limits of Driftline that a busy machine would reach; the test of a limit sets it itself."""
 
 
 def loaded_limits() -> Iterator[tuple[ModuleType, str]]:
@@ -106,7 +105,7 @@ def loaded_limits() -> Iterator[tuple[ModuleType, str]]:
 
 
 def without_fsync() -> None:
-    """Let this process, and those that it forks, skip fsync, which takes milliseconds: no test cuts off the power."""
+    """Let this process and its forks skip fsync, which takes milliseconds and protects only against power loss."""
     os.fsync = _check  # type: ignore[assignment]
 
 
@@ -116,9 +115,8 @@ def _check(file: int | IO[Any]) -> None:
 
 class ForkedProgram:
     """A Python program in a process of its own, forked from one that has imported Driftline: much cheaper than a start.
-
-    Its arguments, environment, folder, signals and end are those of any process; files hold its output. How the
-    interpreter starts and what a program imports need a real start. It is used like ``subprocess.Popen``.
+    Arguments, environment, folder, signals and exit work as in any process; its output goes to files. Tests of
+    interpreter start-up and of imports need a real start. Use it like ``subprocess.Popen``.
     """
 
     def __init__(
@@ -166,9 +164,8 @@ def _forking() -> Path:
 
 
 def _start_forking(*more: str, environment: Mapping[str, str] | None = None) -> Path:
-    """Start a process that forks, which ends with this one, and return the path of its socket.
-
-    It imports ``more`` than commands do.
+    """Start a process that forks others and ends with this one, and return the path of its socket. It imports the
+    modules of commands, and ``more``.
     """
     folder = Path(tempfile.mkdtemp(prefix="driftline-tests-"))
     path = folder / "socket"
@@ -249,7 +246,9 @@ def _number(connection: socket.socket) -> int:
 
 
 def _serve(path: str, patience_seconds: float, more: Sequence[str]) -> Callable[[], object]:
-    """Fork a process for each request, and one that waits for it; returns, in the former, what it shall run."""
+    """Fork a process for each request, and a process that waits for it; returns in the first one, with the program to
+    run.
+    """
     for name in (*PRELOADED, *more):
         importlib.import_module(name)
     without_fsync()
@@ -277,7 +276,7 @@ def _serve(path: str, patience_seconds: float, more: Sequence[str]) -> Callable[
 
 
 def _load_default_model() -> None:
-    """Load the default model, which would take each program a quarter of a second; commands still check its files."""
+    """Load the default model, which takes a quarter of a second; commands still check its files."""
     from driftline.tasks.embedding.models import DEFAULT_MODEL, model_of
     from driftline.tasks.embedding.task_context import ModelRef, load_embedder
 

@@ -1,4 +1,4 @@
-"""Stand-ins for the programs of semtools, which behave as the real ones do: options, formats, exit codes.
+"""Stand-ins for the programs of semtools with the same options, formats and exit codes.
 
 - 1.5.1 and 2.0.0: a program called ``search``, which prints text and knows no ``--json``;
 - 3.0.1: ``semtools search``, with ``--json``, and without ``--version`` (exit code 2, as for every unknown option);
@@ -18,9 +18,9 @@ import pytest
 
 VERSIONS = ("1.5.1", "2.0.0", "3.0.1")
 CALLS = "calls.jsonl"
-"""Beside the program: the arguments of each call, a JSON list a line."""
+"""The file beside the program with a line for each call: its arguments as a JSON list."""
 FAILURE_VARIABLE, SLEEP_VARIABLE = "SEMTOOLS_FAILURE", "SEMTOOLS_SLEEP_SECONDS"
-"""The text that a program prints on standard error before it exits with code 1, and the time that it takes."""
+"""Variables with a text to print on standard error before exit code 1, and with a time to sleep."""
 
 
 def install(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -36,7 +36,7 @@ def install(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def calls(record: Path) -> list[list[str]]:
-    """The arguments of each search that the program was asked for; questions after its version are left out."""
+    """The arguments of each recorded search, without the calls for the version or the help."""
     if not record.exists():
         return []
     made = [json.loads(line) for line in record.read_text().splitlines()]

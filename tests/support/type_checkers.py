@@ -1,4 +1,4 @@
-"""Type checkers over a folder of its own, as the editor or the CI of a user runs them."""
+"""Type checkers over a separate folder, as in the editor or the CI of a user."""
 
 from __future__ import annotations
 

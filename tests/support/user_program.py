@@ -1,4 +1,4 @@
-"""A program as a user writes it: it indexes, searches, keeps memory and handles errors, every value with its type."""
+"""An example of a user's program: it indexes, searches, uses memory and handles errors, with full type annotations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def find(workspace: Workspace, query: str) -> SearchReport:
 
 
 def remember(workspace: str) -> int:
-    """Store and retrieve entries; returns how many an entity has."""
+    """Store and retrieve entries; returns the number of entries of an entity."""
     hierarchy = driftline.Hierarchy(levels=("org", "project"))
     with driftline.MemoryStore(workspace, hierarchy=hierarchy) as store:
         store.store("plan", {"step": 1}, "org:acme/project:alpha", metadata={"phase": "plan"})

@@ -1,4 +1,4 @@
-"""Waits for events. A bound names a hang; a busy machine stays far below it."""
+"""Waits for events. A limit detects hangs; a busy machine stays far below it."""
 
 from __future__ import annotations
 

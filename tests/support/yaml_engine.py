@@ -18,13 +18,13 @@ Action = Callable[..., Any]
 
 
 class YamlEngine:
-    """Runs the ``nodes`` of a document from the first on, along ``edges`` where there are any, else in their order.
+    """Runs the ``nodes`` of a document from the first one, along ``edges`` if there are any, else in order.
 
     A node has ``uses`` and ``with``, or ``run`` with the body of a Python function of ``state`` whose dictionary is
-    merged into the state. What an action returns stands in the state under ``output``, or else under the node's name.
-    A template that is a whole value keeps its type if ``keeps_types``; otherwise every template renders to text, and
-    what is missing or None to none at all. Each action gets ``engine``, ``node``, ``graph``, ``config`` and
-    ``checkpoint_dir`` besides its own arguments. ``actions_registry`` is where a host resolves names.
+    merged into the state. The result of an action is stored in the state as ``output``, else under the node's name. If
+    ``keeps_types``, a template that is a whole value keeps its type; otherwise every template renders to text, and
+    missing values and None to the empty text. Each action gets ``engine``, ``node``, ``graph``, ``config`` and
+    ``checkpoint_dir`` besides its own arguments. A host resolves names in ``actions_registry``.
     """
 
     def __init__(self, registry: Mapping[str, Action] | None = None, *, keeps_types: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""The arguments of actions: what templates give, converted, and errors that name the argument."""
+"""The arguments of actions: conversion of rendered templates, and errors that name the argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boundaries: which entities may be seen."""
+"""Boundaries limit the visible entities."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def requested(system: str, branch: str, *, fork: bool, event: Path) -> dict[str,
 
 
 def on_the_target(system: str, branch: str, event: Path) -> dict[str, str]:
-    """The request of a fork as a system tells it whose variables name the target, or less than usual."""
+    """The variables of a pull request from a fork on a system that names only the target branch, or less."""
     variables = requested(system, branch, fork=True, event=event)
     if system == "GitHub Actions":
         target = {"GITHUB_REF": "refs/heads/main", "GITHUB_REF_NAME": "main"}
@@ -222,7 +222,7 @@ def on_the_target(system: str, branch: str, event: Path) -> dict[str, str]:
 
 
 def is_closed(variables: dict[str, str], event: Path) -> dict[str, str]:
-    """As GitHub tells of a request that is merged and closed; other systems build none."""
+    """The variables of a merged and closed pull request on GitHub; other systems build none."""
     event.write_text(json.dumps(json.loads(event.read_text()) | {"action": "closed"}))
     return variables | {"GITHUB_REF": "refs/heads/main", "GITHUB_REF_NAME": "main"}
 
@@ -258,7 +258,7 @@ def test_a_build_indexes_only_its_own_branch(system: str, situation: str, branch
     }
     environ, expected = cases[situation]
     if situation in ("own request", "closed"):
-        requested(system, branch, fork=False, event=event)  # the event of the others lies there now
+        requested(system, branch, fork=False, event=event)  # now it holds the event of another system
     if situation == "closed":
         environ = is_closed(environ, event)
     build = Build.detect(environ, str(tmp_path))
@@ -421,7 +421,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:
-    """A run that was started by hand on main may have checked out the pull request of anyone."""
+    """A manual run on main may have checked out anyone's pull request."""
     origin, clone = tmp_path / "origin", tmp_path / "clone"
     origin.mkdir()
     git(origin, "init", "-q", "-b", "main")

@@ -1,4 +1,4 @@
-"""Coding agents: each format, what stays of a file, and that everything can be undone."""
+"""Coding agents: each format, preserved parts of files, and complete removal."""
 
 from __future__ import annotations
 
@@ -341,7 +341,9 @@ def joined(lines: list[str], end: str) -> str:
 
 
 def check_round_trip(name: str, text: str) -> None:
-    """Installing and uninstalling restores every byte; without the copy, all but blanks and an object of no servers."""
+    """Installing and uninstalling restores every byte; without the copy, all except blanks and an empty object of
+    servers.
+    """
     with tempfile.TemporaryDirectory() as folder, patch("os.fsync"):  # the text is tested, not the disk
         location = Path(folder)
         path = put(location / FORMATS[name][0], text)

@@ -32,7 +32,7 @@ def test_words_are_marked_as_the_search_compares_them() -> None:
     line = "class ConnectionFailed(OSError):  # fails, inherits; wait for it"
     assert marked(line, "it failed to open a connection") == ["ConnectionFailed", "fails"]
     assert marked(line, "os error") == ["OSError"]
-    assert marked(line, "for it") == ["for", "it"]  # there is nothing else in the query
+    assert marked(line, "for it") == ["for", "it"]  # the query contains nothing else
     assert marked("Größe und GRÖSSE", "größe") == ["Größe"]
     assert marked("x = y", "x") == []
 

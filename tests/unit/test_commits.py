@@ -1,4 +1,4 @@
-"""Changed paths between two commits and on the disk, and the cases that require a full scan."""
+"""Paths changed between two commits and on the disk, and the cases that require a full scan."""
 
 from __future__ import annotations
 

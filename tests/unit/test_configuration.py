@@ -1,4 +1,4 @@
-"""``driftline.toml``: its keys, how errors are reported, and what its named workspaces allow."""
+"""``driftline.toml``: keys, error messages, and named workspaces."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_a_secret_in_the_file_is_refused_and_not_repeated(write: Write, text: st
     with pytest.raises(UsageError) as caught:
         load_config(write(text))
     assert SECRET not in str(caught.value)
-    assert caught.value.__context__ is None  # pydantic's own error repeats the value in a traceback
+    assert caught.value.__context__ is None  # the error of pydantic would repeat the value in a traceback
     assert SECRET not in repr(caught.value.to_dict())
 
 
@@ -284,7 +284,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(team: Configurati
 
 
 def test_thousands_of_sources_are_read_in_linear_time(tmp_path: Path) -> None:
-    """Comparing each source with all others took minutes for 20,000."""
+    """Comparing each source with all others took minutes for 20,000 sources."""
     rows = (
         f'[[sources]]\nuri = "s3://bucket/p{i}"\nentity = "org:acme/project:p/source:s{i}"\n' for i in range(20_000)
     )

@@ -142,7 +142,7 @@ def test_quiet_progress_reports_a_figure_rarely() -> None:
 
 
 class Counted(NullProgress):
-    """Keeps what it was told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.documents = self.lines = 0

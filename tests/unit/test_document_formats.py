@@ -28,7 +28,7 @@ def lines(reading: Reading) -> list[str]:
 
 
 def anchored(reading: Reading) -> list[tuple[str, list[str]]]:
-    """The anchors of a reading, each with its lines."""
+    """The anchors of an extracted document, each with its lines."""
     all_lines = lines(reading)
     return [(each.name, all_lines[each.first : each.last + 1]) for each in reading.extracted.anchors]
 
@@ -260,7 +260,7 @@ def test_subtitles_have_their_times_as_anchors() -> None:
 
 
 def with_parts(data: bytes, related: tuple[str, ...], parts: dict[str, str]) -> bytes:
-    """A document with more ``parts``, to which ``related``, one of its parts, refers."""
+    """A document with additional ``parts``, which its part ``related`` references."""
     with zipfile.ZipFile(io.BytesIO(data)) as zipped:
         all_parts: dict[str, str | bytes] = {each: zipped.read(each) for each in zipped.namelist()}
     for owner, *targets in (related,):

@@ -69,7 +69,7 @@ def page_prose(path: Path) -> Iterator[tuple[int, str]]:
 
 @cache
 def prose() -> list[tuple[Path, int, str]]:
-    """All texts to judge; decision records are not rewritten."""
+    """All texts to check; decision records are not rewritten."""
     code = [(path, *each) for path in CODE if path not in DATA for each in code_prose(path)]
     return code + [(path, *each) for path in PAGES if "decisions" not in path.parts for each in page_prose(path)]
 

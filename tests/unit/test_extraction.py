@@ -1,4 +1,4 @@
-"""Text out of documents: which extractor is chosen, what it makes of a file, and what the manifest says of it."""
+"""Extraction of documents: the choice of the extractor, its result, and the record in the manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure decision which files of a listing are orphans."""
+"""The decision which files of a listing are orphans, without a store."""
 
 from __future__ import annotations
 

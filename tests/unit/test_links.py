@@ -1,4 +1,4 @@
-"""Permanent links: which repository a remote names, and how each kind of host links to a line."""
+"""Permanent links: the repository of a remote, and the links of each kind of host to a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log records that reach the user."""
+"""Log records that are shown to the user."""
 
 from __future__ import annotations
 

@@ -76,6 +76,17 @@ def test_the_environment_wins_and_its_numbers_are_numbers(tmp_path: Path) -> Non
     assert found.index.compaction_threshold == 12
 
 
+def test_sections_may_refer_to_variables_as_the_file_does() -> None:
+    environ = {"URL": "sqlite:///memory.db", "ORG_ID": "acme"}
+    root = {"type": "org", "id": "${ORG_ID}"}
+    found = load_memory_configuration(environ=environ, catalog={"url": "${URL}"}, hierarchy={"root_entity": root})
+    assert found.catalog.url == "sqlite:///memory.db"
+    assert found.hierarchy.root_entity is not None
+    assert found.hierarchy.root_entity.id == "acme"
+    with pytest.raises(UsageError, match="The variable URL is not set"):
+        load_memory_configuration(environ={}, catalog={"url": "${URL}"})
+
+
 def test_a_root_given_by_id_alone_is_of_the_first_level() -> None:
     found = load_memory_configuration(environ={"LTM_ROOT_ENTITY_ID": "acme"}, hierarchy={"levels": ["team", "agent"]})
     assert found.hierarchy.root_entity is not None

@@ -85,7 +85,7 @@ def test_an_invalid_entry_is_refused_before_anything_is_written(
 
 def test_both_json_encoders_agree() -> None:
     for value in ({"a": Colour.RED, "b": UUID(int=1)}, [1.5, -0.0, True, "ü\x00\u2028"], {"large": 2**63}):
-        with_null = decode(encode([value, None]))  # which takes the other encoder
+        with_null = decode(encode([value, None]))  # which uses the other encoder
         assert json.dumps(decode(encode(value))) == json.dumps(with_null[0])
     assert decode(encode({1: 2**70, "a": (1, None)})) == {"1": 2**70, "a": [1, None]}
     moment = datetime(2026, 1, 1, tzinfo=UTC)

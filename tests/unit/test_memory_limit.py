@@ -1,4 +1,4 @@
-"""A process with too little memory says so, beforehand where a library may abort it."""
+"""A process with too little memory reports it, and in advance where a library might abort the process."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def save_model(
     tokens: Mapping[str, int] = MappingProxyType(TOKENS),
     config: object = MappingProxyType({}),
 ) -> str:
-    """A model2vec directory of whatever is given."""
+    """Save a model2vec directory with these contents."""
     folder.mkdir()
     tokenizer = Tokenizer(WordLevel(dict(tokens), "[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()

@@ -1,4 +1,4 @@
-"""The shape of the code: no circles of files, short modules and functions, and no name of a module that is gone."""
+"""The structure of the code: no import cycles, short modules and functions, and no references to missing modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("flows", "tasks", "storage", "deployments")
 MAX_MODULE_LINES = 800
 MAX_FUNCTION_LINES = 60
 HISTORY = ("CHANGELOG.md", "docs/how-it-works/decisions/")
-"""Pages about the past keep its names."""
+"""Pages about earlier versions keep old names."""
 _DOTTED = re.compile(r"\bdriftline((?:\.[a-zA-Z_]\w*)+)")
 _FILE = re.compile(r"(?<![\w/.-])((?:flows|tasks|storage)/[\w/]+\.py)\b")
 

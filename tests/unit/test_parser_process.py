@@ -1,4 +1,4 @@
-"""Definitions found in a process beside this one are those found here, whatever becomes of that process."""
+"""Another process finds the same definitions as this one, even if it dies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waiting import until
 
 @pytest.fixture
 def documents(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """More modules than are parsed in this process, on a machine with two cores."""
+    """So many modules that another process parses them, on a machine with two cores."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     helper = parser_process._Helper()
     monkeypatch.setattr(parser_process, "_helper", lambda: helper)

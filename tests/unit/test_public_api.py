@@ -88,7 +88,7 @@ def test_keywords_have_the_defaults_of_their_functions() -> None:
 
 
 PROTOCOLS_AND_SERVERS = {"Client", "Embedder"}
-"""Names whose one example, in the docstring of the class, needs a server or an implementation."""
+"""Names whose only example, in the class docstring, needs a server or an implementation."""
 
 
 def public_functions() -> dict[str, Callable[..., Any]]:
@@ -107,13 +107,13 @@ def public_functions() -> dict[str, Callable[..., Any]]:
 
 
 def own_classes(value: object) -> list[type]:
-    """A class and those of its bases that are ours."""
+    """A class and its bases that belong to Driftline."""
     bases = inspect.getmro(value) if inspect.isclass(value) else ()
     return [cls for cls in bases if cls.__module__.startswith("driftline.")]
 
 
 def raised_in(function: Callable[..., Any]) -> set[str]:
-    """Return the errors of the tree that the body of a function itself raises."""
+    """Return the errors of Driftline that the body of a function raises itself."""
     names = {found.__name__ for found in error_classes()}
     tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     raised = (node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise))
@@ -215,7 +215,7 @@ def test_the_examples_of_other_names_run() -> None:
 
 
 def test_a_workspace_and_a_client_have_the_same_methods() -> None:
-    """A server only reads, so that its client lacks what writes, or reads the history."""
+    """The client lacks the methods that write or read the history, because a server only reads."""
 
     def methods(cls: type) -> set[str]:
         return {name for name, value in vars(cls).items() if callable(value) and not name.startswith("_")}

@@ -1,4 +1,4 @@
-"""Names in queries and of definitions, as people write them in different languages."""
+"""Names in queries and definitions, in the conventions of different languages."""
 
 from __future__ import annotations
 

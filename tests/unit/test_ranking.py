@@ -1,4 +1,4 @@
-"""The arithmetic of ranking against its definition, line by line."""
+"""The arithmetic of ranking, compared with its definition line by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credentials inside text: each rule replaces its own, and leaves everything else."""
+"""Credentials in text: each rule replaces its kind, and nothing else."""
 
 from __future__ import annotations
 

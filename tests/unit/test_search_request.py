@@ -1,4 +1,4 @@
-"""The one model of a search: its table, its checks, and that no interface declares its options again."""
+"""The model of a search request: its table, its checks, and no second declaration of its options."""
 
 from __future__ import annotations
 

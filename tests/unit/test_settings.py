@@ -1,4 +1,4 @@
-"""The workspace that a command uses if none is named."""
+"""The default workspace of a command."""
 
 from __future__ import annotations
 

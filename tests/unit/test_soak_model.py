@@ -1,4 +1,4 @@
-"""The oracle of the fault soak notices what is lost, old or invented."""
+"""The oracle of the fault soak detects lost, old and invented entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY = "east 0"
 
 
 class Scripted(Commands):
-    """Commands that answer as told."""
+    """Commands with predefined answers."""
 
     def __init__(self, *answers: Done) -> None:
         super().__init__("", {}, random.Random(1))

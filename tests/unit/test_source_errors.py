@@ -1,4 +1,4 @@
-"""Errors of source file systems are translated once."""
+"""Errors of source file systems become Driftline's errors exactly once."""
 
 from __future__ import annotations
 

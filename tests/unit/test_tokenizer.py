@@ -1,4 +1,4 @@
-"""Terms equal those of the full-text index, which finds each line by each of its words."""
+"""Terms equal those of the full-text index, so that every word finds its line."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def folder(tensors: Tensors, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_numpy(tensors: Tensors, ids: list[int], *, first_token: bool = False) -> NDArray[np.float32]:
-    """The unit vector of a text by the definition of BERT, in 64 bits."""
+    """The unit vector of a text by the definition of BERT, in float64."""
     from scipy.special import erf, softmax
 
     def norm(values: NDArray[Any], name: str) -> NDArray[Any]:
@@ -164,7 +164,7 @@ def test_a_text_is_cut_where_a_model_has_no_further_position(folder: Path, tenso
 
 
 def graph_of(inputs: list[str], shape: list[str]) -> bytes:
-    """A graph that returns its first input as numbers."""
+    """A graph that returns its first input as floats."""
     from onnx import TensorProto, helper
 
     ids = [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in inputs]

@@ -1,4 +1,4 @@
-"""The pure comparison of documents with counted lines."""
+"""The comparison of documents with counted lines, without a store."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ adjacent file (SQLite).
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -61,9 +61,7 @@ def catalog_file(url: URL) -> URL:
 
 
 def find_schema(connection: Any, _: object) -> None:
-    """Put the catalog's schema first on the search path of a new PostgreSQL connection, if the schema contains a
-    catalog.
-    """
+    """Put the catalog's schema, if it has a catalog, first on the search path of a new PostgreSQL connection."""
     cursor = connection.cursor()
     if cursor.execute(f"SELECT to_regclass('{SCHEMA}.{tables.version.name}')").fetchone()[0] is not None:
         cursor.execute(_TO_SCHEMA)
@@ -153,10 +151,20 @@ class Catalog:
         return self._expect(found, workspace_id)
 
     def make_private(self) -> None:
-        """Create the file of a new SQLite catalog so that only its owner can read it."""
-        if self.is_sqlite:
-            with suppress(FileExistsError):
-                os.close(os.open(self.url.database or "", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        """Create the file of a new SQLite catalog so that only its owner can read it.
+
+        Raises AccessDenied, CatalogError.
+        """
+        if not self.is_sqlite:
+            return
+        try:
+            os.close(os.open(self.url.database or "", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            pass
+        except OSError as error:
+            kind = AccessDenied if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else CatalogError
+            what = f"The catalog cannot be created ({error.strerror})"
+            raise kind(what, self.where, "Make its folder writable, or free some space.") from error
 
     def check(self, workspace_id: str) -> None:
         """Check that the catalog belongs to ``workspace_id``. Raises CatalogMismatch."""

@@ -150,9 +150,7 @@ def page(
 
 
 def _below(entity: Entity | None, type: str | None) -> sa.Select[tuple[str, datetime, int]]:
-    """Select the entities below ``entity`` with their distance to it; without one, all entities with their distance to
-    their tenant.
-    """
+    """Select the entities below ``entity``, or all, with their distance to it or to their tenant."""
     top = entities.alias()
     query = (
         sa.select(entities.c.path, entities.c.created, closure.c.depth)

@@ -170,9 +170,7 @@ def search(
 def expired_keys(
     connection: Connection, now: datetime, limit: int, within: Entity | None = None
 ) -> list[tuple[str, str]]:
-    """Return ``(path of the tenant, key)`` of up to ``limit`` expired entries, in all tenants or at and below
-    ``within``.
-    """
+    """Return ``(path of the tenant, key)`` of up to ``limit`` expired entries, by default of all tenants."""
     query = (
         sa.select(tenants.c.path, entries.c.key)
         .join(tenants, tenants.c.id == entries.c.tenant_id)
@@ -192,9 +190,7 @@ def has_no_entries(connection: Connection) -> bool:
 
 
 def blob_references(connection: Connection) -> tuple[frozenset[str], dict[str, datetime]]:
-    """Return the paths of all blobs that entries of any tenant refer to, and the retired blobs with the time of
-    retirement.
-    """
+    """Return the paths of all blobs that entries refer to, and the retired blobs with the time of retirement."""
     live = connection.execute(sa.select(entries.c.blob_path).where(entries.c.blob_path.is_not(None))).scalars()
     retired = connection.execute(sa.select(retired_blobs.c.path, retired_blobs.c.retired))
     return frozenset(path for path in live if path is not None), dict(retired.tuples().all())
@@ -335,9 +331,7 @@ def _at_or_below(tops: str, owner: sa.ColumnElement[int]) -> sa.ColumnElement[bo
 
 
 def is_listed(dialect: str, column: sa.ColumnElement[str], name: str) -> sa.ColumnElement[bool]:
-    """Return the condition that ``column`` is in the parameter ``name`` from ``as_list``, which has any number of
-    values.
-    """
+    """Return the condition that ``column`` is one of the values of the parameter ``name`` (``as_list``)."""
     if dialect == "postgresql":
         return column == sa.any_(sa.bindparam(name, type_=ARRAY(sa.Text)))
     return column.in_(sa.select(sa.func.json_each(sa.bindparam(name)).table_valued("value").c.value))
