@@ -137,3 +137,21 @@ def with_home(path: str | os.PathLike[str]) -> Path:
     if os.fspath(path).startswith("~") and not found.is_absolute():
         raise UsageError("No home folder is known", str(path)[:200], "Set HOME, or write the path from / on.")
     return found
+
+
+def cache_folder_of(variable: str, name: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder that an environment ``variable`` names, else ``driftline/{name}`` in the user's cache folder.
+
+    Raises UsageError.
+    """
+    if named := environ.get(variable):
+        return with_home(named).absolute()
+    return user_folder("XDG_CACHE_HOME", environ) / "driftline" / name
+
+
+def byte_limit(variable: str, default: int) -> int:
+    """Return the number of bytes in an environment ``variable``, else ``default``. Raises UsageError."""
+    text = os.environ.get(variable) or str(default)
+    if not text.isdecimal():
+        raise UsageError(f"{variable} must be a number of bytes", text, "Correct it.")
+    return int(text)

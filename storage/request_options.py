@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from numbers import Integral, Real
 from types import UnionType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
@@ -27,6 +28,15 @@ _M = TypeVar("_M")
 _R = TypeVar("_R")
 _P = ParamSpec("_P")
 _OPTION = "driftline.option"
+
+
+_KINDS: Mapping[type, tuple[type, str]] = {
+    bool: (Integral, "true or false"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "text"),
+}
+"""The types that stand for the type of an option, such as those of NumPy, and its name in errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +76,12 @@ class Option:
         return self.type is bool
 
     def check(self, value: Any) -> None:
-        """Raise UsageError for a number out of bounds, or a word that is not one of the choices."""
-        if value is None or self.is_list:
+        """Raise UsageError for a value of another type, out of bounds, or not one of the choices."""
+        if value is None and self.default is None:
+            return
+        if not all(self._is_one(each) for each in (value if self.is_list else (value,))):
+            raise UsageError(f"{self.name} must be {_KINDS[self.type][1]}", repr(value)[:100])
+        if self.is_list:
             return
         if self.bounds is not None and not self.bounds[0] <= value <= self.bounds[1]:
             low, high = self.bounds
@@ -75,6 +89,12 @@ class Option:
             raise UsageError(f"{self.name} {rule}", str(value))
         if self.choices and self.type is str and value not in self.choices:
             raise UsageError(f"Unknown {self.name}", str(value), f"Use one of {', '.join(self.choices)}.")
+
+    def _is_one(self, value: Any) -> bool:
+        """Return whether ``value`` has the type of one value; 0 and 1 are switches, but switches are no numbers."""
+        if self.is_entity and isinstance(value, (tuple, list)):  # its type and id
+            return all(isinstance(part, str) for part in value)
+        return isinstance(value, _KINDS[self.type][0]) and (self.is_switch or not isinstance(value, bool))
 
 
 def option(default: _T, help: str, **row: Any) -> _T:

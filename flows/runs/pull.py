@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from driftline.flows.output.progress import NullProgress, Progress
-from driftline.storage.defaults import user_folder, with_home
+from driftline.storage.defaults import cache_folder_of
 from driftline.storage.errors import DriftlineError, LeaseHeld, ObjectNotFound, StorageError
 from driftline.storage.layout import CONFIG, SOURCE, Kind, parse_name
 from driftline.storage.model import ObjectInfo
@@ -204,9 +204,7 @@ _USED = "used"
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of all copies: $DRIFTLINE_CACHE, else ``driftline`` in the user's cache folder."""
-    if named := environ.get(FOLDER_VARIABLE):
-        return with_home(named).absolute()
-    return user_folder("XDG_CACHE_HOME", environ) / "driftline" / "workspaces"
+    return cache_folder_of(FOLDER_VARIABLE, "workspaces", environ)
 
 
 def follow(

@@ -30,8 +30,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from cachetools import LRUCache
 
-from driftline.storage.defaults import user_folder, with_home
-from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, UsageError
+from driftline.storage.defaults import byte_limit, cache_folder_of
+from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound
 from driftline.storage.model import Range
 
 log = logging.getLogger(__name__)
@@ -83,20 +83,14 @@ def cache_folder() -> Path | None:
 
     Returns None if the variable is "off".
     """
-    named = os.environ.get(CACHE_VARIABLE)
-    if named == OFF:
+    if os.environ.get(CACHE_VARIABLE) == OFF:
         return None
-    if named:
-        return with_home(named).absolute()
-    return user_folder("XDG_CACHE_HOME") / "driftline" / "blocks"
+    return cache_folder_of(CACHE_VARIABLE, "blocks")
 
 
 def cache_bytes() -> int:
     """Return the limit of all blocks. Raises UsageError."""
-    text = os.environ.get(LIMIT_VARIABLE) or str(DEFAULT_CACHE_BYTES)
-    if not text.isdecimal():
-        raise UsageError(f"{LIMIT_VARIABLE} must be a number of bytes", text, "Correct it.")
-    return int(text)
+    return byte_limit(LIMIT_VARIABLE, DEFAULT_CACHE_BYTES)
 
 
 @dataclass(frozen=True, slots=True, order=True)

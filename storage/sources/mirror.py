@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from driftline.storage.defaults import user_folder, with_home
+from driftline.storage.defaults import byte_limit, cache_folder_of
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError, redacted
 from driftline.storage.sources.isolation import REACHING, ask, spawn
 
@@ -464,17 +464,12 @@ def _failure(remote: Remote, why: str, said: str) -> AccessDenied | SourceNotFou
 
 def cache_folder() -> Path:
     """Return the folder of all mirrors: $DRIFTLINE_GIT_CACHE, else ``driftline/git`` in the user's cache folder."""
-    if named := os.environ.get(CACHE_VARIABLE):
-        return with_home(named).absolute()
-    return user_folder("XDG_CACHE_HOME") / "driftline" / "git"
+    return cache_folder_of(CACHE_VARIABLE, "git")
 
 
 def cache_bytes() -> int:
     """Return the limit of all mirrors. Raises UsageError."""
-    text = os.environ.get(LIMIT_VARIABLE) or str(DEFAULT_CACHE_BYTES)
-    if not text.isdecimal():
-        raise UsageError(f"{LIMIT_VARIABLE} must be a number of bytes", text, "Correct it.")
-    return int(text)
+    return byte_limit(LIMIT_VARIABLE, DEFAULT_CACHE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

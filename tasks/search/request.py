@@ -11,7 +11,7 @@ import os
 import posixpath
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -227,11 +227,7 @@ class SearchFilter:
     on_this_machine: bool = False
 
     def __post_init__(self) -> None:
-        for name, row in FILTERS.items():
-            value = getattr(self, name)
-            row.check(value)
-            if row.is_list and value is not None:
-                object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        _check_options(self, FILTERS)
         for label, names in (("path", self.paths), ("directory", self.dirs)):
             for each in names or ():
                 _check_name(label, each)
@@ -348,12 +344,12 @@ class SearchRequest(SearchFilter):
     explain: bool = option(False, "Show the steps of the search and their times.", only_in=_ACTION_AND_COMMAND)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.query, str):
+            raise UsageError("The query must be text", repr(self.query)[:100])
         if not is_unicode(self.query):
             raise UsageError("The query is not UTF-8", repr(self.query)[:100], "Check the encoding of the terminal.")
         SearchFilter.__post_init__(self)
-        for name, row in OPTIONS.items():
-            if name not in FILTERS:
-                row.check(getattr(self, name))
+        _check_options(self, {name: row for name, row in OPTIONS.items() if name not in FILTERS})
 
     @classmethod
     def of(cls, query: str, given: Mapping[str, Any], **more: Any) -> Self:
@@ -443,6 +439,23 @@ def extensions_of(languages: Sequence[str]) -> tuple[str, ...]:
             )
         found.update(dict.fromkeys(extensions))
     return tuple(found)
+
+
+def _check_options(owner: "SearchFilter", options: Mapping[str, Option]) -> None:
+    """Check the values of ``options``, and turn lists into tuples. Raises UsageError."""
+    for name, row in options.items():
+        if row.is_list:
+            object.__setattr__(owner, name, _values(name, getattr(owner, name)))
+        row.check(getattr(owner, name))
+
+
+def _values(name: str, given: Any) -> tuple[Any, ...] | None:
+    """Return the values of a list; text is one value. Raises UsageError."""
+    if given is None or isinstance(given, str):
+        return None if given is None else (given,)
+    if not isinstance(given, Iterable) or isinstance(given, Mapping):
+        raise UsageError(f"{name} must be a list", repr(given)[:100])
+    return tuple(given)
 
 
 def _check_kinds(kinds: Sequence[str]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -19,6 +20,7 @@ from driftline.storage.leases.liveness import ProcessIdentity
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.bucket import Bucket
 from driftline.storage.objects.local_disk import LocalDisk
+from tests.support.effort import examples
 
 _Result = TypeVar("_Result")
 
@@ -85,6 +87,22 @@ def injected(faults: Faults) -> Iterator[Faults]:
         doomed = ProcessIdentity(found.host, found.boot_id, next(_dead_pids), "0")
         patch.setattr(ProcessIdentity, "current", lambda: doomed)
         yield faults
+
+
+_IDENTIFIER = re.compile(r"/tmp/\S*/|[0-9A-Za-z]{26}|[0-9a-f]{8,}|\d+")
+
+
+def steps(log: Sequence[str]) -> list[int]:
+    """The numbers of the first and the last operation of each kind in ``log``; those of all under ``make proofs``.
+
+    Operations are of one kind if their names differ in identifiers and numbers only.
+    """
+    of_kind: dict[str, list[int]] = {}
+    for number, name in enumerate(log):
+        of_kind.setdefault(_IDENTIFIER.sub("#", name), []).append(number)
+    if examples(1) > 1:
+        return [*range(len(log))]
+    return sorted({number for found in of_kind.values() for number in (found[0], found[-1])})
 
 
 def wrap(patch: pytest.MonkeyPatch, faults: Faults, owner: Any, method: str, error: type[Exception]) -> None:

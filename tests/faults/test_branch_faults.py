@@ -16,7 +16,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, UsageError
 from driftline.storage.workspace.branch_cuts import branch_records, cuts_of, on_branch
 from driftline.storage.workspace.workspace import Workspace
-from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.faults.faults import Crash, Faults, Mode, injected, steps
 from tests.faults.test_interrupted_runs import (
     ENTITY,
     FIRST,
@@ -41,13 +41,14 @@ def everywhere(
     check: Callable[[str], None],
     modes: Sequence[Mode] = (Mode.CRASH_AFTER, Mode.LOST_ACKNOWLEDGEMENT, Mode.FAIL),
 ) -> None:
-    """Fail each operation of ``work`` in turn, in each way, and ``check`` the result."""
+    """Fail the steps of ``work`` in turn, in each way, and ``check`` the result."""
     prepare()
     with injected(Faults()) as undisturbed:
         work()
     assert any("create_branch" in name or "delete" in name for name in undisturbed.log)
     for mode in modes:
-        for at, operation in enumerate(undisturbed.log):
+        for at in steps(undisturbed.log):
+            operation = undisturbed.log[at]
             prepare()
             with injected(Faults(mode, at)), suppress(Crash, DriftlineError, OSError):
                 work()

@@ -36,7 +36,7 @@ def original(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Corn
 
 @pytest.fixture
 def corner(tmp_path: Path, original: Corner) -> Corner:
-    return original.copied(tmp_path / "workspace")
+    return original.copied(str(tmp_path / "workspace"))
 
 
 def clean(corner: Corner) -> CleanupReport:

@@ -22,7 +22,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing import commit
 from driftline.tasks.maintenance import search_quality
 from driftline.tasks.maintenance.search_quality import SearchQuality
-from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.faults.faults import Crash, Faults, Mode, injected, steps
 from tests.support.effort import examples
 from tests.support.oracle import assert_in_step, assert_nothing_staged, files_below, save_tiny_model
 
@@ -107,12 +107,13 @@ def compacted(uri: str, faults: Faults) -> bool:
 def interrupt_everywhere(
     attempt: Callable[[Faults], bool], where: Callable[[], str], mode: Mode, files: dict[str, bytes], *, only: str = ""
 ) -> None:
-    """Fail each operation of a compaction in turn; check the result, and that of the next compaction."""
+    """Fail the steps of a compaction in turn; check the result, and that of the next compaction."""
     undisturbed = Faults()
     assert attempt(undisturbed)
     assert {name for _, name in STEPS_OF_TABLES} <= set(undisturbed.log)
     assert any("_index.parquet" in operation for operation in undisturbed.log)
-    for at, operation in enumerate(undisturbed.log):
+    for at in steps(undisturbed.log):
+        operation = undisturbed.log[at]
         if not re.search(only, operation):
             continue
         try:

@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from tests.faults.damage import ABORTED, COMMANDS, KINDS, Example, cells
+from tests.support.effort import examples
 
 LOST_FOR_GOOD = {"value of a memory entry"}
 """Damage that nothing can repair; verify names it."""
@@ -20,6 +21,8 @@ BY_ANOTHER_COMMAND = {
     *("version of the table of memory", "deletions of memory"),
 }
 """The error or finding names the command, or the file to delete, since ``verify --repair`` cannot judge."""
+ALIKE = ("empty", "cut")
+"""One of them is tried for each kind; both under ``make proofs``."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,10 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_causes_no_traceback_and_can_be_repaired(example: Example, kind: str, tmp_path: Path) -> None:
+    left_out = ALIKE[[*KINDS].index(kind) % 2] if examples(1) == 1 else ""
     for number, way in enumerate(cells(kind)):
+        if way == left_out:
+            continue
         location = tmp_path / str(number)
         location.mkdir()
         damaged = example.copy(location)

@@ -16,7 +16,7 @@ from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace.workspace import Workspace
-from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.faults.faults import Crash, Faults, Mode, injected, steps
 from tests.support.oracle import assert_in_step, assert_nothing_staged, files_below, save_tiny_model
 
 ENTITY = Entity.parse("source:tree")
@@ -156,7 +156,7 @@ def interrupt_everywhere(
     *,
     only: str = "",
 ) -> None:
-    """Fail each operation of a run in turn; afterwards each of ``then`` changes the tree in turn."""
+    """Fail the steps of a run in turn; afterwards each of ``then`` changes the tree in turn."""
 
     def attempt(faults: Faults) -> str:
         uri = prepare()
@@ -171,7 +171,8 @@ def interrupt_everywhere(
     undisturbed = Faults()
     attempt(undisturbed)
     assert any("_transact" in operation for operation in undisturbed.log)
-    for at, operation in enumerate(undisturbed.log):
+    for at in steps(undisturbed.log):
+        operation = undisturbed.log[at]
         if not re.search(only, operation):
             continue
         outcome = f"{mode} operation {at}, {operation}"

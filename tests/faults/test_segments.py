@@ -23,7 +23,7 @@ from driftline.storage.lines.indexes import COLUMNS, build_segment, coverage, ma
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.search import search
-from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.faults.faults import Crash, Faults, Mode, injected, steps
 from tests.faults.segment_sizes import small_segments
 from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
 
@@ -97,7 +97,7 @@ def operations(attempt: Any) -> Iterator[int]:
     undisturbed = Faults()
     attempt(undisturbed)
     wanted = ("create_index_uncommitted", "commit_existing_index_segments", "_transact", "drop_index")
-    found = [at for at, name in enumerate(undisturbed.log) if name.startswith(wanted)]
+    found = [at for at in steps(undisturbed.log) if undisturbed.log[at].startswith(wanted)]
     assert {undisturbed.log[at].split()[0] for at in found} >= set(wanted[:3])
     return iter(found)
 

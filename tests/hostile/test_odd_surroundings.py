@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from driftline.flows.commands.main import COMMANDS, main
-from tests.support.processes import PRELOADED
 from tests.support.waiting import PATIENCE_SECONDS
 
+ROOT = str(Path(__file__).parents[2])
 PROGRAM = str(Path(sys.executable).parent / "driftline")
 NOT_UTF8 = b"gr\xf6\xdfe"
 LINES: dict[str, Sequence[str]] = {
@@ -89,12 +89,14 @@ def check_end(name: str, ended: subprocess.CompletedProcess[bytes], codes: Seque
 
 
 EACH = """
-import importlib, json, os, sys
+import json, os, sys
 from driftline.flows.commands import main
 
-told, names, lines = json.loads(sys.argv[1])
-for name in names:
-    importlib.import_module(name)
+told, lines = json.loads(sys.argv[1])
+sys.path.append(told["root"])
+from tests.support.processes import prepare
+
+prepare()
 for name, line in lines.items():
     child = os.fork()
     if not child:
@@ -119,10 +121,10 @@ def run_each(
     """Run the calls of several commands like ``run``."""
     results.mkdir()
     streams = [2] if output else [1, 2]
-    outcome = {"folder": str(results), "program": PROGRAM, "streams": [] if "2>" in output else streams}
+    outcome = {"folder": str(results), "program": PROGRAM, "streams": [] if "2>" in output else streams, "root": ROOT}
     lines = {name: CALLS[name] for name in names}
     script = f'{before}\nexec "$@" {output}'
-    command = ["sh", "-c", script, "sh", sys.executable, "-c", EACH, json.dumps([outcome, PRELOADED, lines])]
+    command = ["sh", "-c", script, "sh", sys.executable, "-c", EACH, json.dumps([outcome, lines])]
     whole = subprocess.run(
         command, cwd=cwd, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True,
         timeout=PATIENCE_SECONDS, check=False,

@@ -26,7 +26,6 @@ from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.leases.liveness import ProcessIdentity
 from driftline.storage.model import new_ulid
 from driftline.storage.objects.local_disk import LocalDisk
-from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import RunHistory
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.servers.delaying import delaying
@@ -43,13 +42,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
-@pytest.fixture
-def corner(tmp_path: Path, store_uri: str, tiny_model: Path) -> Corner:
-    """An indexed tree with its workspace in a store of each kind."""
-    uri = ObjectStore.open("memory://").uri if store_uri == "memory://" else store_uri
-    return make_corner(tmp_path, uri, tiny_model)
-
-
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Corner:
     root = tmp_path_factory.mktemp("original")
@@ -57,9 +49,15 @@ def original(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Corn
 
 
 @pytest.fixture
+def corner(store_uri: str, original: Corner) -> Corner:
+    """A copy of a workspace in a store of each kind; its tree is shared."""
+    return original.copied(store_uri)
+
+
+@pytest.fixture
 def local(tmp_path: Path, original: Corner) -> Corner:
     """A copy of a workspace on the local disk; its tree is shared."""
-    return original.copied(tmp_path / "workspace")
+    return original.copied(str(tmp_path / "workspace"))
 
 
 def clean(uri: str, max_age_seconds: float = 0.0, dry_run: bool = False) -> CleanupReport:
@@ -133,9 +131,9 @@ def test_run_records_are_deleted_after_their_retention(local: Corner) -> None:
 
 
 def test_a_cleanup_without_garbage_costs_the_same_in_a_larger_bucket(
-    tmp_path: Path, s3_environment: S3Server, s3_bucket: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    original: Corner, s3_environment: S3Server, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corner = make_corner(tmp_path, s3_bucket, tiny_model)
+    corner = original.copied(s3_bucket)
     with delaying(s3_environment.endpoint, 0) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
 
@@ -241,17 +239,15 @@ def test_live_files_survive_however_a_local_workspace_is_spelled(
 
 
 @pytest.mark.parametrize("name", ["with space", "per%41cent", "ü", "colon:name", "org:nested"])
-def test_live_files_survive_in_a_workspace_with_an_unusual_name(tmp_path: Path, tiny_model: Path, name: str) -> None:
-    odd = make_corner(tmp_path, str(tmp_path / name), tiny_model)
+def test_live_files_survive_in_a_workspace_with_an_unusual_name(tmp_path: Path, original: Corner, name: str) -> None:
+    odd = original.copied(str(tmp_path / name))
     assert found(clean(odd.uri)) == {}
     odd.assert_alive()
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "//"])
-def test_live_files_survive_however_a_bucket_is_spelled(
-    tmp_path: Path, s3_bucket: str, tiny_model: Path, suffix: str
-) -> None:
-    bucket = make_corner(tmp_path, f"{s3_bucket}/deep er/ü%41", tiny_model)
+def test_live_files_survive_however_a_bucket_is_spelled(s3_bucket: str, original: Corner, suffix: str) -> None:
+    bucket = original.copied(f"{s3_bucket}/deep er/ü%41")
     planted = bucket.plant()
     assert found(clean(bucket.uri.replace("/deep", "//deep") + suffix)) == planted
     bucket.assert_alive()
@@ -259,9 +255,9 @@ def test_live_files_survive_however_a_bucket_is_spelled(
 
 @pytest.mark.parametrize("kind", ["google_bucket", "azure_container"])
 def test_live_files_survive_in_a_bucket_of_another_kind(
-    tmp_path: Path, kind: str, tiny_model: Path, request: pytest.FixtureRequest
+    kind: str, original: Corner, request: pytest.FixtureRequest
 ) -> None:
-    bucket = make_corner(tmp_path, f"{request.getfixturevalue(kind)}/deep er/ü%41", tiny_model)
+    bucket = original.copied(f"{request.getfixturevalue(kind)}/deep er/ü%41")
     planted = bucket.plant()
     assert found(clean(bucket.uri + "/")) == planted
     bucket.assert_alive()
@@ -409,14 +405,14 @@ def test_a_table_without_a_first_version_is_deleted(corner: Corner) -> None:
 
 
 def test_a_crash_after_any_deletion_leaves_the_rest_for_the_next_cleanup(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, original: Corner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("driftline.tasks.maintenance.fence_and_delete.DELETE_BATCH", 1)
-    original = make_corner(tmp_path, str(tmp_path / "workspace"), tiny_model)
-    planted = original.plant()
+    full = original.copied(str(tmp_path / "workspace"))
+    planted = full.plant()
     step = 0
     while True:
-        corner = original.copied(tmp_path / f"workspace{step}")
+        corner = full.copied(str(tmp_path / f"workspace{step}"))
         with injected(Faults(Mode.CRASH_AFTER, step)) as faults, contextlib.suppress(Crash):
             clean(corner.uri)
         if not faults.dead:

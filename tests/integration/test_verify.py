@@ -21,7 +21,6 @@ from driftline.storage.errors import WorkspaceTooNew
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.model import ManifestRow, new_ulid
-from driftline.storage.objects.store import ObjectStore
 from driftline.tasks.maintenance.verify_documents import FindingKind
 from tests.support.leftovers import ENTITY, Corner, make_corner
 from tests.support.oracle import save_tiny_model
@@ -34,14 +33,27 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
-@pytest.fixture
-def corner(tmp_path: Path, store_uri: str, tiny_model: Path) -> Corner:
-    uri = ObjectStore.open("memory://").uri if store_uri == "memory://" else store_uri
-    return make_corner(tmp_path, uri, tiny_model)
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Corner:
+    root = tmp_path_factory.mktemp("original")
+    return make_corner(root, str(root / "workspace"), tiny_model)
 
 
 @pytest.fixture
-def local(tmp_path: Path, tiny_model: Path) -> Corner:
+def corner(store_uri: str, original: Corner) -> Corner:
+    """A copy of a workspace in a store of each kind; its tree is shared."""
+    return original.copied(store_uri)
+
+
+@pytest.fixture
+def local(tmp_path: Path, original: Corner) -> Corner:
+    """A copy of a workspace on the local disk; its tree is shared."""
+    return original.copied(str(tmp_path / "workspace"))
+
+
+@pytest.fixture
+def own(tmp_path: Path, tiny_model: Path) -> Corner:
+    """A workspace and a tree, which a test may change."""
     return make_corner(tmp_path, str(tmp_path / "workspace"), tiny_model)
 
 
@@ -157,8 +169,8 @@ def test_damage_is_detected_and_repaired(local: Corner, damage: str) -> None:
     local.assert_alive()
 
 
-def test_damage_in_a_bucket_is_detected_and_repaired(tmp_path: Path, s3_bucket: str, tiny_model: Path) -> None:
-    corner = make_corner(tmp_path, s3_bucket, tiny_model)
+def test_damage_in_a_bucket_is_detected_and_repaired(s3_bucket: str, original: Corner) -> None:
+    corner = original.copied(s3_bucket)
     commit(corner, ("file3.txt",), corner.rows("stranger.txt"))
     expected = {(FindingKind.MISSING_LINES, "file3.txt"), (FindingKind.NO_DOCUMENT, "stranger.txt")}
     assert found(check(corner)) == expected
@@ -227,14 +239,14 @@ def test_a_newer_format_is_not_damage(local: Corner) -> None:
         check(local, repair=True)
 
 
-def test_an_index_that_misses_lines_is_detected_and_rebuilt(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_misses_lines_is_detected_and_rebuilt(own: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("driftline.storage.lines.indexes.MAX_UNINDEXED_ROWS", 0)
-    (local.tree / "more.txt").write_text("".join(f"word{i} word{i + 1}\n" for i in range(300)))
-    local.index(full=True)
-    dataset = local.table.open()
+    (own.tree / "more.txt").write_text("".join(f"word{i} word{i + 1}\n" for i in range(300)))
+    own.index(full=True)
+    dataset = own.table.open()
     names = {index.name for index in dataset.describe_indices()}
     assert names == {"path_idx", "parent_dirs_idx", "text_idx", "vector_idx"}
-    assert check(local).findings == []
+    assert check(own).findings == []
     # An index of the wrong rows, from a table in which every path differs.
     with monkeypatch.context() as patch:
         from driftline.storage.lines import line_counts
@@ -242,7 +254,7 @@ def test_an_index_that_misses_lines_is_detected_and_rebuilt(local: Corner, monke
         # In this process, which is patched:
         patch.setattr("driftline.tasks.maintenance.verify_documents.survived", operator.call)
         original = line_counts._finds
-        lost = {local.table.open().version}
+        lost = {own.table.open().version}
         patch.setattr(
             line_counts,
             "_finds",
@@ -250,9 +262,9 @@ def test_an_index_that_misses_lines_is_detected_and_rebuilt(local: Corner, monke
                 original(at, counts, name, line) and not (name == "path_idx" and at.version in lost)
             ),
         )
-        assert found(check(local)) == {(FindingKind.INDEX, "path_idx")}
-        assert check(local, repair=True).findings == []
-    assert {index.name for index in local.table.open().describe_indices()} == names
+        assert found(check(own)) == {(FindingKind.INDEX, "path_idx")}
+        assert check(own, repair=True).findings == []
+    assert {index.name for index in own.table.open().describe_indices()} == names
 
 
 def test_a_busy_source_is_skipped(corner: Corner) -> None:
@@ -276,18 +288,18 @@ def test_a_source_that_cannot_be_reached_is_named(local: Corner) -> None:
 
 
 def test_a_reembedding_in_progress_is_not_damage(
-    local: Corner, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    own: Corner, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     from driftline.flows.runs.index import IndexRequest, index_sources
 
     second = tmp_path / "second"
     second.mkdir()
     (second / "a.txt").write_text("word1\n")
-    index_sources(IndexRequest((str(second),), local.uri, "source:second", model=str(local.model), workers=1))
-    local.model = save_tiny_model(tmp_path_factory.mktemp("other-model"), seed=8)
-    (local.tree / "file4.txt").unlink()
-    local.index(reembed=True)
-    assert check(local).findings == []
+    index_sources(IndexRequest((str(second),), own.uri, "source:second", model=str(own.model), workers=1))
+    own.model = save_tiny_model(tmp_path_factory.mktemp("other-model"), seed=8)
+    (own.tree / "file4.txt").unlink()
+    own.index(reembed=True)
+    assert check(own).findings == []
 
 
 def test_the_exit_code_reports_findings(local: Corner, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from driftline.flows.commands.main import main
 from driftline.flows.web.pages import DocumentView, document_page, search_page
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.request import SearchRequest
@@ -73,9 +74,7 @@ def running(workspace: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    folder = tmp_path / "tree"
+def make_tree(folder: Path) -> Path:
     (folder / "src").mkdir(parents=True)
     (folder / "src/lease.py").write_text(LEASE)
     (folder / HOSTILE_NAME).write_text("lease = '</code><script>alert(1)</script>'" + " # wide" * 100 + "\n")
@@ -89,21 +88,47 @@ def tree(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tree(tmp_path_factory.mktemp("site") / "tree")
+
+
+@pytest.fixture(scope="module")
+def workspace(tree: Path) -> Path:
+    folder = tree.with_name("ws")
+    for more in ([], ["--branch", "feature/x"]):
+        assert main(["index", str(tree), "--workspace", str(folder), *more]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(workspace: Path) -> Iterator[str]:
+    """The URL of a server."""
+    with running(workspace) as (_, url):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as window:
+        yield window
+
+
 @pytest.fixture
-def site(tmp_path: Path, tree: Path, driftline: Callable[..., Any]) -> Iterator[Site]:
-    ws = ("--workspace", tmp_path / "ws")
-    assert driftline("index", tree, *ws).code == 0
-    assert driftline("index", tree, *ws, "--branch", "feature/x").code == 0
-    with running(tmp_path / "ws") as (_, url), open_browser() as browser:
-        found = Site(url, tree, browser.page, browser)
-        browser.page.on("console", lambda message: found.said.append(message.text))
-        browser.page.on("pageerror", lambda error: found.said.append(str(error)))
-        browser.page.on("dialog", lambda dialog: found.said.append(dialog.message))
-        browser.page.on("request", lambda request: found.requested.add(request.url))
+def site(served: str, tree: Path, browser: Browser) -> Iterator[Site]:
+    """The server in a fresh window; the tree is as it was when it was indexed."""
+    (tree / "src/lease.py").write_text(LEASE)
+    with browser.fresh() as window:
+        window.page.bring_to_front()  # the clipboard is that of the window in front
+        found = Site(served, tree, window.page, window)
+        window.page.on("console", lambda message: found.said.append(message.text))
+        window.page.on("pageerror", lambda error: found.said.append(str(error)))
+        window.page.on("dialog", lambda dialog: found.said.append(dialog.message))
+        window.page.on("request", lambda request: found.requested.add(request.url))
         yield found
         # Violations of the policy appear on the console.
         assert found.said == []
-        assert all(each.startswith(url) for each in found.requested)
+        assert all(each.startswith(served) for each in found.requested)
 
 
 def results(page: Page) -> Any:
@@ -490,23 +515,27 @@ def test_a_page_is_small_and_renders_quickly(site: Site) -> None:
         assert site.browser.first_paint_milliseconds() > 0
 
 
-def test_pictures_of_the_pages_for_the_documentation(site: Site, driftline: Callable[..., Any], tmp_path: Path) -> None:
-    page = site.page
-    (site.tree / HOSTILE_NAME).unlink()  # which means nothing to readers
-    assert driftline("index", site.tree, "--workspace", tmp_path / "ws").code == 0
-    for name, target, text in (
-        ("web-search", "?q=who+renews+the+lease", "notes.md"),
-        ("web-document", f"d/{SOURCE}/src/lease.py?line=8", "More like line 8"),
-        ("web-index", "index", "Growth: lines"),
-    ):
-        site.browser.open(site.url + target, text)
-        if name == "web-index":  # above are the paths of this machine
-            page.evaluate("document.querySelector('.plots').scrollIntoView()")
-        site.browser.keep(name, height=600)
+def test_pictures_of_the_pages_for_the_documentation(site: Site, workspace: Path) -> None:
+    page, odd = site.page, site.tree / HOSTILE_NAME
+    text_of_odd = odd.read_text()
+    odd.unlink()  # it means nothing to readers
+    try:
+        assert main(["index", str(site.tree), "--workspace", str(workspace)]) == 0
+        for name, target, text in (
+            ("web-search", "?q=who+renews+the+lease", "notes.md"),
+            ("web-document", f"d/{SOURCE}/src/lease.py?line=8", "More like line 8"),
+            ("web-index", "index", "Growth: lines"),
+        ):
+            site.browser.open(site.url + target, text)
+            if name == "web-index":  # above are the paths of this machine
+                page.evaluate("document.querySelector('.plots').scrollIntoView()")
+            site.browser.keep(name, height=600)
+    finally:
+        odd.write_text(text_of_odd)
+        assert main(["index", str(site.tree), "--workspace", str(workspace)]) == 0
 
 
-def test_sigterm_ends_the_process(tmp_path: Path, tree: Path, driftline: Callable[..., Any]) -> None:
-    assert driftline("index", tree, "--workspace", tmp_path / "ws").code == 0
-    with running(tmp_path / "ws") as (process, _):
+def test_sigterm_ends_the_process(workspace: Path) -> None:
+    with running(workspace) as (process, _):
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_SECONDS) in (0, -signal.SIGTERM)

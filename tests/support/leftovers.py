@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.garbage.classify import Reason
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.model import ManifestRow, new_ulid
+from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.rows import line_rows
 from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below
@@ -42,10 +44,16 @@ class Corner:
     def table(self) -> LineTable:
         return self.workspace.lines(ENTITY)
 
-    def copied(self, uri: Path) -> Corner:
-        """The same tree with a copy of its workspace, which must be local."""
-        shutil.copytree(self.uri, uri)
-        return Corner(self.tree, self.model, str(uri))
+    def copied(self, uri: str) -> Corner:
+        """The same tree with a copy of its workspace, which must be local, at ``uri``."""
+        if "://" not in uri:
+            shutil.copytree(self.uri, uri)
+            return Corner(self.tree, self.model, uri)
+        objects, files = ObjectStore.open(uri), [path for path in Path(self.uri).rglob("*") if path.is_file()]
+        with ThreadPoolExecutor(8) as pool:
+            names = (path.relative_to(self.uri).as_posix() for path in files)
+            list(pool.map(objects.create, names, map(Path.read_bytes, files)))
+        return Corner(self.tree, self.model, objects.uri)
 
     def index(self, **options: object) -> None:
         request = IndexRequest((str(self.tree),), self.uri, "source:tree", model=str(self.model), workers=1)

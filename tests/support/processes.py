@@ -249,15 +249,9 @@ def _serve(path: str, patience_seconds: float, more: Sequence[str]) -> Callable[
     """Fork a process for each request, and a process that waits for it; returns in the first one, with the program to
     run.
     """
-    for name in (*PRELOADED, *more):
-        importlib.import_module(name)
-    without_fsync()
-    _load_default_model()
-    with redirect_stdout(io.StringIO()):
-        main(["--version"])  # prepares the arguments of all commands
+    prepare(*more)
     for module, name in loaded_limits():
         setattr(module, name, patience_seconds)
-    gc.freeze()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
@@ -275,13 +269,23 @@ def _serve(path: str, patience_seconds: float, more: Sequence[str]) -> Callable[
                     return _forked(connection)
 
 
-def _load_default_model() -> None:
-    """Load the default model, which takes a quarter of a second; commands still check its files."""
+def prepare(*more: str) -> None:
+    """Do once, before this process forks, what would take each command most of a second.
+
+    Import what commands import and the modules ``more``, load the default model, whose files commands still check,
+    and build the arguments of all commands.
+    """
+    for name in (*PRELOADED, *more):
+        importlib.import_module(name)
+    without_fsync()
     from driftline.tasks.embedding.models import DEFAULT_MODEL, model_of
     from driftline.tasks.embedding.task_context import ModelRef, load_embedder
 
     known = model_of(DEFAULT_MODEL)
     load_embedder(ModelRef(known.name, known.fingerprint, known.dim))
+    with redirect_stdout(io.StringIO()):
+        main(["--version"])
+    gc.freeze()
 
 
 def _forked(connection: socket.socket) -> Callable[[], object]:

@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -90,6 +91,45 @@ def test_a_request_is_a_value() -> None:
 def test_filters_that_can_match_nothing_are_refused(options: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=what):
         SearchRequest("lease", **options)
+
+
+WRONG: dict[type, tuple[Any, ...]] = {
+    bool: ("no", "false", None, [True], 0.5),
+    int: ("5", 2.5, True, [5], None),
+    float: ("0.5", True, [0.5]),
+    str: (5, True, b"x", ["x"], {"x": 1}),
+}
+
+
+@pytest.mark.parametrize("name", [name for name, row in OPTIONS.items() if not row.is_list])
+def test_values_of_another_type_are_refused_by_name(name: str) -> None:
+    for wrong in WRONG[OPTIONS[name].type]:
+        if wrong is not None or OPTIONS[name].default is not None:
+            with pytest.raises(UsageError, match=rf"{name} must be .*: {re.escape(repr(wrong))}"):
+                SearchRequest("lease", **{name: wrong})
+
+
+@pytest.mark.parametrize("name", [name for name, row in OPTIONS.items() if row.is_list])
+def test_lists_hold_text_and_one_text_is_a_list_of_one(name: str) -> None:
+    not_text: tuple[Any, ...] = (5, True, {}, {"a": 1}, [None], ["a", 5], [b"a"], [["a", 1]])
+    for wrong in not_text:
+        with pytest.raises(UsageError, match=rf"{name} must be "):
+            SearchRequest("lease", **{name: wrong})
+    valid = {"kinds": "function", "languages": "python", "sources": "org:acme"}.get(name, "a")
+    spellings: tuple[Any, ...] = (valid, [valid], (valid,), {valid}, iter([valid]))
+    assert {getattr(SearchRequest("lease", **{name: each}), name) for each in spellings} == {(valid,)}
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given: dict[str, Any] = {"top_k": np.int64(3), "max_distance": np.float32(0.5), "rerank": np.int8(2), "prose": 0}
+    request = SearchRequest("lease", **given)
+    assert (request.top_k, request.max_distance, request.rerank, request.prose) == (3, 0.5, 2, 0)
+
+
+@pytest.mark.parametrize("query", [None, 5, ["lease"], b"lease"])
+def test_a_query_is_text(query: Any) -> None:
+    with pytest.raises(UsageError, match="The query must be text"):
+        SearchRequest(query)
 
 
 @given(st.from_regex(OPTIONS["exts"].pattern or "", fullmatch=True))
