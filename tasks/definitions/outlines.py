@@ -125,7 +125,7 @@ def markdown_sections(text: str) -> list[Definition]:
             above = lines[at - 1]
             if not (_NO_PARAGRAPH.match(above) or _ATX.fullmatch(above) or _SETEXT.fullmatch(above)):
                 headings.append((1 if under[1][0] == "=" else 2, at - 1, above))
-    return _nested(headings, text)
+    return nested_sections(headings, text)
 
 
 def rst_sections(text: str) -> list[Definition]:
@@ -140,7 +140,7 @@ def rst_sections(text: str) -> list[Definition]:
             overlined = at > 0 and _UNDERLINE.fullmatch(lines[at - 1]) is not None and lines[at - 1][0] == below[0]
             level = levels.setdefault(below[0] * (1 + overlined), len(levels))
             headings.append((level, at, title))
-    return _nested(headings, text)
+    return nested_sections(headings, text)
 
 
 def html_sections(text: str) -> list[Definition]:
@@ -153,10 +153,10 @@ def html_sections(text: str) -> list[Definition]:
             counted = match.start()
             yield int(match[1]), line, html.unescape(_TAG.sub("", match[2]))
 
-    return _nested([*found()], text)
+    return nested_sections([*found()], text)
 
 
-def _nested(headings: Sequence[tuple[int, int, str]], text: str) -> list[Definition]:
+def nested_sections(headings: Sequence[tuple[int, int, str]], text: str) -> list[Definition]:
     """Return sections from ``(level, line, title)``; each ends before the next heading of its level or a higher one."""
     end = text.count("\n") + (not text.endswith("\n"))
     found: list[Definition] = []

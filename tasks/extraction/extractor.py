@@ -14,17 +14,21 @@ import lzma
 import posixpath
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import IO, Any, Protocol, Self, cast
+from typing import IO, Any, NamedTuple, Protocol, Self, cast
 
 import pyarrow as pa
 
+from driftline.storage.defaults import Redaction
 from driftline.storage.lines.outline import Anchor, Definition
 from driftline.storage.model import SkipReason
+from driftline.storage.redaction import redact
+from driftline.tasks.definitions.outlines import nested_sections
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.text import decode, has_replaced_bytes
 
@@ -59,21 +63,30 @@ class Part:
     last: int
 
 
+class Heading(NamedTuple):
+    """A 0-based line of an extracted text that is a heading; ``level`` 1 is the highest."""
+
+    level: int
+    line: int
+
+
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    r"""The text of a document, whose lines end with ``\n``, with anchors and languages.
+    r"""The text of a document, whose lines end with ``\n``, with anchors, and ``headings`` or ``parts`` in languages.
 
-    The language of a text without ``parts`` follows from the name of its file.
+    Without either, the name of the file determines the language.
     """
 
     text: str
     anchors: tuple[Anchor, ...] = ()
     parts: tuple[Part, ...] = ()
+    headings: tuple[Heading, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the text as an object for JSON."""
         anchors = [(each.name, each.first, each.last) for each in self.anchors]
-        return {"text": self.text, "anchors": anchors, "parts": [(p.suffix, p.first, p.last) for p in self.parts]}
+        parts = [(each.suffix, each.first, each.last) for each in self.parts]
+        return {"text": self.text, "anchors": anchors, "parts": parts, "headings": self.headings}
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Self:
@@ -82,7 +95,10 @@ class Extracted:
             text = _encodable(str(said["text"]))
             lines = text.count("\n")
             anchors = tuple(Anchor(*_anchored_lines(*each, lines=lines)) for each in said["anchors"])
-            return cls(text, anchors, tuple(Part(*_anchored_lines(*each, lines=lines)) for each in said["parts"]))
+            parts = tuple(Part(*_anchored_lines(*each, lines=lines)) for each in said["parts"])
+            found = said["headings"]
+            headings = None if found is None else tuple(_heading(*each, lines=lines) for each in found)
+            return cls(text, anchors, parts, headings)
         except (KeyError, TypeError, ValueError):
             raise Refused(SkipReason.DAMAGED) from None
 
@@ -91,6 +107,12 @@ def _anchored_lines(name: object, first: object, last: object, *, lines: int) ->
     if not (isinstance(first, int) and isinstance(last, int) and 0 <= first <= last <= lines):
         raise ValueError("no lines of the text")
     return _BLANKS.sub(" ", _encodable(str(name)))[:MAX_ANCHOR_CHARACTERS], first, last
+
+
+def _heading(level: object, line: object, *, lines: int) -> Heading:
+    if not (isinstance(level, int) and isinstance(line, int) and level > 0 and 0 <= line <= lines):
+        raise ValueError("no line of the text")
+    return Heading(level, line)
 
 
 def _encodable(text: str) -> str:
@@ -105,6 +127,18 @@ def _encodable(text: str) -> str:
 EMPTY = Extracted("")
 
 
+def redacted(found: Sequence[Extracted], mode: Redaction) -> tuple[list[Extracted], Counter[str]]:
+    """Return texts without credentials in their lines and anchors, and how many each rule replaced."""
+    texts, counts = redact([each.text for each in found], mode)
+    names, of_names = redact([anchor.name for each in found for anchor in each.anchors], mode)
+    if not counts and not of_names:
+        return [*found], counts
+    left = iter(names)
+    anchors = [tuple(replace(anchor, name=next(left)) for anchor in each.anchors) for each in found]
+    changed = zip(found, texts, anchors, strict=True)
+    return [replace(each, text=text, anchors=named) for each, text, named in changed], counts + of_names
+
+
 @dataclass(slots=True)
 class Draft:
     """A text under construction: lines are added to the current anchor and part."""
@@ -112,6 +146,7 @@ class Draft:
     lines: list[str] = field(default_factory=list)
     _anchors: list[tuple[str, int]] = field(default_factory=list)
     _parts: list[tuple[str, int]] = field(default_factory=list)
+    _headings: list[Heading] = field(default_factory=list)
     _characters: int = 0
 
     def at(self, anchor: str) -> None:
@@ -125,8 +160,18 @@ class Draft:
         if not self._parts or self._parts[-1][0] != suffix:
             self._parts.append((suffix, len(self.lines)))
 
-    def add(self, text: str) -> None:
-        """Add one or more lines. Raises Refused."""
+    def head(self, level: int) -> None:
+        """Make the next line a heading of a ``level``, from 1."""
+        self._headings.append(Heading(level, len(self.lines)))
+
+    def add(self, text: str, prefix: str = "") -> None:
+        """Add one or more lines. ``prefix`` begins the first one as in Markdown: ``## `` makes it a heading.
+
+        Raises Refused.
+        """
+        if prefix.startswith("#"):
+            self.head(prefix.count("#"))
+        text = prefix + text
         self._characters += len(text) + 1
         if self._characters > MAX_EXTRACTED_CHARACTERS:
             raise Refused(SkipReason.BOMB)
@@ -142,7 +187,7 @@ class Draft:
         ends = len(self.lines) - 1
         anchors = tuple(Anchor(name, first, last) for name, first, last in _until_next(self._anchors, ends))
         parts = tuple(Part(suffix, first, last) for suffix, first, last in _until_next(self._parts, ends) if suffix)
-        return Extracted(text, anchors, parts)
+        return Extracted(text, anchors, parts, None if self._parts else tuple(self._headings))
 
 
 def _until_next(begun: Sequence[tuple[str, int]], end: int) -> Iterator[tuple[str, int, int]]:
@@ -160,8 +205,9 @@ class Extractor:
     ``suffixes`` are the endings of the names of such files. ``takes`` returns whether the bytes of a file with such a
     name are of this kind. ``function`` in ``module`` of this package extracts the text; it needs the library ``needs``
     of the extra, if any. An ``isolated`` extractor runs in a separate process, because its files are large, or can hang
-    or crash their reader. Without its library, files that are text (``is_text``) are indexed unchanged, and others are
-    skipped.
+    or crash their reader. A ``packed`` one reads compressed files only: others of its kind are sources that people
+    edit, and open by the numbers of their lines. Without its library, files that are text (``is_text``) are indexed
+    unchanged, and others are skipped.
     """
 
     name: str
@@ -173,6 +219,7 @@ class Extractor:
     needs: str = ""
     isolated: bool = True
     is_text: bool = False
+    packed: bool = False
 
     @property
     def is_there(self) -> bool:
@@ -277,27 +324,38 @@ def _is_mail(data: bytes, suffix: str) -> bool:
     return found is not None and len(set(map(bytes.lower, _OF_MAIL.findall(found[0])))) >= (2 if suffix else 3)
 
 
+_MAN_TITLE = re.compile(rb"^\.(?:TH|Dd)[ \t]", re.MULTILINE)
+_MAN_HEAD_BYTES = 16 * 1024
+"""The definitions of Pod::Man precede the title."""
+
+
+def _is_man(data: bytes, suffix: str) -> bool:
+    """Return whether a file is the source of a page of the manual, whose suffix is its section."""
+    begins = suffix[:1] in ("", *"123456789nl") and data[:1] in (b".", b"'", b"\\", b"\n")
+    return begins and _MAN_TITLE.search(data[:_MAN_HEAD_BYTES]) is not None
+
+
 _ODF_SUFFIXES = ("odt", "ods", "odp")
 EXTRACTORS: tuple[Extractor, ...] = (
-    Extractor("docx", 2, ("docx", "docm"), _holds(b"word/document.xml", "docx", "docm"), "office", "docx"),
-    Extractor("pptx", 2, ("pptx", "pptm"), _holds(b"ppt/presentation.xml", "pptx", "pptm"), "office", "pptx"),
-    Extractor("xlsx", 2, ("xlsx", "xlsm"), _holds(b"xl/workbook.xml", "xlsx", "xlsm"), "office", "xlsx"),
+    Extractor("docx", 3, ("docx", "docm"), _holds(b"word/document.xml", "docx", "docm"), "office", "docx"),
+    Extractor("pptx", 3, ("pptx", "pptm"), _holds(b"ppt/presentation.xml", "pptx", "pptm"), "office", "pptx"),
+    Extractor("xlsx", 3, ("xlsx", "xlsm"), _holds(b"xl/workbook.xml", "xlsx", "xlsm"), "office", "xlsx"),
     Extractor(
         "opendocument",
-        3,
+        4,
         _ODF_SUFFIXES,
         _says(b"vnd.oasis.opendocument.", b"content.xml", *_ODF_SUFFIXES),
         "office",
         "opendocument",
     ),
     Extractor(
-        "epub", 3, ("epub",), _says(b"epub+zip", b"META-INF/container.xml", "epub"), "office", "epub", needs="lxml"
+        "epub", 4, ("epub",), _says(b"epub+zip", b"META-INF/container.xml", "epub"), "office", "epub", needs="lxml"
     ),
-    Extractor("rtf", 2, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
-    Extractor("mail", 2, ("eml",), _is_mail, "text_formats", "mail"),
+    Extractor("rtf", 3, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
+    Extractor("mail", 3, ("eml",), _is_mail, "text_formats", "mail"),
     Extractor(
         "mailbox",
-        2,
+        3,
         ("mbox",),
         lambda data, suffix: suffix in ("mbox", "") and _MAILBOX.match(data[:_SNIFFED_BYTES]) is not None,
         "text_formats",
@@ -305,15 +363,16 @@ EXTRACTORS: tuple[Extractor, ...] = (
     ),
     Extractor(
         "subtitles",
-        1,
+        2,
         ("srt", "vtt"),
         lambda data, _: bool(_VTT.match(data[:16]) or _SRT.match(data[:256])),
         "text_formats",
         "subtitles",
         isolated=False,
     ),
-    Extractor("pdf", 2, ("pdf",), _is_pdf, "pages", "pdf", needs="pypdfium2"),
-    Extractor("html", 3, _HTML_SUFFIXES, _is_html, "pages", "html", needs="lxml", is_text=True),
+    Extractor("pdf", 3, ("pdf",), _is_pdf, "pages", "pdf", needs="pypdfium2"),
+    Extractor("html", 4, _HTML_SUFFIXES, _is_html, "pages", "html", needs="lxml", is_text=True),
+    Extractor("man", 1, (), _is_man, "text_formats", "man", packed=True),
     Extractor("notebook", 1, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
 )
 """Extractors in the order in which they are tried."""
@@ -420,11 +479,11 @@ def _file_of(kind: Callable[..., Any]) -> Callable[[bytes], IO[bytes]]:
 
 
 COMPRESSIONS: tuple[Compression, ...] = (
-    Compression("gzip", 1, ("gz",), b"\x1f\x8b\x08", _gzip, _file_of(gzip.GzipFile)),
-    Compression("bzip2", 1, ("bz2",), b"BZh", _bzip2, _file_of(bz2.BZ2File)),
-    Compression("xz", 1, ("xz",), b"\xfd7zXZ\0", _xz, _file_of(lzma.LZMAFile)),
-    Compression("zstd", 1, ("zst", "zstd"), _ZSTD, partial(_streamed, "zstd", _ZSTD), _streams("zstd")),
-    Compression("lz4", 1, ("lz4",), _LZ4, partial(_streamed, "lz4", _LZ4), _streams("lz4")),
+    Compression("gzip", 2, ("gz",), b"\x1f\x8b\x08", _gzip, _file_of(gzip.GzipFile)),
+    Compression("bzip2", 2, ("bz2",), b"BZh", _bzip2, _file_of(bz2.BZ2File)),
+    Compression("xz", 2, ("xz",), b"\xfd7zXZ\0", _xz, _file_of(lzma.LZMAFile)),
+    Compression("zstd", 2, ("zst", "zstd"), _ZSTD, partial(_streamed, "zstd", _ZSTD), _streams("zstd")),
+    Compression("lz4", 2, ("lz4",), _LZ4, partial(_streamed, "lz4", _LZ4), _streams("lz4")),
 )
 
 
@@ -501,7 +560,8 @@ def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
         except Refused as refused:
             return Choice(path, b"", None, compression.mark, refused.reason)
     suffix = _suffix(path)
-    extractor = variant_of(next((each for each in EXTRACTORS if each.takes(data, suffix)), None), outputs=outputs)
+    known = (each for each in EXTRACTORS if each.takes(data, suffix) and not (each.packed and compression is None))
+    extractor = variant_of(next(known, None), outputs=outputs)
     named = BY_SUFFIX.get(suffix)
     named = variant_of(named, outputs=outputs) if isinstance(named, Extractor) else named
     if extractor is not None:
@@ -553,7 +613,7 @@ def is_extracted(path: str, data: bytes) -> bool:
     """Return whether ``read_document`` does more than decode a file."""
     suffix = _suffix(path)
     return any(data.startswith(each.magic) for each in COMPRESSIONS) or any(
-        each.is_there and each.takes(data, suffix) for each in EXTRACTORS
+        each.is_there and not each.packed and each.takes(data, suffix) for each in EXTRACTORS
     )
 
 
@@ -583,7 +643,13 @@ def definitions_by_part(
     """Return texts by language, as ``(path, text)``, and a function that maps their definitions to ``documents``."""
     texts: list[tuple[str, str]] = []
     origins: list[tuple[int, int]] = []
+    sections: dict[int, list[Definition]] = {}
     for at, (path, extracted) in enumerate(documents):
+        if extracted.headings is not None:
+            lines = extracted.text.split("\n") if extracted.headings else []
+            titled = [(level, line, lines[line].removeprefix("#" * level)) for level, line in extracted.headings]
+            sections[at] = nested_sections(titled, extracted.text)
+            continue
         if not extracted.parts:
             texts.append((path, extracted.text))
             origins.append((at, 0))
@@ -594,7 +660,7 @@ def definitions_by_part(
             origins.append((at, part.first))
 
     def joined(found: list[list[Definition]]) -> list[list[Definition]]:
-        result: list[list[Definition]] = [[] for _ in documents]
+        result = [[*sections.get(at, ())] for at in range(len(documents))]
         for (at, shift), each in zip(origins, found, strict=True):
             result[at] += (Definition(d.kind, d.name, d.line + shift, d.first + shift, d.last + shift) for d in each)
         return result

@@ -215,7 +215,7 @@ class _Paragraphs(_Handler):
         if self._in_cells:
             self._cells[-1] = f"{self._cells[-1]} {text}".strip()
         else:
-            self._draft.add(prefix + text)
+            self._draft.add(text, prefix)
 
 
 class _Comments(_Paragraphs):
@@ -278,7 +278,6 @@ def _heading(style: str) -> str:
 def docx(data: bytes) -> Extracted:
     """Return the paragraphs of a Word document, Markdown headings, tables by row, charts, notes and comments."""
     draft = Draft()
-    draft.begin("md")
     with _opened(data) as archive:
         main = "word/document.xml"
         archive.parse(main, _Paragraphs(draft))
@@ -562,7 +561,7 @@ class _OpenDocument(_Handler):
             column, before = self._rows[-1].cells[-1]
             self._rows[-1].cells[-1] = column, f"{before} {text}".strip()
         elif text:
-            self._draft.add(prefix + text)
+            self._draft.add(text, prefix)
 
     def _end_row(self) -> None:
         row = self._rows.pop()
@@ -598,8 +597,6 @@ def opendocument(data: bytes) -> Extracted:
     draft = Draft()
     with _opened(data) as archive:
         kind = next(archive.chunks("mimetype"), b"") if "mimetype" in archive.names else b""
-        if kind.endswith(b".text"):
-            draft.begin("md")
         if "META-INF/manifest.xml" in archive.names:
             archive.parse("META-INF/manifest.xml", _Manifest())
         archive.parse("content.xml", _OpenDocument(draft, is_sheet=b"spreadsheet" in kind))
@@ -643,7 +640,6 @@ def epub(data: bytes) -> Extracted:
     from driftline.tasks.extraction.pages import add_html
 
     draft = Draft()
-    draft.begin("md")
     with _opened(data) as archive:
         book = _Package()
         archive.parse("META-INF/container.xml", book)

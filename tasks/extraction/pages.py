@@ -7,6 +7,7 @@ import ctypes
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from driftline.storage.model import SkipReason
 from driftline.tasks.extraction.extractor import MAX_EXTRACTED_CHARACTERS, Draft, Extracted
@@ -30,8 +31,7 @@ _BLOCKS = frozenset((
     "tbody", "tfoot", "thead", "title", "tr", "ul",
 ))  # fmt: skip
 """Elements that begin and end a line."""
-_HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
-_PREFIXES = _HEADINGS | {"li": "- "}
+_PREFIXES = {f"h{level}": "#" * level + " " for level in range(1, 7)} | {"li": "- "}
 _CELLS = frozenset(("td", "th"))
 _ALONE_IN_CELLS = frozenset(("p", "div"))
 """The first such element in a cell does not break the line of the row."""
@@ -115,7 +115,7 @@ class _HtmlLines:
         cells = [_BLANKS.sub(" ", cell).strip() for cell in text.split("\t")] if "\t" in parts else [text]
         line = "\t".join(cells) if len(cells) > 1 else _BLANKS.sub(" ", text).strip()
         if line.strip():
-            self._draft.add(self._prefix + line)
+            self._draft.add(line, self._prefix)
             self._prefix = ""
 
 
@@ -138,7 +138,6 @@ def html(data: bytes) -> Extracted:
     The anchor is the nearest id before a line.
     """
     draft = Draft()
-    draft.begin("md")
     add_html(draft, data)
     return draft.done()
 
@@ -188,6 +187,14 @@ _BROKEN = re.compile(r"[\x02\ufffe\xad]\n?")
 """A hyphen at the end of a line, as the library reports it, with the line end."""
 _HYPHENATED = re.compile(r"(?<=\w)-\n[ \t]*([^\W\dA-Z]\S*)[ \t]*")
 """A word broken at the end of a line, whose second part is moved to this line."""
+_WORDS = re.compile(r"\w+")
+_SECTION = re.compile(r"\d+|[a-z]|[ivxlc]+|appendix|chapter|part|section")
+"""A word of the number of a section."""
+MAX_NUMBER_WORDS = 5
+MIN_BROKEN_WORDS = 3
+MAX_BOOKMARKS = 100_000
+Bookmark = tuple[int, str]
+"""Level, from 1, and title."""
 _BAD_PASSWORD = 4
 _UNSUPPORTED_SECURITY = 5
 
@@ -195,9 +202,10 @@ _UNSUPPORTED_SECURITY = 5
 def pdf(data: bytes) -> Extracted:
     """Return the text of a PDF by line in reading order, broken words joined, running heads only once.
 
-    The anchor is the page.
+    The anchor is the page. Lines with the titles of bookmarks are headings.
     """
-    pages = [_joined(page) for page in _pdf_pages(data)]
+    whole, bookmarks = _pdf_pages(data)
+    pages = [_joined(page) for page in whole]
     repeated = _running_heads(pages)
     draft, seen = Draft(), set[str]()
     for number, lines in enumerate(pages, start=1):
@@ -207,12 +215,16 @@ def pdf(data: bytes) -> Extracted:
         if not any(kept):
             continue
         draft.at(f"p. {number}")
-        for line in kept:
+        levels = _heading_levels(kept, bookmarks.get(number - 1, ()))
+        for at, line in enumerate(kept):
+            if at in levels:
+                draft.head(levels[at])
             draft.add(line)
     return draft.done()
 
 
-def _pdf_pages(data: bytes) -> list[str]:
+def _pdf_pages(data: bytes) -> tuple[list[str], dict[int, list[Bookmark]]]:
+    """Return the text of each page, and the bookmarks that lead to it, by the index of the page. Raises Refused."""
     import pypdfium2
     from pypdfium2 import raw
 
@@ -225,6 +237,11 @@ def _pdf_pages(data: bytes) -> list[str]:
     size = 0
     if len(document) > MAX_PAGES:
         raise Refused(SkipReason.BOMB)
+    bookmarks: dict[int, list[Bookmark]] = {}
+    for each in islice(document.get_toc(), MAX_BOOKMARKS):
+        destination = each.get_dest()
+        if destination is not None:
+            bookmarks.setdefault(destination.get_index(), []).append((each.level + 1, each.get_title()))
     has_forms = document.get_formtype() != raw.FORMTYPE_NONE
     for number in range(len(document)):
         page = raw.FPDF_LoadPage(document.raw, number)
@@ -241,7 +258,7 @@ def _pdf_pages(data: bytes) -> list[str]:
         size += len(pages[-1])
         if size > MAX_EXTRACTED_CHARACTERS:
             raise Refused(SkipReason.BOMB)
-    return pages
+    return pages, bookmarks
 
 
 def _text_of(page: object) -> str:
@@ -260,6 +277,27 @@ def _joined(page: str) -> list[str]:
     text = page.replace("\r\n", "\n").replace("\r", "\n")
     text = _HYPHENATED.sub(r"\1\n", _BROKEN.sub("-\n", text)).translate(_UNWANTED)
     return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def _heading_levels(lines: Sequence[str], bookmarks: Sequence[Bookmark]) -> dict[int, int]:
+    """Return the levels of the lines of a page that are titles of its ``bookmarks``, which are in reading order."""
+    levels: dict[int, int] = {}
+    start = 0
+    for level, title in bookmarks:
+        named = _WORDS.findall(title.casefold())
+        found = (at for at in range(start, len(lines)) if _is_titled(_WORDS.findall(lines[at].casefold()), named))
+        for at in islice(found, 1):
+            levels[at], start = level, at + 1
+    return levels
+
+
+def _is_titled(words: Sequence[str], title: Sequence[str]) -> bool:
+    """Return whether a line is a title, or its beginning if it is broken, alone or after the number of its section."""
+    for skipped in range(min(len(words), MAX_NUMBER_WORDS + 1)):
+        rest = words[skipped:]
+        if rest == title or (len(rest) >= MIN_BROKEN_WORDS and rest == title[: len(rest)]):
+            return all(map(_SECTION.fullmatch, words[:skipped]))
+    return False
 
 
 def _running_heads(pages: Sequence[Sequence[str]]) -> frozenset[str]:

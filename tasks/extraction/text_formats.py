@@ -1,4 +1,4 @@
-"""Extract text from text-based formats: notebooks, mail, subtitles and RTF."""
+"""Extract text from text-based formats: notebooks, mail, subtitles, RTF and pages of the manual."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import codecs
 import email.policy
 import json
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterator, Sequence
 from email.message import EmailMessage, Message, MIMEPart
 from email.parser import BytesParser
 from importlib.util import find_spec
@@ -322,3 +323,208 @@ def _codepage(number: bytes) -> str:
     except LookupError:
         return "cp1252"
     return name
+
+
+# -- pages of the manual -------------------------------------------------------------------------
+
+_LEVELS = {"SH": "## ", "Sh": "## ", "SS": "### ", "Ss": "### "}
+_ENDING = "PP P LP HP IP TP TQ It Pp sp br Bl El D1 Dl RS RE Sp"
+_WITHOUT_TEXT = "IX PD DT UC AT RS RE Sp TP TQ EQ EN Bl El Bk Ek Dd Os Sm Rs Re YS"
+_OF_FONTS = "BR BI IR IB RB RI"
+_OF_MDOC = """
+Ad An Ao Ac Ap Aq Ar Bo Bc Bq Bx Cd Cm Dq Do Dc Dv Em Er Es Ev Fa Fd Fl Fn Fo Fc Ft Fx Ic In It Li Lk Ms Mt Nd Nm No Ns
+Nx Oo Oc Op Ox Pa Pf Po Pc Pq Ql Qo Qc Qq Rv Sc So Sq St Sx Sy Ta Tn Ux Va Vt Xo Xc Xr
+"""
+_PARAGRAPHS = frozenset(_ENDING.split())
+"""Requests that end a paragraph."""
+_VERBATIM = {"nf": True, "EX": True, "Vb": True, "Bd": True, "fi": False, "EE": False, "Ve": False, "Ed": False}
+_SILENT = frozenset(_WITHOUT_TEXT.split())
+"""Requests whose arguments are no text. Requests in lower case are such, too."""
+_ALTERNATING = frozenset(_OF_FONTS.split())
+_MDOC = frozenset(_OF_MDOC.split())
+_OPENED = {"Op": "[", "Oo": "[", "Dq": "\u201c", "Do": "\u201c", "Qq": '"', "Qo": '"', "Sq": "'", "So": "'"}
+_OPENED |= {"Aq": "<", "Ao": "<", "Bq": "[", "Bo": "[", "Pq": "(", "Po": "(", "Ql": "'", "Nd": "- "}
+_CLOSED = {"Oc": "]", "Dc": "\u201d", "Qc": '"', "Sc": "'", "Ac": ">", "Bc": "]", "Pc": ")"}
+_CLOSED |= {"Op": "]", "Dq": "\u201d", "Qq": '"', "Sq": "'", "Aq": ">", "Bq": "]", "Pq": ")", "Ql": "'"}
+_POINTS = frozenset(".,:;?!)]")
+_SIGNS = {
+    "aq": "'", "dq": '"', "lq": "\u201c", "rq": "\u201d", "oq": "\u2018", "cq": "\u2019", "em": "\u2014",
+    "en": "\u2013", "hy": "-", "mi": "-", "bu": "\u2022", "co": "\u00a9", "rg": "\u00ae", "tm": "\u2122", "ti": "~",
+    "ha": "^", "rs": "\\", "ga": "`", "->": "\u2192", "<-": "\u2190", "<=": "\u2264", ">=": "\u2265", "!=": "\u2260",
+    "mu": "\u00d7", "de": "\u00b0", "ss": "\u00df", "ba": "|", "or": "|", "lB": "[", "rB": "]", "lC": "{", "rC": "}",
+    "at": "@", "sh": "#", "Do": "$", "pl": "+", "eq": "=", "sl": "/", "ae": "\u00e6", "AE": "\u00c6", "/o": "\u00f8",
+    "/l": "\u0142", "/O": "\u00d8", "/L": "\u0141",
+}  # fmt: skip
+_ACCENTS = {"'": "\u0301", "`": "\u0300", "^": "\u0302", ":": "\u0308", "~": "\u0303", ",": "\u0327", "o": "\u030a"}
+_STRINGS = {"lq": "\u201c", "rq": "\u201d", "R": "\u00ae", "Tm": "\u2122", "Aq": "'", "C`": '"', "C'": '"', "--": "-"}
+_MAX_STRING_CHARACTERS = 200
+"""A string may hold others, which would grow without end."""
+_ROFF_ESCAPE = re.compile(
+    r"""\\(?:
+    ["\#].*                                              # a comment
+    | [fmMFnsgkYV](?:\(..|\[[^]]*\]|[+-]?.)              # a font, a size, a register
+    | [hvwolLDXZbSHxRNAB]'[^']*'
+    | \*(?:\((?P<two>..)|\[(?P<long>[^]]*)\]|(?P<one>.))
+    | \((?P<sign>..) | \[(?P<name>[^]]*)\] | (?P<other>.)?
+    )""",
+    re.VERBOSE,
+)
+_ROFF_OTHERS = {"-": "-", "e": "\\", " ": " ", "~": " ", "0": " ", "'": "'", "`": "`", "t": "\t", "\\": "\\", ".": "."}
+_ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|((?:\\.|\S)+)')
+_COMMENT = re.compile(r'\\["#].*')
+_REQUEST = re.compile(r"[.'][ \t]*([^\s\\\"]{1,14})[ \t]*(.*)")
+_CONDITION = re.compile(r"(!?)(n|o|\\n\(\.g)?\S*[ \t]*(.*)")
+"""True are n, a terminal, and the register of groff."""
+
+
+def man(data: bytes) -> Extracted:
+    """Return a page of the manual: a line for each paragraph, item and row, with headings marked as in Markdown."""
+    text, reason = decode(data)
+    if reason is not None:
+        raise Refused(reason)
+    page = _Manual()
+    for line in text.replace("\r\n", "\n").replace("\\\n", "").split("\n"):
+        page.read(line)
+    page.end_paragraph()
+    return page.draft.done()
+
+
+class _Manual:
+    """Reads the requests of a page, with the macros man or mdoc, and adds its paragraphs to ``draft``."""
+
+    def __init__(self) -> None:
+        self.draft = Draft()
+        self._words: list[str] = []
+        self._strings = dict(_STRINGS)
+        self._name = self._prefix = ""
+        self._is_definition = self._is_format = self._in_table = self._verbatim = self._was_true = False
+        self._hidden = 0
+
+    def read(self, line: str) -> None:
+        """Read one line of the source."""
+        if self._is_definition:
+            self._is_definition = not line.startswith("..")
+        elif self._hidden:
+            self._hidden = max(0, self._hidden + line.count("\\{") - line.count("\\}"))
+        elif line.startswith((".", "'")):
+            if request := _REQUEST.match(line):
+                self._request(request[1], request[2])
+        elif self._is_format:
+            self._is_format = not line.rstrip().endswith(".")
+        else:
+            self._add(self._plain(line))
+
+    def end_paragraph(self) -> None:
+        """Add the paragraph that ends here."""
+        text, self._words = " ".join(self._words), []
+        text = text if self._verbatim or self._in_table else " ".join(text.split())
+        if text.strip(" \t_="):
+            self.draft.add(text, self._prefix)
+            self._prefix = ""
+
+    def _add(self, text: str) -> None:
+        if not text.strip() or self._verbatim or self._in_table:
+            self.end_paragraph()
+        self._words.append(text.rstrip())
+        if self._prefix:
+            self.end_paragraph()
+
+    def _request(self, name: str, rest: str) -> None:
+        if name in ("if", "ie", "el"):
+            self._branch(name, rest)
+        elif name in ("de", "de1", "am", "ig"):
+            self._is_definition = True
+        elif name == "ds":
+            named, _, value = rest.partition(" ")
+            self._strings[named] = self._plain(value.lstrip().removeprefix('"'))[:_MAX_STRING_CHARACTERS]
+        elif name in _VERBATIM:
+            self.end_paragraph()
+            self._verbatim = _VERBATIM[name] and "-filled" not in rest
+        elif name in ("TS", "TE", "T&"):
+            self.end_paragraph()
+            self._in_table = self._is_format = name != "TE"
+        elif name in ("TH", "Dt"):
+            title, section, *_ = (*self._arguments(rest), "", "")
+            self.draft.add(f"{title}({section})", "# ")
+        elif name in _LEVELS:
+            self.end_paragraph()
+            self._prefix = _LEVELS[name]
+            if rest:
+                self._add(" ".join(self._arguments(rest)))
+        else:
+            self._add_arguments(name, rest)
+
+    def _add_arguments(self, name: str, rest: str) -> None:
+        if name in _PARAGRAPHS:
+            self.end_paragraph()
+        if name.islower() or name in _SILENT:
+            return
+        words = self._arguments(rest)
+        if name in _MDOC:
+            self._add(self._mdoc([name, *words]))
+        else:
+            self._add(("" if name in _ALTERNATING else " ").join(words[:1] if name == "IP" else words))
+
+    def _branch(self, name: str, rest: str) -> None:
+        """Read what follows a condition if that is true on a terminal."""
+        if name == "el":
+            is_true = not self._was_true
+        elif condition := _CONDITION.match(rest):
+            is_true, rest = bool(condition[2]) != bool(condition[1]), condition[3]
+        else:
+            return
+        self._was_true = is_true
+        if is_true:
+            self.read(rest.removeprefix("\\{").lstrip())
+        else:
+            self._hidden = max(0, rest.count("\\{") - rest.count("\\}"))
+
+    def _arguments(self, rest: str) -> list[str]:
+        found = _ARGUMENT.findall(_COMMENT.sub("", rest))
+        return [self._plain(quoted.replace('""', '"') or plain) for quoted, plain in found]
+
+    def _plain(self, text: str) -> str:
+        return _ROFF_ESCAPE.sub(self._character, text) if "\\" in text else text
+
+    def _character(self, escape: re.Match[str]) -> str:
+        two, long, one, sign, name, other = escape.groups()
+        if string := two or long or one:
+            return self._strings.get(string, "")
+        if other:
+            return _ROFF_OTHERS.get(other, "")
+        sign = sign or name or ""
+        if sign[:1] == "u" and re.fullmatch(r"u[0-9A-F]{4,5}", sign):
+            return chr(int(sign[1:], 16))
+        if len(sign) == 2 and sign[0] in _ACCENTS and sign[1].isalpha():
+            return unicodedata.normalize("NFC", sign[1] + _ACCENTS[sign[0]])
+        return _SIGNS.get(sign, "")
+
+    def _mdoc(self, words: Sequence[str]) -> str:
+        """Return the text of a request of mdoc, whose arguments may be requests themselves."""
+        out, closing, flag, glued = "", "", "", True
+        rest = [*words, ""]
+        while len(rest) > 1:
+            word = rest.pop(0)
+            if word in _POINTS:
+                out, closing, glued = out + (closing if len(rest) == 1 else "") + word, closing * (len(rest) > 1), False
+                continue
+            if word not in _MDOC:
+                out, glued = out + ("" if glued or not out else " ") + flag + word, word in ("(", "[")
+                continue
+            flag = "-" if word == "Fl" else ""
+            if word in _OPENED:
+                out, glued = out + ("" if glued or not out else " ") + _OPENED[word], True
+                closing = _CLOSED.get(word, "") + closing
+            elif word in _CLOSED:
+                out, glued = out + _CLOSED[word], False
+            elif word == "Nm":
+                is_given = rest[0] and rest[0] not in _MDOC and rest[0] not in _POINTS
+                named = rest.pop(0) if is_given else self._name
+                self._name = self._name or named
+                out, glued = out + ("" if glued or not out else " ") + named, False
+            elif word == "Xr" and len(rest) > 2:
+                rest[:2] = [f"{rest[0]}({rest[1]})"]
+            elif word == "Ar" and (not rest[0] or rest[0] in _MDOC):
+                rest.insert(0, "file ...")
+            glued = glued or word in ("Ns", "Pf")
+        return out + closing

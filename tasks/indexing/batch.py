@@ -23,12 +23,12 @@ from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFoun
 from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import Definition
 from driftline.storage.model import DocumentState, ManifestRow, SkipReason, content_hash
-from driftline.storage.redaction import holds_key, redact, with_mark
+from driftline.storage.redaction import holds_key, with_mark
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
 from driftline.tasks.definitions.parser_process import definitions_in_worker
 from driftline.tasks.embedding.task_context import CountReporter, Stopwatch, TaskContext
 from driftline.tasks.extraction.archives import OF_CONTENT, is_of_member, read_members, reason_in, without_opened
-from driftline.tasks.extraction.extractor import Reading, definitions_by_part, is_extracted, read_document
+from driftline.tasks.extraction.extractor import Reading, definitions_by_part, is_extracted, read_document, redacted
 from driftline.tasks.extraction.extractor_versions import UNOPENED, How, ends_mark, is_current
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
@@ -585,20 +585,8 @@ class _Drafts:
 
     def redact(self) -> Counter[str]:
         """Replace the credentials in the text and the anchors of the readings, and count them by rule."""
-        texts, counts = redact([reading.extracted.text for reading in self.readings], self.how.redaction)
-        for at, (reading, text) in enumerate(zip(self.readings, texts, strict=True)):
-            extracted = reading.extracted
-            if extracted.anchors:
-                names, found = redact([anchor.name for anchor in extracted.anchors], self.how.redaction)
-                named = zip(extracted.anchors, names, strict=True) if found else ()
-                extracted = (
-                    replace(extracted, anchors=tuple(replace(a, name=name) for a, name in named))
-                    if found
-                    else extracted
-                )
-                counts += found
-            if text is not reading.extracted.text or extracted is not reading.extracted:
-                self.readings[at] = replace(reading, extracted=replace(extracted, text=text))
+        found, counts = redacted([reading.extracted for reading in self.readings], self.how.redaction)
+        self.readings = [replace(reading, extracted=each) for reading, each in zip(self.readings, found, strict=True)]
         return counts
 
     def _donated(self, change: dict[str, Any], read: ReadFile) -> Donated | None:

@@ -22,12 +22,11 @@ from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.outline import Definition, innermost
 from driftline.storage.model import Embedder, SkipReason, content_hash
-from driftline.storage.redaction import redact
 from driftline.storage.sources.source import INODE_BITS
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.embedding.task_context import PLAN_AFTER_LINES, ModelRef, load_embedder
-from driftline.tasks.extraction.extractor import Extracted, definitions_by_part, read_document
+from driftline.tasks.extraction.extractor import Extracted, definitions_by_part, read_document, redacted
 from driftline.tasks.scanning.named_files import STDIN, files_named
 from driftline.tasks.scanning.overlap import below
 from driftline.tasks.search.filters import where_named
@@ -93,9 +92,9 @@ def read_texts(
 
 
 def _redacted(texts: Sequence[NamedText], mode: Redaction) -> Iterator[NamedText]:
-    for named, text in zip(texts, redact([each.text for each in texts], mode)[0], strict=True):
-        extracted = replace(named.extracted, text=text) if named.extracted is not None else None
-        yield NamedText(named.path, text, extracted)
+    found, _ = redacted([each.extracted or Extracted(each.text) for each in texts], mode)
+    for named, extracted in zip(texts, found, strict=True):
+        yield NamedText(named.path, extracted.text, extracted)
 
 
 def open_embedder(model: str | None = None) -> Embedder:

@@ -72,7 +72,7 @@ class Window:
     ``distance``, ``text``, ``column`` (where the text begins in its line) and ``definition`` (the innermost one) belong
     to this hit; the definition is unknown unless the window is ``outlined``. ``score`` ranks the window: it is the
     relevance of a hit, at most ``attainable``, or the cosine if hits are sorted by cosine (``attainable`` is then 0).
-    ``set_back`` is the deduction from the score for better windows of the same file, which does not reduce the
+    ``set_back`` is the deduction from the score for better windows of the same place, which does not reduce the
     likelihood. ``copies`` are other documents of its source with the same name and content. If the query has ``named``
     the definition, the window stays inside it.
     """
@@ -99,6 +99,11 @@ class Window:
     def file(self) -> tuple[str, str]:
         """The key of its document."""
         return self.entity, self.path
+
+    @property
+    def section(self) -> str:
+        """The name of the section of prose around it, "" if there is none: a book has many subjects, a module one."""
+        return self.definition.name if self.definition is not None and self.definition.kind == "section" else ""
 
     @classmethod
     def around(cls, found: FoundLine) -> Window:
@@ -233,11 +238,12 @@ def arranged(
         seen[window.file] += 1
         gain = weights.file * of_file[window.file] / most if first else 0.0
         window.score += of_words * fading * (gain + named[window.file])
-    seen.clear()
+    of_place: dict[tuple[tuple[str, str], str], int] = defaultdict(int)
     for window in by_score(windows):
-        window.set_back = -best * fading * weights.again * seen[window.file]
+        place = window.file, window.section
+        window.set_back = -best * fading * weights.again * of_place[place]
         window.score -= window.set_back
-        seen[window.file] += 1
+        of_place[place] += 1
     return by_score(windows)
 
 

@@ -51,9 +51,9 @@ class Weights:
 
     Windows gain shares of the best score: ``file`` for the best window of the file with most windows, less for other
     files; ``stem`` for a file name with all words of the query, or a share of it; ``whole_stem`` for a file name that
-    consists of them; ``again`` for each better window of the same file. These apply to queries about a subject: phrases
-    of up to ``phrase_words`` telling words and questions of up to ``question_words``. They fade for longer ones, and do
-    not apply to sentences, which describe one item.
+    consists of them; ``again`` for each better window of the same file, or of the same section of prose. These apply to
+    queries about a subject: phrases of up to ``phrase_words`` telling words and questions of up to ``question_words``.
+    They fade for longer ones, and do not apply to sentences, which describe one item.
 
     A few lines of code are enough to show their meaning. Prose needs a paragraph, and even then words are better
     evidence.

@@ -192,12 +192,13 @@ def connect(data): socket.create_connection(("127.0.0.1", int(data)))
 def write(data): open(data.decode(), "w").write("x")
 def append(data): os.open(data.decode(), os.O_CREAT | os.O_WRONLY)
 def start(data): subprocess.run(["true"])
-def variables(data): return Answer(text=repr(sorted(os.environ)), anchors=[], parts=[])
-def lie(data): return Answer(text="a\\n", anchors=[["x", 0, 10**12]], parts=[])
-def half(data): return Answer(text="a\\ud800\\n", anchors=[["x\\ny", 0, 0]], parts=[])
+def variables(data): return Answer(text=repr(sorted(os.environ)), anchors=[], parts=[], headings=None)
+def lie(data): return Answer(text="a\\n", anchors=[["x", 0, 10**12]], parts=[], headings=None)
+def lie_of_headings(data): return Answer(text="a\\n", anchors=[], parts=[], headings=[[1, 10**12]])
+def half(data): return Answer(text="a\\ud800\\n", anchors=[["x\\ny", 0, 0]], parts=[], headings=None)
 def reason(data): return Answer(reason="\\x1b]0;")
 def odd(data): return Answer(reason=["a"])
-def echo(data): return Answer(text=data.decode(), anchors=[], parts=[])
+def echo(data): return Answer(text=data.decode(), anchors=[], parts=[], headings=None)
 asked = []
 def once(data):
     asked.append(data)
@@ -331,8 +332,9 @@ def test_an_extractor_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("readers")
 def test_answers_of_a_process_are_validated() -> None:
-    with pytest.raises(Refused):
-        Extracted.from_dict(extract_apart("bad_readers:lie", b""))
+    for lie in ("lie", "lie_of_headings"):
+        with pytest.raises(Refused):
+            Extracted.from_dict(extract_apart(f"bad_readers:{lie}", b""))
     said = Extracted.from_dict(extract_apart("bad_readers:half", b""))
     assert (said.text, said.anchors[0].name) == ("a?\n", "x y")
 

@@ -28,7 +28,7 @@ from driftline.storage.redaction import KNOWN, STRICT
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from driftline.tasks.search.documents import read_excerpt
-from tests.support.documents import docx, notebook, paragraph
+from tests.support.documents import archive, docx, paragraph, pdf
 from tests.support.planted import line_of, planted
 from tests.support.waiting import PATIENCE_SECONDS
 from tests.support.web import ask, serving
@@ -50,8 +50,11 @@ def plant(root: Path, lines: list[str] = LINES) -> Path:
         "settings.py": f"def connect():\n    return 1\n\n{code}\n",
         "minified.js": ";".join(lines) + "\n",
         "heron.1.gz": gzip.compress("\n".join(lines).encode()),
-        "nb.ipynb": notebook(*(("code", line) for line in lines)),
-        "page.html": "<html><body>" + "".join(f"<p id=x{at}>{line}</p>" for at, line in enumerate(lines)) + "</body>",
+        "egret.8.gz": gzip.compress(".TH EGRET 8\n.SH {}\n{}\n".format(lines[0], "\n.PP\n".join(lines)).encode()),
+        "nb.ipynb": printing(lines),
+        "page.html": "<html><body>" + "".join(f'<h2 id="{line[13:]}">{line}</h2>' for line in lines) + "</body>",
+        "chart.pdf": pdf(*(tuple(lines[at : at + 9]) for at in range(0, len(lines), 9)), bookmarks=((lines[0], 0),)),
+        "bundle.zip": archive({"inner/notes.txt": "\n".join(lines)}),
         "report.docx": docx("".join(paragraph(escape(line)) for line in lines)),
         "mail.eml": f"From: a@b.c\nTo: d@e.f\nSubject: {lines[0]}\nMessage-ID: <1@x>\n\n" + "\n".join(lines),
     }
@@ -60,6 +63,12 @@ def plant(root: Path, lines: list[str] = LINES) -> Path:
         (root / name).write_bytes(data.encode() if isinstance(data, str) else data)
         os.utime(root / name, (minute_ago, minute_ago))
     return root
+
+
+def printing(lines: list[str]) -> bytes:
+    """A notebook whose cells print lines."""
+    cells = [{"cell_type": "code", "source": "show()", "outputs": [{"text": line}]} for line in lines]
+    return json.dumps({"nbformat": 4, "cells": cells}).encode()
 
 
 def stored(folder: Path) -> Iterator[tuple[str, str]]:
@@ -97,9 +106,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def workspace(tree: Path, tiny_model: Path) -> Path:
     location = tree.parent / "ws"
-    (report,) = dl.index(str(tree), workspace=str(location), model=str(tiny_model)).sources
+    run = dl.index(str(tree), workspace=str(location), model=str(tiny_model), archives=True, notebook_outputs=True)
+    (report,) = run.sources
     assert set(report.redacted) == {rule.name for rule in KNOWN}
-    assert all(count >= 8 for count in report.redacted.values())  # in each file
+    assert all(count >= 11 for count in report.redacted.values())  # in each file
     return location
 
 
@@ -152,7 +162,8 @@ def test_the_server_shows_no_credentials(workspace: Path) -> None:
     reader = Reader(Workspace.open(str(workspace)).reread)
     reader.warm()
     with serving(web_server(reader, "127.0.0.1", 0)) as location:
-        targets = [f"/d/{SOURCE}/{name}" for name in ("notes.md", "settings.py", "heron.1.gz", "nb.ipynb")]
+        names = ("notes.md", "settings.py", "heron.1.gz", "nb.ipynb", "chart.pdf", "bundle.zip!/inner/notes.txt")
+        targets = [f"/d/{SOURCE}/{name}" for name in names]
         targets += ["/?q=deploy+heron", "/?q=heron&fixed=heron", "/index", "/metrics"]
         targets += ["/api/v1/search?q=deploy+heron&top_k=50&n_lines=9", "/api/v1/search?q=x&fixed=heron&top_k=50"]
         targets += [f"/api/v1/excerpt?path=notes.md&line={line}&n_lines=30&source={SOURCE}" for line in (20, 50)]
@@ -190,7 +201,7 @@ def test_another_mode_reads_the_documents_again_and_only_once(
     root, location = plant(tmp_path / "tree"), tmp_path / "ws"
 
     def run(*options: str) -> dict[str, Any]:
-        more = ("--model", tiny_model) if not location.exists() else ()
+        more = ("--model", tiny_model, "--archives", "--notebook-outputs") if not location.exists() else ()
         report = driftline("index", root, "--workspace", location, "--json", *more, *options).json
         source: dict[str, Any] = report["sources"][0]
         return source
@@ -200,9 +211,9 @@ def test_another_mode_reads_the_documents_again_and_only_once(
         check_stored(location, SECRETS)
     assert run()["changed"] == 0  # a source keeps its mode
     known = run("--redact", "known")
-    assert (known["changed"], len(known["redacted"])) == (8, len(KNOWN))
+    assert (known["changed"], len(known["redacted"])) == (11, len(KNOWN))
     strict = run("--redact", "strict")
-    assert (strict["changed"], set(strict["redacted"])) == (8, {rule.name for rule in STRICT})
+    assert (strict["changed"], set(strict["redacted"])) == (11, {rule.name for rule in STRICT})
     again = run()
     assert (again["changed"], again["bytes_read"], again["redacted"]) == (0, 0, {})
     # Superseded versions keep the text of earlier modes until maintenance removes them.

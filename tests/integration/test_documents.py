@@ -116,7 +116,7 @@ def test_the_lines_around_a_hit_are_those_of_the_extracted_text(workspace: Path)
         "tern.1.gz",
         2,
         None,
-        (".TH TERN 1", "the tern migrates"),
+        ("# TERN(1)", "the tern migrates"),
     )
 
 

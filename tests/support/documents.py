@@ -115,8 +115,8 @@ def epub(**chapters: str) -> bytes:
     return archive(parts | texts)
 
 
-def pdf(*pages: tuple[str, ...], trailer: str = "") -> bytes:
-    """A PDF of pages of lines, in Helvetica."""
+def pdf(*pages: tuple[str, ...], trailer: str = "", bookmarks: tuple[tuple[str, int], ...] = ()) -> bytes:
+    """A PDF of pages of lines, in Helvetica; ``bookmarks`` are titles with the indexes of their pages."""
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
     kids = []
     for lines in pages:
@@ -126,6 +126,13 @@ def pdf(*pages: tuple[str, ...], trailer: str = "") -> bytes:
         resources = f"/Resources << /Font << /F1 3 0 R >> >> /Contents {len(objects)} 0 R"
         objects.append(f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] {resources} >>")
         kids.append(f"{len(objects)} 0 R")
+    if bookmarks:
+        first, last = len(objects) + 2, len(objects) + 1 + len(bookmarks)
+        objects[0] = f"<< /Type /Catalog /Pages 2 0 R /Outlines {first - 1} 0 R >>"
+        objects.append(f"<< /Type /Outlines /First {first} 0 R /Last {last} 0 R /Count {len(bookmarks)} >>")
+        for number, (title, page) in enumerate(bookmarks, start=first):
+            following = f"/Next {number + 1} 0 R" if number < last else ""
+            objects.append(f"<< /Title ({title}) /Parent {first - 1} 0 R /Dest [{kids[page]} /Fit] {following} >>")
     objects[1] = f"<< /Type /Pages /Kids [{' '.join(kids)}] /Count {len(kids)} >>"
     out, offsets = b"%PDF-1.4\n", []
     for number, each in enumerate(objects, start=1):
@@ -191,7 +198,72 @@ probes&nbsp;mud.<a class="headerlink" href="#top">x</a></p><script>var hidden = 
     pass</pre><table><tr><th>Name</th><th>Count</th></tr><tr><td>Ruff</td><td>7</td></tr></table>
 <footer>Imprint</footer><div class="footer">Made with care</div></body></html>"""
 
+MAN = rb"""'\" t
+.ie \n(.g .ds Aq \(aq
+.el       .ds Aq '
+.de Sp
+not shown
+..
+.if n \{\
+.    ds -- \-
+'br\}
+.if t .ds -- wrong
+.TH WADE 1 "2024\-05\-01" "Birds 1.0" "User Commands"
+.SH NAME
+wade \- walk in water \" a comment
+.SH
+OPTIONS
+.IX Item "not shown"
+.PP
+Wades like \fIa heron\fR\*(--slowly,
+.BR stand (1)
+\(lqas it is\(rq in K\[:o]ln\*(Aqs
+ponds.
+.TP
+.B \-\-depth \fIcm\fP
+Not deeper\ than
+.I cm .
+.SS Files
+.nf
+/etc/wade\&.conf
+  two
+.fi
+.IP \(bu 2
+An item.
+.TS
+l l.
+Bird\tNests
+_
+Heron\tT{
+many
+T}
+.TE
+"""
+MDOC = b""".Dd May 1, 2024
+.Dt WADE 8
+.Os
+.Sh NAME
+.Nm wade
+.Nd walk in water
+.Sh SYNOPSIS
+.Nm
+.Op Fl dv
+.Op Fl -depth Ns = Ns Ar cm
+.Ar
+.Sh DESCRIPTION
+See
+.Xr stand 1 ,
+.Dq Li a b ,
+or
+.Oo Fl q Oc .
+.Bl -tag -width indent
+.It Fl d , -deep
+Deep.
+.El
+"""
+
 DOCUMENTS: dict[str, bytes] = {
+    "a.1.gz": gzip.compress(MAN, mtime=0),
     "nb.ipynb": notebook(("markdown", "# Herons"), ("code", "def count():\n    return 1\n")),
     "a.html": HTML,
     "a.pdf": pdf(("A stork", "stands."), ("A crane", "dances.")),

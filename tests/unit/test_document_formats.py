@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import zipfile
 
@@ -9,7 +10,14 @@ import pytest
 
 from driftline.storage.model import SkipReason
 from driftline.tasks.extraction import extractor
-from driftline.tasks.extraction.extractor import EXTRACTORS, Extractor, Reading, is_extracted, read_document
+from driftline.tasks.extraction.extractor import (
+    EXTRACTORS,
+    Extractor,
+    Reading,
+    definitions_by_part,
+    is_extracted,
+    read_document,
+)
 from tests.support import documents
 from tests.support.documents import DOCUMENTS, docx, epub, opendocument, paragraph, pdf, pptx, table, text_box, xlsx
 
@@ -26,7 +34,7 @@ def anchored(reading: Reading) -> list[tuple[str, list[str]]]:
 
 
 def test_the_corpus_has_a_document_for_each_extractor() -> None:
-    marks = {read_document(name, data).mark for name, data in DOCUMENTS.items()}
+    marks = {read_document(name, data).mark.rpartition("+")[2] for name, data in DOCUMENTS.items()}
     assert marks == {each.mark for each in EXTRACTORS}
 
 
@@ -74,7 +82,7 @@ def test_a_page_is_read_in_the_encoding_that_it_declares(name: str, text: str) -
 )
 def test_a_template_is_source_code(data: bytes) -> None:
     reading = read_document("a.html", data)
-    assert (reading.mark, reading.extracted.text) == ("-html/3", data.decode())
+    assert (reading.mark, reading.extracted.text) == ("-html/4", data.decode())
 
 
 def test_source_code_with_markup_in_it_is_source_code() -> None:
@@ -102,6 +110,55 @@ def test_a_running_head_of_a_pdf_is_indexed_once() -> None:
     assert lines(reading).count("Birds of the marsh") == 1
     assert [name for name, _ in anchored(reading)] == [f"p. {number}" for number in range(1, 7)]
     assert {f"bird {each}" for each in "abcdef"} <= {*lines(reading)}
+
+
+def sections(reading: Reading) -> list[tuple[str, int, int]]:
+    """The name, first and last line of each section."""
+    _, joined = definitions_by_part([(reading.path, reading.extracted)])
+    return [(each.name, each.first, each.last) for each in joined([])[0]]
+
+
+def test_lines_with_the_titles_of_bookmarks_are_headings() -> None:
+    first = ("Contents", "1 Waders 2", "1.2 Curlews of the coast 2", "def call():")
+    second = ("Chapter 1", "Waders and others", "see 1 Waders", "1 Waders", "1.2 Curlews of the", "coast", "Bills.")
+    bookmarks = (("Waders", 1), ("Curlews of the coast", 1), ("Lost", 0), ("Gulls", 1))
+    reading = read_document("a.pdf", pdf(first, second, bookmarks=bookmarks))
+    assert lines(reading) == [*first, *second]
+    assert sections(reading) == [("1 Waders", 7, 7), ("1.2 Curlews of the", 8, 10)]
+
+
+def test_bookmarks_in_a_circle_end() -> None:
+    data = pdf(("Waders",), bookmarks=(("Waders", 0), ("Gulls", 0)))
+    (reading,) = (read_document("a.pdf", data.replace(b"/Dest [5 0 R", b"/First 7 0 R /Dest [5 0 R")),)
+    assert sections(reading)[:1] == [("Waders", 0, 0)]
+
+
+def test_code_of_a_page_has_no_headings() -> None:
+    page = "<h1>Waders</h1><pre># count\n\nplumage\n-------\n1\n</pre><h2>Curlews</h2><p>a</p><h1>Gulls</h1>"
+    found = sections(read_document("a.html", f"<html><body>{page}</body></html>".encode()))
+    assert found == [("Waders", 0, 7), ("Waders > Curlews", 6, 7), ("Gulls", 8, 8)]
+
+
+def test_a_compressed_page_of_the_manual_is_its_paragraphs() -> None:
+    reading = read_document("wade.1.gz", gzip.compress(documents.MAN))
+    assert lines(reading) == [
+        "# WADE(1)", "## NAME", "wade - walk in water", "## OPTIONS",
+        "Wades like a heron-slowly, stand(1) \u201cas it is\u201d in K\u00f6ln's ponds.",
+        "--depth cm Not deeper than cm .", "### Files", "/etc/wade.conf", "  two", "\u2022 An item.",
+        "Bird\tNests", "Heron\tT{", "many", "T}",
+    ]  # fmt: skip
+    assert [name for name, _, _ in sections(reading)] == [
+        "WADE(1)", "WADE(1) > NAME", "WADE(1) > OPTIONS", "WADE(1) > OPTIONS > Files",
+    ]  # fmt: skip
+    assert lines(read_document("wade.8.gz", gzip.compress(documents.MDOC))) == [
+        "# WADE(8)", "## NAME", "wade - walk in water", "## SYNOPSIS", "wade [-dv] [--depth=cm] file ...",
+        "## DESCRIPTION", "See stand(1), \u201ca b\u201d, or [-q].", "-d, --deep Deep.",
+    ]  # fmt: skip
+
+
+def test_a_page_of_the_manual_that_people_edit_is_source_code() -> None:
+    reading = read_document("wade.1", documents.MAN)
+    assert (reading.mark, reading.extracted.text) == ("", documents.MAN.decode())
 
 
 def test_a_scan_has_no_text() -> None:
@@ -370,5 +427,5 @@ def test_without_the_extra_a_page_is_text_and_a_pdf_is_skipped(monkeypatch: pyte
 
 @pytest.mark.parametrize("each", EXTRACTORS, ids=lambda each: each.name)
 def test_an_extractor_knows_files_by_a_suffix_that_no_other_has(each: Extractor) -> None:
-    assert each.suffixes
+    assert each.suffixes or each.packed  # sections of the manual are no names of documents
     assert not {*each.suffixes} & {suffix for other in EXTRACTORS if other != each for suffix in other.suffixes}

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.tokenizer import terms
 from driftline.tasks.search import ranking
 from driftline.tasks.search.hits import Window, arranged
@@ -214,6 +215,15 @@ def test_a_file_named_like_the_query_ranks_first() -> None:
 )
 def test_a_file_whose_name_consists_of_query_words_ranks_higher(path: str, words: list[str], share: float) -> None:
     assert stem_shares([path], words) == pytest.approx([share])
+
+
+@pytest.mark.parametrize(("kind", "first"), [("section", [1, 50, 90]), ("function", [1, 2, 3])])
+def test_other_sections_of_a_book_lose_nothing(kind: str, first: list[int]) -> None:
+    windows = [window("book.pdf", line, 10 - line / 100) for line in (1, 20, 50, 90)]
+    for each, name in zip(windows, ("Curlews", "Curlews", "Curlews > Bills", "Gulls"), strict=True):
+        each.definition = Definition(kind, name, each.first, each.first, each.first + 9)
+    found = arranged([*windows, window("b.md", 2, 8), window("c.md", 3, 8)], ["lease"])
+    assert [each.first for each in found[:3]] == first
 
 
 def test_results_are_ordered_by_the_score_of_their_window() -> None:
