@@ -21,9 +21,10 @@ _SKIPPED = frozenset((
 """Elements without text, or with the same text on each page of a site."""
 _SKIPPED_ROLES = frozenset(("navigation", "search", "menu", "menubar", "toolbar", "tablist"))
 _SKIPPED_CLASSES = re.compile(
-    r"(?:^|\s)(?:headerlink|anchorjs-link|sphinxsidebar|sidebar|breadcrumbs?|navbar|navheader|navfooter|related"
+    r"(?:^|\s)(?:headerlink|anchorjs-link|sphinxsidebar|breadcrumbs?|navbar|navheader|navfooter|related"
     r"|skip-link|toc-sidebar|linenos|footer)(?:\s|$)"
 )
+"""Classes of navigation. DocBook gives boxes of text the class ``sidebar``."""
 _BLOCKS = frozenset((
     "address", "article", "aside", "blockquote", "body", "br", "caption", "center", "dd", "details", "dialog",
     "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "head",

@@ -139,6 +139,14 @@ def test_code_of_a_page_has_no_headings() -> None:
     assert found == [("Waders", 0, 7), ("Waders > Curlews", 6, 7), ("Gulls", 8, 8)]
 
 
+def test_a_box_beside_the_text_is_text_and_navigation_is_not() -> None:
+    boxes = '<div class="sphinxsidebar">Next</div><div class="sidebar"><p>Herons wade.</p></div><nav>Birds</nav>'
+    assert lines(read_document("a.html", f"<html><body>{boxes}<p>Nests</p></body></html>".encode())) == [
+        "Herons wade.",
+        "Nests",
+    ]
+
+
 def test_a_compressed_page_of_the_manual_is_its_paragraphs() -> None:
     reading = read_document("wade.1.gz", gzip.compress(documents.MAN))
     assert lines(reading) == [
