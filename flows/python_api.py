@@ -461,8 +461,7 @@ def index(
     from driftline.flows.config.environment import absolute_workspace
     from driftline.flows.runs.index import IndexRequest, index_sources
 
-    given |= {"workspace": absolute_workspace(workspace), "include": tuple(include), "exclude": tuple(exclude)}
-    return index_sources(IndexRequest(**given))
+    return index_sources(IndexRequest(**given | {"workspace": absolute_workspace(workspace)}))
 
 
 @from_keywords(SearchRequest)

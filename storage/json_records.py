@@ -5,7 +5,8 @@ Every command reads records first, and msgspec is imported much sooner than pyda
 
 from __future__ import annotations
 
-from typing import TypeVar
+import os
+from typing import Any, TypeVar
 
 import msgspec.json
 
@@ -14,8 +15,16 @@ _Record = TypeVar("_Record")
 
 def to_json(record: object, *, compact: bool = False) -> bytes:
     """Return a dataclass as JSON, indented unless it is ``compact``."""
-    data = msgspec.json.encode(record)
+    data = msgspec.json.encode(record, enc_hook=_plain)
     return data if compact else msgspec.json.format(data)
+
+
+def _plain(value: Any) -> Any:
+    """Return NumPy's numbers, subclasses of built-in types and paths as what JSON knows. Raises TypeError."""
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value.item() if hasattr(value, "item") else os.fspath(value)
 
 
 def from_json(kind: type[_Record], data: bytes) -> _Record:

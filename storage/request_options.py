@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Real
 from types import UnionType
@@ -95,6 +95,15 @@ class Option:
         if self.is_entity and isinstance(value, (tuple, list)):  # its type and id
             return all(isinstance(part, str) for part in value)
         return isinstance(value, _KINDS[self.type][0]) and (self.is_switch or not isinstance(value, bool))
+
+
+def listed(name: str, given: Any) -> tuple[Any, ...] | None:
+    """Return the values of a list; text is one value. Raises UsageError."""
+    if given is None or isinstance(given, str):
+        return None if given is None else (given,)
+    if not isinstance(given, Iterable) or isinstance(given, Mapping):
+        raise UsageError(f"{name} must be a list", repr(given)[:100])
+    return tuple(given)
 
 
 def option(default: _T, help: str, **row: Any) -> _T:

@@ -26,6 +26,7 @@ from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.model import DeepModel
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.request_options import listed
 from driftline.storage.sources.mirror import parse_remote
 from driftline.storage.sources.source import RepositorySource, Source, open_source
 from driftline.storage.workspace.branch_cuts import check_name
@@ -59,6 +60,9 @@ class SourceRequest:
     link: str | None = None
     commit: str = ""
     rebind: bool = False
+
+    def __post_init__(self) -> None:
+        _check_patterns(self)
 
 
 def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...]:
@@ -111,6 +115,18 @@ class IndexRequest:
     link: str | None = None
     archives: bool | None = None
     notebook_outputs: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_patterns(self)
+
+
+def _check_patterns(owner: SourceRequest | IndexRequest) -> None:
+    """Turn lists of patterns into tuples, which records hold. Raises UsageError for anything but text."""
+    for name in ("include", "exclude"):
+        patterns = listed(name, getattr(owner, name)) or ()
+        if not all(isinstance(each, str) for each in patterns):
+            raise UsageError(f"{name} must be text", repr(patterns)[:100])
+        object.__setattr__(owner, name, patterns)
 
 
 @dataclass(frozen=True, slots=True)

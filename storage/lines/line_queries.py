@@ -177,6 +177,8 @@ _BLOCKS_READ: LRUCache[_Filtered, int] = LRUCache(1_024)
 _ALLOWED: LRUCache[_Filtered, NDArray[np.uint64]] = LRUCache(64 * 2**20, lambda rows: rows.nbytes)
 """The rows that each filter allows, sorted."""
 _ALLOWED_CODES: LRUCache[_Filtered, BlockCodes] = LRUCache(64 * 2**20, lambda codes: codes.nbytes)
+MAX_JOINED_BYTES = 16 * 2**20
+"""Limit of the codes of several tables that are kept joined, too."""
 _FILTERED_AT_ONCE = Lock()
 MIN_SHARE_AFTERWARDS = 1 / 100
 """If a filter allows at least this share of all lines, words are searched without it, and the known rows are
@@ -737,6 +739,8 @@ def nearest_blocks(tables: Sequence[LineQuery], vector: NDArray[np.float32], lim
     parts = [table._allowed_codes for table in tables]
     if not any(map(len, parts)):
         return [NOTHING] * len(tables)
+    if sum(each.nbytes for each in parts) > MAX_JOINED_BYTES:  # a copy would drive the parts out of the cache
+        return [table.near(vector, limit) for table in tables]
     key = tuple(value for table in tables for value in table._filtered)
     joined = _known(_ALLOWED_CODES, key, lambda: join(parts))
     return [Scored(*found) for found in joined.nearest_in(parts, vector, limit)]

@@ -26,6 +26,7 @@ from driftline.storage.errors import (
     redacted,
 )
 from driftline.storage.globs import check_glob, glob_pattern
+from driftline.storage.json_records import from_json, to_json
 from driftline.storage.sources.hosts import REPOSITORY_PATH, Host, HostPage, Repository, Visibility, api_of
 from driftline.storage.sources.mirror import COMMIT_ID, Remote, bare_repository, parse_remote
 
@@ -339,7 +340,7 @@ class _Reader:
     def _add(self, item: Any) -> str:
         """Add an entry, and return its id; "" if it cannot be understood."""
         try:
-            repository = self._api.parse(item)
+            repository = from_json(Repository, to_json(self._api.parse(item)))  # of the types that its record needs
             is_right = REPOSITORY_PATH.fullmatch(repository.path) and 0 < len(repository.id) <= _MAX_ID
         except (KeyError, TypeError, ValueError, AttributeError):
             is_right = False

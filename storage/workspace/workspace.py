@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -103,7 +103,9 @@ def collect(
         model=config.model,
         sources=tuple(sources),
         deltas=deltas,
-        last_run={name: each for name, each in asdict(last).items() if name != "format_version"} if last else None,
+        last_run={each.name: getattr(last, each.name) for each in fields(last) if each.name != "format_version"}
+        if last
+        else None,
     )
 
 

@@ -144,7 +144,9 @@ def _mapped(weights: Path) -> dict[str, NDArray[Any]]:
         start, data = file.tell(), mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     tensors: dict[str, NDArray[Any]] = {}
     for name, tensor in header.items():
-        if tensor.get("dtype") != "F16":
+        if name == "__metadata__":
+            continue
+        if tensor["dtype"] != "F16":
             return {}
         shape = tensor["shape"]
         values = np.frombuffer(data, np.float16, math.prod(shape), start + tensor["data_offsets"][0])

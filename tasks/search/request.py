@@ -11,7 +11,7 @@ import os
 import posixpath
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -30,7 +30,7 @@ from driftline.storage.defaults import (
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import alternatives, check_glob, is_unicode
 from driftline.storage.lines.outline import KINDS
-from driftline.storage.request_options import INTERFACES, Option, option, options_of
+from driftline.storage.request_options import INTERFACES, Option, listed, option, options_of
 
 if TYPE_CHECKING:
     from driftline.storage.entities import Boundary, Entity
@@ -445,17 +445,8 @@ def _check_options(owner: "SearchFilter", options: Mapping[str, Option]) -> None
     """Check the values of ``options``, and turn lists into tuples. Raises UsageError."""
     for name, row in options.items():
         if row.is_list:
-            object.__setattr__(owner, name, _values(name, getattr(owner, name)))
+            object.__setattr__(owner, name, listed(name, getattr(owner, name)))
         row.check(getattr(owner, name))
-
-
-def _values(name: str, given: Any) -> tuple[Any, ...] | None:
-    """Return the values of a list; text is one value. Raises UsageError."""
-    if given is None or isinstance(given, str):
-        return None if given is None else (given,)
-    if not isinstance(given, Iterable) or isinstance(given, Mapping):
-        raise UsageError(f"{name} must be a list", repr(given)[:100])
-    return tuple(given)
 
 
 def _check_kinds(kinds: Sequence[str]) -> None:

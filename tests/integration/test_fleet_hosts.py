@@ -294,6 +294,16 @@ def test_an_incomplete_listing_is_indexed_and_deletes_nothing(
     assert (len(fleet.documents()), "new.md" in fleet.documents()["r1"]) == (3, True)
 
 
+def test_a_repository_that_its_record_could_not_hold_makes_the_listing_incomplete(api: HostApi) -> None:
+    api.repositories[1] = replace(api.repositories[1], pushed=20200101)  # type: ignore[arg-type]
+    listing, _ = look(api)
+    if api.provider == "server":  # which does not list times
+        assert listing.is_complete
+    else:
+        assert (len(listing.repositories), listing.is_complete) == (4, False)
+        assert "cannot be understood" in listing.problems[0]
+
+
 def test_a_page_that_repeats_a_repository_makes_the_listing_incomplete(api: HostApi) -> None:
     api.repositories[3] = api.repositories[1]  # one was created meanwhile, and moved the others back
     listing, _ = look(api)

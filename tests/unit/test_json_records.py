@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from driftline.storage.json_records import from_json, to_json
@@ -51,6 +53,14 @@ FULL = Record(
 @pytest.mark.parametrize("compact", [True, False])
 def test_a_record_is_read_as_it_was_written(record: Record, *, compact: bool) -> None:
     assert from_json(Record, to_json(record, compact=compact)) == record
+
+
+def test_numbers_text_and_paths_of_other_types_are_written_as_plain_ones() -> None:
+    class Text(str): ...
+
+    report = {"share": np.float64(0.5), "count": np.int64(3), "of": Text("a"), "at": Path("b"), "done": np.bool_(True)}
+    read = from_json(Record, to_json(Record(at=AT, report=report)))
+    assert read.report == {"share": 0.5, "count": 3, "of": "a", "at": "b", "done": True}
 
 
 def test_other_spellings_of_a_record_are_read() -> None:

@@ -57,6 +57,10 @@ def test_the_default_model_makes_float32_unit_vectors() -> None:
     assert np.linalg.norm(vector) == pytest.approx(1)
 
 
+def test_the_vectors_of_the_default_model_stay_in_its_file() -> None:
+    assert not models.load_parts(resolve_model()).embedding.flags.writeable
+
+
 def test_looking_at_a_model_imports_neither_model2vec_nor_wordllama_nor_the_hub(saved_default: Path) -> None:
     code = (
         "import sys; from driftline.tasks.embedding.models import *\n"

@@ -7,7 +7,9 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from driftline.flows.config.toml_schema import SearchTable
+from driftline.flows.runs.plan import IndexRequest, SourceRequest
 from driftline.flows.web.api import parameters
 from driftline.storage.errors import UsageError
 from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, options_in
@@ -192,3 +195,13 @@ def test_the_published_pattern_of_a_directory_is_what_is_accepted(name: str) -> 
     pattern = OPTIONS["dirs"].pattern
     assert pattern is not None
     assert bool(name and re.search(pattern, name)) == _is_directory(name)
+
+
+@pytest.mark.parametrize("kind", [partial(SourceRequest, "folder"), partial(IndexRequest, ("folder",), "workspace")])
+def test_patterns_of_sources_are_tuples_of_text(kind: Callable[..., SourceRequest | IndexRequest]) -> None:
+    """A record holds them, which other settings would change."""
+    assert kind(include="*.py").include == ("*.py",)
+    assert kind(exclude=["*.py", "b/"]).exclude == ("*.py", "b/")
+    for wrong in (5, {"*.py": 1}, [5]):
+        with pytest.raises(UsageError, match="include must be"):
+            kind(include=wrong)
