@@ -90,6 +90,7 @@ def test_other_spellings_of_a_record_are_read() -> None:
         "\udcff",
         '{"at": ' + "[" * 5_000 + "]" * 5_000 + "}",
     ],
+    ids=lambda data: ascii(data[:50]),
 )
 def test_anything_else_is_refused(data: str) -> None:
     with pytest.raises(ValueError, match=r"."):
