@@ -152,9 +152,11 @@ def _count(report: SearchReport) -> str:
     shown = f"{found} result{'' if found == 1 else 's'}"
     if exact is None or (exact.complete and max(exact.lines, exact.documents) <= found):
         return shown
-    lines = f"{exact.lines:,}{'' if exact.complete else ' or more'} in "
-    of_lines = lines if exact.lines or not exact.documents else ""
-    return f"{shown} of {of_lines}{exact.documents:,} file{'' if exact.documents == 1 else 's'}"
+    more = "" if exact.complete else " or more"
+    files = f"{exact.documents:,} file{'' if exact.documents == 1 else 's'}"
+    if exact.documents and not exact.lines:
+        return f"{shown} of {files}{more}"
+    return f"{shown} of {exact.lines:,}{more} in {files}"
 
 
 MAX_TERMS = 50

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain, groupby
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -24,9 +25,9 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lance.retries import without_panic
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_queries import LineQuery
+from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.outline import Definition, parts_of_name
-from driftline.storage.lines.packs import Packs, allowed, documents_of, packs_of, texts
+from driftline.storage.lines.packs import Packs, allowed, documents_of, lines_of, packs_of, texts
 from driftline.storage.lines.regex_patterns import Pattern, quoted
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Match, counted
@@ -291,12 +292,16 @@ def search_exactly(
 
     found = ExactSearch(workspace, tables, terms, late, left_out, late_to_order=lambda: late(SHARE_OF_IMPORTS))
     if not terms:
-        report = found.listed(request)
+        files = found.files(in_order=request.facets or not request.count)
+        report = found.listed(request, files)
     else:
         report = found.ranked(request) if request.query.strip() and not request.count else found.in_order(request)
     if request.facets:
-        every = ExactSearch(workspace, tables, terms, found.late, left_out, max_packs=MAX_FACET_PACKS)
-        matches = [Match(document.entity, document.path) for document, _ in every.lines()]
+        every = found
+        if terms:
+            every = ExactSearch(workspace, tables, terms, found.late, left_out, max_packs=MAX_FACET_PACKS)
+            files = [document for document, _ in every.lines()]
+        matches = [Match(document.entity, document.path) for document in files]
         report = replace(report, facets=counted(matches, request, complete=not every.cut))
     return replace(report, explanation=found.explained(request)) if request.explain else report
 
@@ -391,9 +396,7 @@ class ExactSearch:
         documents: frozenset[Document] | None,
         defined: Sequence[Mapping[Document, Sequence[tuple[IndexedDocument, Definition]]]],
     ) -> Iterator[tuple[IndexedDocument, list[set[int]]]]:
-        """Yield documents, and the lines that match each pattern; without patterns, the lines of the definitions;
-        without both, the first line.
-        """
+        """Yield documents, and the lines that match each pattern; without patterns, the lines of the definitions."""
         if self.patterns:
             finder = ExactFinder(self.tables, self.patterns, self.late, order, self._chosen, documents, self.max_packs)
             for document, numbers, matched in finder.lines():
@@ -401,16 +404,25 @@ class ExactSearch:
             self.cut = finder.cut
             return
         of_document = {document: each[0] for found in defined for document, (each, *_) in found.items()}
-        indexed = [of_document[document] for document in documents or ()] if defined else self._every_document()
+        indexed = [of_document[document] for document in documents or ()]
         for document in self._chosen(sorted(indexed, key=lambda each: (order(*each.key), each.path, each.entity))):
-            yield document, [{each.line for _, each in found[document.key]} for found in defined] or [{0}]
+            yield document, [{each.line for _, each in found[document.key]} for found in defined]
 
-    def _every_document(self) -> list[IndexedDocument]:
-        return [
-            IndexedDocument(path, entity, digest, table)
-            for table, query in enumerate(self.tables)
-            for path, entity, digest in documents_of(query)
-        ]
+    def files(self, *, in_order: bool) -> list[IndexedDocument]:
+        """Return the documents that the filters allow; if the time is up, those found so far."""
+        found: list[tuple[int, str, str, IndexedDocument]] = []
+        with self.timers.timed("exact"):
+            every = ((table, row) for table, query in enumerate(self.tables) for row in documents_of(query))
+            for table, (path, entity, digest) in every:
+                if self.late():
+                    self.cut = True
+                    break
+                # Judging a path takes longer than all else, and a count needs no order.
+                place = importance(path) if in_order else 0
+                found.append((place, path, entity, IndexedDocument(path, entity, digest, table)))
+            if in_order:
+                found.sort(key=itemgetter(0, 1, 2))
+            return [*self._chosen([document for *_, document in found])]
 
     def _defined(self, name: str) -> dict[Document, list[tuple[IndexedDocument, Definition]]]:
         """Return the definitions of a name in code, keyed by document. Case matters, as for uses."""
@@ -465,18 +477,22 @@ class ExactSearch:
         notes = (note,) if (note := what_is_missing(counts, len(found))) else notes
         return SearchReport("", found, notes=notes, exact=counts)
 
-    def listed(self, request: SearchRequest) -> SearchReport:
-        """Return the first line of each document that the filters allow or, if ``count``, only their number."""
-        with self.timers.timed("exact"):
-            every = [(document, 0) for document, _ in self.lines()]
-        if not every:
+    def listed(self, request: SearchRequest, files: Sequence[IndexedDocument]) -> SearchReport:
+        """Return the first lines of the first of ``files`` or, if ``count``, only the number of files."""
+        counts = ExactCounts(0, len(files), "time" if self.cut else None)
+        if not files and counts.complete:
             unmatched, notes = why_nothing(self.workspace, self.tables, request)
             notes = notes or ("No file that the filters allow is left.",)
-            return SearchReport("", (), unmatched=unmatched, notes=notes, exact=ExactCounts(0, 0))
-        found = () if request.count else self._hits(every[: request.top_k], request.n_lines)
-        some = f"{len(every):,} files match, more than the {len(found):,} shown: a larger `top_k` shows them."
-        notes = () if request.count or len(found) == len(every) else (some,)
-        return SearchReport("", found, notes=notes, exact=ExactCounts(0, len(every)))
+            return SearchReport("", (), unmatched=unmatched, notes=notes, exact=counts)
+        shown = () if request.count else files[: request.top_k]
+        found = self._hits([(document, 0) for document in shown], request.n_lines)
+        notes = ()
+        if self.cut:
+            notes = ("The search timed out, so there may be more files: narrow it to some folders.",)
+        elif not request.count and len(found) < len(files):
+            some = f"{len(files):,} files match, more than the {len(found):,} shown: a larger `top_k` shows them."
+            notes = (some,)
+        return SearchReport("", found, notes=notes, exact=counts)
 
     def explained(self, request: SearchRequest) -> Explanation:
         """Return the steps of this search, with the numbers of lines that the filter of ``request`` allows."""
@@ -531,7 +547,7 @@ class ExactSearch:
         read = read_documents(self.workspace, windows, self.records, context=False)
         anchors = anchors_of(self.tables, windows, read)
         links = links_of(self.workspace, windows, self.records, read)
-        contexts = [*_contexts(self.tables, lines, n_lines)]
+        contexts = [*(_contexts if self.terms else _beginnings)(self.tables, lines, n_lines)]
         own = [context[number - start] for (_, number), (start, context) in zip(lines, contexts, strict=True)]
         spans = self.terms.spans(own)
         named = {document for document, _ in lines}
@@ -615,6 +631,19 @@ def _these(workspace: Workspace, documents: Iterable[Document]) -> LineFilter:
     levels = workspace.config.hierarchy
     parsed = [(Entity.parse(entity, levels), tuple(paths)) for entity, paths in of_source.items()]
     return LineFilter(any_of=tuple(LineFilter(entities=(entity,), paths=paths) for entity, paths in parsed))
+
+
+def _beginnings(
+    tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Like ``_contexts``, for the first lines of documents, without reading which packs the tables have."""
+    passages = {document: Passage(*document.key, 0, n_lines) for document, _ in lines}
+    read: dict[Passage, list[str]] = {}
+    for table, query in enumerate(tables):
+        of_table = [passage for document, passage in passages.items() if document.table == table]
+        for start in range(0, len(of_table), _MOST_PACKS):
+            read |= lines_of(query, of_table[start : start + _MOST_PACKS])
+    yield from ((0, tuple(read[passages[document]])) for document, _ in lines)
 
 
 def _contexts(

@@ -69,7 +69,7 @@ class Question:
     @property
     def is_plain(self) -> bool:
         """Return whether it consists of words only."""
-        return self == Question(self.text, self.words)
+        return self == Question(self.text, " ".join(self.text.split()))
 
     @property
     def is_exact(self) -> bool:
@@ -157,7 +157,10 @@ def parse(
     given = [(each, True) for each in fixed] + [(each, False) for each in regex]
     options: dict[str, Any] = {"ignore_case": parser.ignore_case, "words": whole_words, "multiline": multiline}
     more = tuple(Pattern.of(each, literal=literal, **options) for each, literal in given)
-    return replace(question, terms=replace(question.terms, patterns=(*question.terms.patterns, *more)))
+    question = replace(question, terms=replace(question.terms, patterns=(*question.terms.patterns, *more)))
+    if question == Question(text) and text.strip():
+        raise UsageError("case: alone finds nothing", text[:200], "Add words, an exact text or an expression.")
+    return question
 
 
 def field_term(name: str, value: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import driftline
@@ -18,8 +19,9 @@ from driftline.flows.runs.search import find as served
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_queries import Passage
-from driftline.storage.lines.packs import LINES_BEFORE, lines_of
+from driftline.storage.lines.line_queries import LineQuery, Passage
+from driftline.storage.lines.line_table import GRAMS_COLUMN
+from driftline.storage.lines.packs import LINES_BEFORE, _scan, lines_of
 from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS, Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import (
@@ -32,6 +34,7 @@ from driftline.tasks.search.exact import (
     open_tables,
     search_exactly,
 )
+from driftline.tasks.search.query_language import parse
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.search.search import ExactCounts, SearchReport
 from driftline.tasks.text import decode, split_lines
@@ -219,6 +222,50 @@ def test_filters_alone_list_the_files_that_they_allow(workspace: Workspace) -> N
     assert (nothing.exact, nothing.notes) == (ExactCounts(0, 0), ("No indexed document matches the ending 'go'.",))
     with pytest.raises(UsageError, match="Filters without words cannot be combined with kinds"):
         find(workspace, "lang:python", kinds=["function"])
+
+
+def test_filters_alone_look_for_files_once_and_read_no_grams(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driftline.storage.lines.packs._PACKS", {})
+    scanned: list[Sequence[str]] = []
+
+    def watched(query: LineQuery, columns: Sequence[str], where: str, **more: Any) -> pa.Table:
+        scanned.append(columns)
+        return _scan(query, columns, where, **more)
+
+    monkeypatch.setattr("driftline.storage.lines.packs._scan", watched)
+    report = find(workspace, "-file:none", n_lines=2, facets=True)
+    texts = {hit.path: hit.context for hit in report.results}
+    assert texts["blank.txt"] == ("", "", "  ")
+    assert texts["big.txt"] == ("line 0 of words 0", "}", "line 1 of words 919")
+    assert scanned.count(["path", "entity", "hash"]) == 1
+    assert not any(GRAMS_COLUMN in columns for columns in scanned)
+
+
+@pytest.mark.parametrize("count_only", [False, True])
+def test_filters_alone_end_when_the_time_is_up(workspace: Workspace, *, count_only: bool) -> None:
+    clock = map(float, count())  # a second for each file
+    request = SearchRequest("", top_k=1, count=count_only, facets=True)
+    report = search_exactly(workspace, ExactTerms(), request, max_seconds=3, clock=lambda: next(clock))
+    assert report.exact == ExactCounts(0, 3, "time")
+    assert len(report.results) == (0 if count_only else 1)
+    assert report.notes[0].startswith("The search timed out")
+    assert report.facets is not None
+    assert not report.facets.complete
+    assert sum(report.facets.counts["tests"].values()) == 3
+
+
+def test_the_field_case_is_no_word(workspace: Workspace) -> None:
+    assert not parse("case:yes csrf token").is_plain
+    with_field, without = (find(workspace, query).results for query in ("case:yes csrf token", "csrf token"))
+    assert with_field == without
+    assert with_field
+    assert parse(" csrf\t token ").is_plain
+    for query in ("case:yes", " case:no case:auto "):
+        with pytest.raises(UsageError, match="case: alone finds nothing"):
+            find(workspace, query)
+    assert locations(find(workspace, "case:yes", fixed=["TOKEN"])) == [("src/app.py", 8)]
 
 
 def test_all_matches_of_a_line_are_reported_with_their_columns(workspace: Workspace) -> None:
