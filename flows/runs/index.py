@@ -32,7 +32,7 @@ from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
 from driftline.flows.runs.segment_builds import SegmentBuilds, build_on
 from driftline.flows.runs.source_group import (
-    FETCHES_AT_ONCE,
+    FETCHES_AHEAD,
     SOURCES_PER_SLOT,
     Outcome,
     SourceGroup,
@@ -271,11 +271,13 @@ def run_all(
     def execute(group: Sequence[SourceRun]) -> list[Outcome]:
         if len(group) == 1:
             return [(group[0], run_alone(group[0]))]
-        return SourceGroup(executor, shared, builds, committing, fetches).execute(group, may_wait=may_wait)
+        return SourceGroup(executor, shared, builds, committing, fetches, ahead).execute(group, may_wait=may_wait)
 
     at_once = SOURCES_PER_SLOT * executor.slots
     pool = ThreadPoolExecutor(at_once, thread_name_prefix="source")
-    fetches = ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="fetch")
+    fetches = ThreadPoolExecutor(FETCHES_AHEAD, thread_name_prefix="fetch")
+    # Workers elsewhere have mirrors of their own.
+    ahead = 0 if executor.remote else FETCHES_AHEAD // min(at_once, len(groups))
     with pool, fetches, more_readers(at_once * max(map(len, groups))):
         running: list[Future[list[Outcome]]] = []
         try:
@@ -287,6 +289,7 @@ def run_all(
             executor.stop()
             raise
         finally:
+            fetches.shutdown(wait=False, cancel_futures=True)
             pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -6,14 +6,12 @@ fragments, and the transaction, which commits all of them or none.
 
 from __future__ import annotations
 
-import contextvars
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.runs.executors import Executor
@@ -31,10 +29,8 @@ GROUP_SOURCES = 32
 SOURCES_PER_SLOT = 2
 """Number of sources or groups that run concurrently per slot of the executor: their coordinator mostly waits."""
 
-FETCHES_AT_ONCE = 8
-"""Repositories that all groups fetch concurrently: a fetch mostly waits for its host."""
 FETCHES_AHEAD = 8
-"""Repositories that a group fetches ahead of its scans: a small cache must not evict a mirror before it is read."""
+"""Repositories that all groups fetch ahead of their scans: a small cache must not evict a mirror before it is read."""
 
 Outcome = tuple[SourceRun, DriftlineError | None]
 
@@ -62,7 +58,8 @@ def grouped(runs: Sequence[SourceRun], slots: int, *, together: bool) -> list[Se
 class SourceGroup:
     """Runs sources one after another, but embeds and commits small ones together; ``outcomes`` says how each ended.
 
-    Groups that run concurrently share ``committing``, a lock, and ``fetches``, threads that fetch repositories.
+    Groups that run concurrently share ``committing``, a lock, and ``fetches``, threads in which each group fetches the
+    next ``ahead`` repositories.
     """
 
     def __init__(
@@ -72,10 +69,11 @@ class SourceGroup:
         builds: SegmentBuilds,
         committing: AbstractContextManager[object],
         fetches: ThreadPoolExecutor,
+        ahead: int,
     ) -> None:
         self.outcomes: list[Outcome] = []
         self._executor, self._progress, self._builds, self._committing = executor, progress, builds, committing
-        self._fetches = fetches
+        self._fetches, self._ahead = fetches, ahead
         self._members: list[_Member] = []
         self._since = 0.0
 
@@ -83,11 +81,10 @@ class SourceGroup:
         """Run the sources. If it ``may_wait``, sources that other runs have leased come last, one at a time."""
         held: list[SourceRun] = []
         marker_token = marker_tokens(runs[0].workspace, [run.entity for run in runs])
-        to_fetch = iter(runs if not self._executor.remote else ())  # workers elsewhere have mirrors of their own
         try:
-            self._fetch(islice(to_fetch, FETCHES_AHEAD))
-            for run in runs:
-                self._fetch(islice(to_fetch, 1))
+            for number, run in enumerate(runs, 1):
+                for following in runs[number : number + self._ahead]:
+                    following.fetch_ahead(self._fetches)
                 try:
                     self._begin(run, marker_token)
                 except LeaseHeld as error:
@@ -107,11 +104,6 @@ class SourceGroup:
                 raise
         self.outcomes += [(run, run_alone(run)) for run in held]
         return self.outcomes
-
-    def _fetch(self, runs: Iterable[SourceRun]) -> None:
-        for run in runs:
-            if run.has_remote:
-                self._fetches.submit(contextvars.copy_context().run, run.fetch)
 
     def _begin(self, run: SourceRun, marker_token: Callable[[Entity], int]) -> None:
         """Add a source to the group, or run it alone if it shares nothing. Raises the errors of its run."""

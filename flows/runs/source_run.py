@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextvars
 import re
 import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,11 +27,12 @@ from driftline.flows.runs.segment_builds import SegmentBuilds
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS, INSIDE, container_of
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CorruptFile, DeletionRefused, DriftlineError, LeaseLost, StorageError
+from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, StorageError
 from driftline.storage.leases.lease import Lease, look
 from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
 from driftline.storage.redaction import RULES_VERSION
+from driftline.storage.sources.repository import CommitTree
 from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import acquire_source
@@ -131,6 +134,7 @@ class SourceRun:
         self._only: tuple[str, ...] | None = None
         self._donations: Donations = {}
         self._carriers = frozenset[str]()
+        self._fetched: Future[int | None] | None = None
         self._work: _Work
 
     def execute(self) -> None:
@@ -142,26 +146,27 @@ class SourceRun:
         if request.dry_run:
             self._dry_run()
             return
-        if self._is_unchanged():
-            self._count_unchanged()
+        if (unchanged_at := self._unchanged_at()) is not None:
+            self._count_unchanged(unchanged_at)
             return
         with ExitStack() as stack:
             self._begin(stack, request.wait_seconds)
             self.complete()
 
-    @property
-    def has_remote(self) -> bool:
-        """Return whether the run reads a mirror, which it fetches first."""
+    def fetch_ahead(self, fetches: ThreadPoolExecutor) -> None:
+        """Let ``fetches`` fetch the commit of a changed repository once, ahead of ``begin``, which reports failures."""
         source = self._source.source
-        return isinstance(source, RepositorySource) and not source.tree.remote.is_local
+        if self._fetched is not None or not isinstance(source, RepositorySource) or source.tree.remote.is_local:
+            return
+        with suppress(RuntimeError):  # the run has been interrupted, and has shut ``fetches`` down
+            self._fetched = fetches.submit(contextvars.copy_context().run, self._fetch, source.tree)
 
-    def fetch(self) -> None:
-        """Fetch the commit of a changed repository ahead of ``begin``, which reports a failure."""
-        source = self._source.source
-        if isinstance(source, RepositorySource):
-            with suppress(DriftlineError):
-                if not self._is_unchanged():
-                    source.tree.mirror.ensure(source.tree.known_commit)
+    def _fetch(self, tree: CommitTree) -> int | None:
+        """Return the result of ``_unchanged_at``, after fetching the commit if that is None."""
+        unchanged_at = self._unchanged_at()
+        if unchanged_at is None:
+            tree.mirror.ensure(tree.known_commit)
+        return unchanged_at
 
     def begin(self, stack: ExitStack, marker_token: Callable[[Entity], int]) -> bool:
         """Take the lease without waiting for it, and scan; ``stack`` releases it. Return False at once if the source is
@@ -170,8 +175,12 @@ class SourceRun:
         For a source of a group, ``marker_token`` comes from ``marker_tokens``. Raises LeaseHeld, LeaseLost,
         StorageError, ExecutorError.
         """
-        if self._is_unchanged():
-            self._count_unchanged()
+        fetched = self._fetched
+        if fetched is not None and fetched.cancel():  # which fails once it has started
+            fetched = None
+        unchanged_at = self._unchanged_at() if fetched is None else fetched.result()
+        if unchanged_at is not None:
+            self._count_unchanged(unchanged_at)
             return False
         self._begin(stack, 0.0, marker_token)
         return True
@@ -293,23 +302,22 @@ class SourceRun:
         known = before.revision if before is not None and before.token == token - 1 else 0
         return replace(at, revision=revision(token, batch) if batch else known)
 
-    def _is_unchanged(self) -> bool:
-        """Return whether the index is at the commit of the repository, so that the run needs no lease."""
+    def _unchanged_at(self) -> int | None:
+        """Return the revision of an index at the commit of the repository, which needs no lease; None if it is not."""
         if not isinstance(self._source.source, RepositorySource):  # a work tree would cost several processes of git
-            return False
+            return None
         at = self._inspect_commit()
         known = self._plan.workspace.readable_source(self.entity)
         if not isinstance(at, RepositoryAtCommit) or known is None or known.uri != self._source.record.uri:
-            return False
+            return None
         if known.link != self._source.record.link:
-            return False
+            return None
         if self._source.superseded is not None or self._plan.request.build is not None:
-            return False
+            return None
         lease = look(self._plan.workspace.objects, self._plan.workspace.lease_of(self.entity))
         if not lease.is_free or lease.is_abandoned or not at.is_indexed(known.commit, lease.token):
-            return False
-        self.report.revision = revision(lease.token + 1, 0)  # as a run reports that took the lease and found nothing
-        return True
+            return None
+        return revision(lease.token + 1, 0)  # as a run reports that took the lease and found nothing
 
     def _narrow(self, before: SourceRecord | None, token: int | None = None) -> None:
         """Restrict the scan to the paths of the request, or to paths changed since the commit of the record before."""
@@ -583,7 +591,8 @@ class SourceRun:
     def _count_deleted(self, vanished: pa.Table) -> None:
         self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(vanished["reason"]), min_count=0).as_py()
 
-    def _count_unchanged(self) -> None:
+    def _count_unchanged(self, at_revision: int) -> None:
+        self.report.revision = at_revision
         self._count_totals()
         self.report.states[DocumentState.UNCHANGED] = self.report.documents_total
 

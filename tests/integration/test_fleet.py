@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 
 from driftline.flows.runs import branches as branch_runs
 from driftline.flows.runs import fleet as fleet_runs
-from driftline.flows.runs import source_group
+from driftline.flows.runs import index, source_group
 from driftline.flows.runs.branches import prune_branches
 from driftline.flows.runs.fleet import has_failed, summary
+from driftline.flows.runs.source_run import SourceRun
 from driftline.storage.entities import Entity, spelling
 from driftline.storage.errors import StorageError
 from driftline.storage.sources.mirror import Mirror
@@ -92,15 +94,73 @@ def test_repositories_are_fetched_ahead_of_their_scans(
         project.write("more.md", f"more of {name}\n")
         project.push()
 
+    attempts, looks, look = list[str](), list[str](), SourceRun._unchanged_at
+
+    def looked(run: SourceRun) -> int | None:
+        looks.append(run.entity.id)
+        return look(run)
+
     def lost(mirror: Mirror, commit: str) -> None:
+        attempts.append(mirror.remote.name)
         if mirror.remote.name == "b":
             raise StorageError("The connection is lost", mirror.remote.uri)
         fetch(mirror, commit)
 
     monkeypatch.setattr(Mirror, "_fetch", lost)
+    monkeypatch.setattr(SourceRun, "_unchanged_at", looked)
     report = fleet.sync(how={"workers": 1})
     assert states(report) == {"team/a": "indexed", "team/b": "failing", "team/c": "indexed"}
     assert "The connection is lost" in rows(report)["team/b"]["reason"]
+    assert sorted(attempts) == sorted(looks) == ["a", "b", "c"], "a scan repeats nothing that its fetch has done"
+
+
+def test_an_interrupted_run_fetches_no_more_repositories(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fetch of a runs in its group, that of b in the only thread, for which that of c waits."""
+    stopped, together, attempts = threading.Event(), threading.Barrier(2), list[str]()
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, *_: object, **options: Any) -> None:
+            super().__init__(1, **options)
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait, cancel_futures=cancel_futures)
+            stopped.set()
+
+    def interrupted(mirror: Mirror, _: str) -> None:
+        attempts.append(mirror.remote.name)
+        together.wait(PATIENCE_SECONDS)
+        if mirror.remote.name == "a":
+            raise KeyboardInterrupt
+        assert stopped.wait(PATIENCE_SECONDS), "the run waits for its fetches before it cancels others"
+
+    monkeypatch.setattr(index, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(source_group, "SOURCES_PER_SLOT", 1)
+    monkeypatch.setattr(Mirror, "_fetch", interrupted)
+    fleet.tables = listed(git_server, *projects)
+    with pytest.raises(KeyboardInterrupt):
+        fleet.sync(how={"workers": 1})
+    assert sorted(attempts) == ["a", "b"]
+
+
+def test_many_groups_fetch_no_more_ahead_than_one(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The groups are a with b, and c: one repository ahead is none for each."""
+    threads, fetch = list[str](), Mirror._fetch
+
+    def noted(mirror: Mirror, commit: str) -> None:
+        threads.append(threading.current_thread().name)
+        fetch(mirror, commit)
+
+    monkeypatch.setattr(index, "FETCHES_AHEAD", 1)
+    monkeypatch.setattr(source_group, "SOURCES_PER_SLOT", 1)
+    monkeypatch.setattr(index, "SOURCES_PER_SLOT", 1)
+    monkeypatch.setattr(Mirror, "_fetch", noted)
+    fleet.tables = listed(git_server, *projects)
+    assert set(states(fleet.sync(how={"workers": 2})).values()) == {"indexed"}
+    assert (len(threads), [name for name in threads if name.startswith("fetch")]) == (3, [])
 
 
 def test_the_command_lists_syncs_and_shows_the_state(
