@@ -6,6 +6,7 @@ Every command reads records first, and msgspec is imported much sooner than pyda
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec.json
@@ -21,6 +22,8 @@ def to_json(record: object, *, compact: bool = False) -> bytes:
 
 def _plain(value: Any) -> Any:
     """Return NumPy's numbers, subclasses of built-in types and paths as what JSON knows. Raises TypeError."""
+    if isinstance(value, datetime):
+        return value.isoformat()
     for kind in (int, float, str):
         if isinstance(value, kind):
             return kind(value)

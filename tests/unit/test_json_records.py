@@ -58,6 +58,9 @@ def test_a_record_is_read_as_it_was_written(record: Record, *, compact: bool) ->
 def test_numbers_text_and_paths_of_other_types_are_written_as_plain_ones() -> None:
     class Text(str): ...
 
+    class Moment(datetime): ...
+
+    assert from_json(Record, to_json(Record(at=Moment.fromisoformat(AT.isoformat())))) == Record(at=AT)
     report = {"share": np.float64(0.5), "count": np.int64(3), "of": Text("a"), "at": Path("b"), "done": np.bool_(True)}
     read = from_json(Record, to_json(Record(at=AT, report=report)))
     assert read.report == {"share": 0.5, "count": 3, "of": "a", "at": "b", "done": True}
