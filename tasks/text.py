@@ -56,6 +56,8 @@ _MIN_PLAIN_FRACTION = 0.02
 _MAX_ODD_FRACTION = 0.01
 _MAX_ASCII_PAIRS = 0.85
 """Maximum share of other characters of two printable ASCII bytes. In bytes misread as pairs, nearly all are such."""
+_MIN_SURELY_PLAIN_FRACTION = 0.3
+"""Bytes misread as pairs have fewer plain characters, whatever the others are."""
 _JUDGED_CHARACTERS = 2_048
 _PLAIN = re.compile("[\\t\\n\\r -~\u3000-\u3002\uff01-\uff1f]")
 """ASCII, and the punctuation of Chinese and Japanese: all text has some of it, but bytes misread in pairs do not."""
@@ -137,7 +139,7 @@ def _unmarked(data: bytes) -> str | None:
             continue
         others = [ord(character) for character in judged if not _PLAIN.match(character)]
         ascii_pairs = sum(0x20 <= code >> 8 <= 0x7E and 0x20 <= code & 0xFF <= 0x7E for code in others)
-        if others and ascii_pairs > _MAX_ASCII_PAIRS * len(others):
+        if plain < _MIN_SURELY_PLAIN_FRACTION and ascii_pairs > _MAX_ASCII_PAIRS * len(others):
             continue
         unassigned = sum(unicodedata.category(character) in ("Cn", "Co") for character in judged)
         if unassigned <= _MAX_ODD_FRACTION * len(judged):

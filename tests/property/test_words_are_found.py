@@ -25,10 +25,10 @@ SCRIPTS = (
     "[bcdfg]{5}[xyz]{3}",
     "[а-я]{6}",
     "[ა-ჰ]{16}",
-    "[一-乿]{3,6}",
+    "[一-龥]{3,6}",
     "[ァ-ン]{4}",
     "[가-깋]{3}",
-    "[b-d]{4}[一-乿]{3}",
+    "[b-d]{4}[一-龥]{3}",
 )
 WORD = st.sampled_from(SCRIPTS).flatmap(lambda script: st.from_regex(script, fullmatch=True))
 FILLING = st.sampled_from((0, 3, 40, 700, 3_000))

@@ -93,6 +93,7 @@ def test_a_nul_byte_means_binary() -> None:
     "text",
     [
         "some text",
+        "bird 丢丣\n",  # both bytes of each Chinese character are printable in ASCII
         "key=value\n" * 3_000,
         "Grüße aus Köln, naïve 👍\n",
         RUSSIAN,
