@@ -30,6 +30,11 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else os.fspath(value)
 
 
+def _time(kind: Any, value: Any) -> Any:
+    """Return an ISO 8601 text as a subclass of ``datetime``, such as that of a shifted clock."""
+    return kind.fromisoformat(value)
+
+
 def from_json(kind: type[_Record], data: bytes) -> _Record:
     """Parse a dataclass; unknown keys are ignored.
 
@@ -37,6 +42,6 @@ def from_json(kind: type[_Record], data: bytes) -> _Record:
         ValueError: if ``data`` is not such a record.
     """
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=kind, dec_hook=_time)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
