@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 
 from driftline.flows.runs import branches as branch_runs
-from driftline.flows.runs import branches as branch_runs
 from driftline.flows.runs import fleet as fleet_runs
-from driftline.flows.runs.branches import prune_branches
 from driftline.flows.runs import index, source_group
 from driftline.flows.runs.branches import prune_branches
 from driftline.flows.runs.fleet import has_failed, summary
@@ -457,106 +455,6 @@ def test_runs_of_branches_are_reported(projects: dict[str, Checkout], fleet: Fle
     assert (report["run_id"], len(report["branch_run_ids"])) == (None, 1)
     assert summary(report) == "3 repositories, 0 changed, 2 branches changed, 0 retired"
     assert fleet.sync()["branch_run_ids"] == []
-
-
-def branches(fleet: Fleet) -> dict[str, dict[str, set[str]]]:
-    """The paths of the documents of each branch of each source."""
-    workspace, found = fleet.workspace, dict[str, dict[str, set[str]]]()
-    for entity, _ in workspace.sources():
-        for record in branch_records(workspace, entity):
-            documents = workspace.on([branch_at(entity, record)]).manifest(entity).read(columns=["path"])
-            found.setdefault(entity.id, {})[record.name] = set(documents["path"].to_pylist())
-    return found
-
-
-@pytest.mark.parametrize("kind", ["folder", "list"])
-def test_branches_are_indexed_as_their_hosts_have_them(
-    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, kind: str
-) -> None:
-    fleet.tables = fleet.tables if kind == "folder" else listed(git_server, "a", "b", "c")
-    fleet.tables += 'branches = ["release/*", "next"]\n'
-    project = projects["a"]
-    for branch in ("release/1", "release/2", "other"):
-        project.write("branch.md", f"on {branch}\n")
-        project.push(branch)
-    first = fleet.sync()
-    assert branches(fleet) == {"a": {name: {"a.md", "branch.md"} for name in ("release/1", "release/2")}}
-    assert [each["name"] for each in first["branches"]] == ["release/1", "release/2"]
-    assert set(rows(first)["team/a"]["branches"]) == {"release/1", "release/2"}
-    runs = fleet.runs()
-    assert (fleet.sync()["branches"], fleet.runs()) == ([], runs)
-    git(project.remote, "update-ref", "-d", "refs/heads/release/1")
-    git(project.remote, "branch", "next", "other")
-    assert [(each["name"], each["commit"] is None) for each in fleet.sync()["branches"]] == [
-        ("release/1", True),
-        ("next", False),
-    ]
-    assert set(branches(fleet)["a"]) == {"release/2", "next"}
-    git(project.remote, "symbolic-ref", "HEAD", "refs/heads/next")
-    fleet.sync()
-    assert (set(branches(fleet)["a"]), fleet.documents()["a"]) == ({"release/2"}, {"a.md", "branch.md"})
-    fleet.tables = fleet.tables.replace('"release/*", "next"', "")
-    fleet.sync()
-    assert branches(fleet) == {}
-
-
-def test_suspiciously_many_branches_that_are_gone_stay(projects: dict[str, Checkout], fleet: Fleet) -> None:
-    fleet.tables += 'branches = ["*"]\n'
-    names = [f"b{number}" for number in range(5)]
-    for name in names:
-        git(projects["a"].remote, "branch", name, "main")
-    fleet.sync()
-    assert set(branches(fleet)["a"]) == {*names}
-    for name in names[:4]:
-        git(projects["a"].remote, "branch", "-D", name)
-    report = fleet.sync()
-    assert "4 of 5 branches are missing" in report["fleets"][0]["problems"][0]
-    assert set(branches(fleet)["a"]) == {*names}
-    fleet.sync(max_delete_fraction=1.0)
-    assert set(branches(fleet)["a"]) == {"b4"}
-
-
-def test_a_source_that_was_removed_by_hand_gets_its_branches_again(
-    projects: dict[str, Checkout], fleet: Fleet, driftline: Driftline
-) -> None:
-    fleet.tables += 'branches = ["*"]\n'
-    git(projects["a"].remote, "branch", "topic", "main")
-    entity = rows(fleet.sync())["team/a"]["entity"]
-    driftline("remove", entity, "--workspace", fleet.folder / "index")
-    fleet.sync()
-    assert set(branches(fleet)["a"]) == {"topic"}
-
-
-def test_a_branch_of_a_fleet_is_not_pruned(projects: dict[str, Checkout], fleet: Fleet) -> None:
-    fleet.tables += 'branches = ["*"]\n'
-    git(projects["a"].remote, "branch", "topic", "main")
-    fleet.sync()
-    assert prune_branches(fleet.workspace, older_than_days=0) == []
-    fleet.tables = fleet.tables.replace('"*"', '"t/*"')
-    fleet.sync()
-    assert branches(fleet) == {}
-
-
-def test_a_branch_that_fails_stops_no_other(
-    projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fleet.tables += 'branches = ["*"]\n'
-    for name in "ab":
-        git(projects[name].remote, "branch", "topic", "main")
-    enter = branch_runs._enter
-
-    def fail(plan: Any, part: Any, name: str) -> Any:
-        if part.entity.id == "a":
-            raise StorageError("The host is away")
-        return enter(plan, part, name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(branch_runs, "_enter", fail)
-        report = fleet.sync()
-    assert states(report) == {"team/a": "failing", "team/b": "indexed", "team/c": "indexed"}
-    assert branches(fleet) == {"b": {"topic": {"b.md"}}}
-    fleet.sync(retry=True)
-    assert branches(fleet)["a"] == {"topic": {"a.md"}}
 
 
 def test_other_file_globs_index_the_fleet_again(projects: dict[str, Checkout], fleet: Fleet) -> None:
