@@ -131,9 +131,14 @@ def dimension(files: ModelFiles) -> int:
 
 
 def _header(file: BinaryIO) -> dict[str, Any]:
-    """Read the header of a safetensors file, which the tensors follow: their types, shapes and places."""
+    """Read the header of a safetensors file, which the tensors follow: their types, shapes and places.
+
+    Raises OSError, ValueError.
+    """
     size = int.from_bytes(file.read(8), "little")
-    header: dict[str, Any] = json.loads(file.read(size)) if size <= _MAX_HEADER_BYTES else {}
+    header = json.loads(file.read(size)) if size <= _MAX_HEADER_BYTES else {}
+    if not isinstance(header, dict):
+        raise ValueError("its header is not an object")
     return header
 
 

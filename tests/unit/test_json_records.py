@@ -55,12 +55,28 @@ def test_a_record_is_read_as_it_was_written(record: Record, *, compact: bool) ->
     assert from_json(Record, to_json(record, compact=compact)) == record
 
 
+class Moment(datetime):
+    """A time of a shifted clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dated:
+    """A record that was declared while the clock was shifted."""
+
+    at: Moment
+
+
+def test_times_of_a_shifted_clock_are_written_and_read() -> None:
+    moment = Moment.fromisoformat(AT.isoformat())
+    assert from_json(Dated, to_json(Dated(at=moment))) == Dated(at=moment)
+    assert from_json(Record, to_json(Dated(at=moment))) == Record(at=AT)
+    with pytest.raises(ValueError, match="isoformat"):
+        from_json(Dated, b'{"at": "yesterday"}')
+
+
 def test_numbers_text_and_paths_of_other_types_are_written_as_plain_ones() -> None:
     class Text(str): ...
 
-    class Moment(datetime): ...
-
-    assert from_json(Record, to_json(Record(at=Moment.fromisoformat(AT.isoformat())))) == Record(at=AT)
     report = {"share": np.float64(0.5), "count": np.int64(3), "of": Text("a"), "at": Path("b"), "done": np.bool_(True)}
     read = from_json(Record, to_json(Record(at=AT, report=report)))
     assert read.report == {"share": 0.5, "count": 3, "of": "a", "at": "b", "done": True}
