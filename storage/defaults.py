@@ -1,4 +1,4 @@
-"""Define defaults, user folders and argument names that the command line, the flows and Python share, without NumPy."""
+"""Define defaults, user folders and argument names shared by the command line, flows and Python API, without NumPy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from driftline.storage.errors import UsageError
 DEFAULT_MAX_FILE_BYTES = 4 * 1024 * 1024
 """Larger files are skipped."""
 DEFAULT_MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
-"""The same for documents, logs, CSV and JSON lines."""
+"""The limit for documents, logs, CSV and JSON lines."""
 DEFAULT_MAX_DELETE_FRACTION = 0.5
 """A run refuses to delete a larger fraction of a source's documents."""
 DEFAULT_MAX_DELTAS = 100
@@ -29,15 +29,16 @@ DEFAULT_EXECUTOR = "inline"
 """Runs tasks in threads of the process itself."""
 
 Redaction = Literal["off", "known", "strict"]
-"""Selects the credentials that are replaced in text before it is stored.
+"""Which credentials are redacted in text before it is stored.
 
-``known`` replaces credentials that can be recognised by their form. ``strict`` also replaces random values after a word
-such as ``password``."""
+``known`` redacts credentials with a recognizable format. ``strict`` also redacts random values after a word such as
+``password``.
+"""
 DEFAULT_REDACTION: Redaction = "known"
-"""How the text of a new source is redacted."""
+"""Default redaction mode of new sources."""
 
 INSIDE = "!/"
-"""Separates the path of an archive or a mail from the path of a file inside."""
+"""Separates the path of an archive or email from the path of a file inside it."""
 NAMED_LIKE_ARCHIVE = (
     r"\.(?i:zip|jar|war|ear|aar|apk|whl|egg|nupkg|vsix|conda|crate|gem|eml|mbox"
     r"|tar|tgz|tbz2?|txz|tzst|tar\.(?:gz|bz2|xz|zst|zstd|lz4))$"
@@ -46,7 +47,8 @@ NAMED_LIKE_ARCHIVE = (
 
 
 def container_of(path: str) -> str:
-    """Return the path of the file on disk that holds a document: the outermost archive or mail, or the document itself.
+    """Return the path of the file on disk that holds a document: the outermost archive or email, or the document
+    itself.
 
     >>> container_of("old/a.zip!/b/c.txt"), container_of("c.txt")
     ('old/a.zip', 'c.txt')
@@ -55,21 +57,22 @@ def container_of(path: str) -> str:
 
 
 def holds_records(path: str) -> bool:
-    """Return whether a file has the name of a log, CSV or JSON lines, which stays useful however large it is: its first
-    and last lines alone say what it holds.
+    """Return whether a file is named like a log, CSV or JSON lines file. Such files stay useful at any size: their
+    first and last lines show what they contain.
     """
     return re.search(r"\.(?i:csv|jsonl|log|log\.\d+|ndjson|tsv)$", path) is not None
 
 
 FALLBACK_THRESHOLD = 0.5
-"""The strategy ``hybrid`` filters after the search if at least this share of the lines matches."""
+"""The ``hybrid`` strategy filters after the search if at least this share of the lines matches."""
 
 Strategy = Literal["auto", "prefilter", "postfilter", "hybrid"]
 """When a filter applies.
 
 ``auto`` and ``prefilter`` apply it before the search. ``postfilter`` applies it after the search, and fetches more
-lines until enough match. ``hybrid`` chooses by ``fallback_threshold``. ``auto`` also counts the matches, and compares
-them without the index if there are few."""
+lines until enough match. ``hybrid`` chooses between them by ``fallback_threshold``. ``auto`` also counts the matches,
+and compares them without the index if there are few.
+"""
 
 
 __all__ = ["DEFAULT_N_LINES", "DEFAULT_RERANKED", "DEFAULT_TOP_K", "FALLBACK_THRESHOLD", "MAX_RERANKED"]
@@ -80,11 +83,11 @@ DEFAULT_ENTRIES = 5
 DEFAULT_N_LINES = 3
 """Lines of context on each side of a window."""
 DEFAULT_RERANKED, MAX_RERANKED = 10, 200
-"""Number of windows that a reranking transformer reads. More windows improved nothing on the tuning halves, and each
-takes several milliseconds.
+"""Number of windows that a reranking transformer reads. More windows did not improve the tuning sets, and each takes
+several milliseconds.
 """
 MAX_SHOWN_CHARACTERS, CUT = 500, "…"
-"""A longer line is shown as a window of this many characters around the match, with CUT at each cut end."""
+"""Longer lines are shown as a window of this many characters around the match, with CUT at each truncated end."""
 SYNONYMS = (
     {"top_k", "k", "n", "limit", "count", "size", "max_results", "num_results", "n_results"},
     {"n_lines", "context", "context_lines", "lines"},
@@ -99,16 +102,16 @@ SYNONYMS = (
     {"max_distance", "distance", "threshold"},
     {"min_relevance", "min_score", "score", "relevance"},
 )
-"""Argument names of other tools. Each set names one argument."""
+"""Argument names used by other tools. Each set is one argument."""
 
 
 def is_clipped(line: str) -> bool:
-    """Return whether ``line``, as shown, is only a window of the line."""
+    """Return whether the displayed ``line`` is only a window of the full line."""
     return len(line) == MAX_SHOWN_CHARACTERS and (line[0] == CUT or line[-1] == CUT)
 
 
 def nearest_name(name: str, known: Sequence[str]) -> str:
-    """Return advice for an unknown argument ``name``: the nearest of the ``known`` names."""
+    """Return a hint for an unknown argument ``name``: the closest of the ``known`` names."""
     plain = name.strip("-").replace("-", "_").lower()
     same = [each for synonyms in SYNONYMS if plain in synonyms for each in known if each in synonyms]
     near = same or difflib.get_close_matches(plain, known, 1)
@@ -119,7 +122,7 @@ _USER_FOLDERS = {"XDG_CACHE_HOME": "~/.cache", "XDG_DATA_HOME": "~/.local/share"
 
 
 def user_folder(variable: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the absolute folder that an XDG ``variable`` names, else its default in the home folder.
+    """Return the absolute folder that the XDG ``variable`` is set to, or its default in the home folder.
 
     Ignores a relative path, as the XDG specification requires: the current folder may be a clone of anyone's
     repository. Raises UsageError if the home folder is unknown.
@@ -135,12 +138,12 @@ def with_home(path: str | os.PathLike[str]) -> Path:
     """
     found = Path(os.path.expanduser(path))
     if os.fspath(path).startswith("~") and not found.is_absolute():
-        raise UsageError("No home folder is known", str(path)[:200], "Set HOME, or write the path from / on.")
+        raise UsageError("No home folder is known", str(path)[:200], "Set HOME, or use an absolute path.")
     return found
 
 
 def cache_folder_of(variable: str, name: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder that an environment ``variable`` names, else ``driftline/{name}`` in the user's cache folder.
+    """Return the folder that an environment ``variable`` is set to, or ``driftline/{name}`` in the user's cache folder.
 
     Raises UsageError.
     """
@@ -150,7 +153,7 @@ def cache_folder_of(variable: str, name: str, environ: Mapping[str, str] = os.en
 
 
 def byte_limit(variable: str, default: int) -> int:
-    """Return the number of bytes in an environment ``variable``, else ``default``. Raises UsageError."""
+    """Return the byte count in an environment ``variable``, or ``default``. Raises UsageError."""
     text = os.environ.get(variable) or str(default)
     if not text.isdecimal():
         raise UsageError(f"{variable} must be a number of bytes", text, "Correct it.")

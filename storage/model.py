@@ -1,4 +1,4 @@
-"""Define values that all packages share: documents, lines, states, statistics, sortable ids and the content hash."""
+"""Define values shared by all packages: documents, lines, states, statistics, sortable ids and the content hash."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 CURRENT_EMBEDDING_VERSION = 6
 """Part of every fingerprint.
 
-Increment it when text preparation changes the vectors of unchanged text, or when the columns of the table of lines
-change."""
+Increment it when text preparation changes the vectors of unchanged text, or when the columns of the lines table change.
+"""
 
 
 class DocumentState(enum.StrEnum):
-    """The state in which a scan finds a document."""
+    """The state of a document, as found by a scan."""
 
     NEW = "new"
     CHANGED = "changed"
@@ -31,11 +31,11 @@ class DocumentState(enum.StrEnum):
     UNCHANGED = "unchanged"
     DELETED = "deleted"
     MISSING = "missing"
-    """A path that does not exist and was never indexed; no scan returns it."""
+    """A path that does not exist and was never indexed; scans never return it."""
 
 
 class SkipReason(enum.StrEnum):
-    """The reason why a file is not indexed."""
+    """Why a file is not indexed."""
 
     BINARY = "binary"
     TOO_LARGE = "too large"
@@ -67,10 +67,10 @@ class SkipReason(enum.StrEnum):
 class ManifestRow:
     """One file of a source, as recorded in the manifest.
 
-    ``path`` is relative and posix; ``mtime_ns`` is in nanoseconds; ``etag`` is "" if the store has none; ``hash`` is
-    the hex blake2b-128 of the bytes; ``lines`` counts rows of ``line_embeddings``; ``reason`` is set for a file that is
-    not indexed. ``racy`` means that the file may have changed in the same clock tick in which it was read, so the next
-    run compares its content. ``ctime_ns`` and ``inode`` are 0 if unknown, and then not compared. ``extractor`` is the
+    ``path`` is relative and POSIX-style; ``mtime_ns`` is in nanoseconds; ``etag`` is "" if the store has none; ``hash``
+    is the hex blake2b-128 of the bytes; ``lines`` counts rows of ``line_embeddings``; ``reason`` is set if the file is
+    not indexed. ``racy`` means that the file may have changed in the same clock tick it was read in, so the next run
+    compares its content. ``ctime_ns`` and ``inode`` are 0 if unknown, and are then not compared. ``extractor`` is the
     name and version of the extractor that read the file (tasks/extraction), "" for text files.
     """
 
@@ -90,7 +90,7 @@ class ManifestRow:
 
 @dataclass(frozen=True, slots=True)
 class DeepModel:
-    """A transformer that embeds definitions; ``fingerprint`` covers its files and the preparation of its text."""
+    """A transformer that embeds definitions; ``fingerprint`` covers its files and its text preparation."""
 
     name: str
     fingerprint: str
@@ -99,9 +99,9 @@ class DeepModel:
 
 @dataclass(frozen=True, slots=True)
 class DocMeta:
-    """The metadata of a document whose lines a program stores itself: ``mtime`` is in seconds since 1970.
+    """Metadata of a document whose lines a program stores itself; ``mtime`` is in seconds since 1970.
 
-    ``version`` is the CURRENT_EMBEDDING_VERSION with which its text was prepared.
+    ``version`` is the CURRENT_EMBEDDING_VERSION its text was prepared with.
     """
 
     path: str
@@ -121,7 +121,7 @@ class LineEmbedding:
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table for notebooks, with every cell escaped."""
+    """Return an HTML table for notebooks, with every cell escaped."""
     cells = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows]
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
@@ -129,7 +129,7 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceStats:
-    """The statistics of a workspace; ``total_lines`` counts rows of ``line_embeddings``."""
+    """Workspace statistics; ``total_lines`` counts rows of ``line_embeddings``."""
 
     total_documents: int
     total_lines: int
@@ -142,10 +142,10 @@ class WorkspaceStats:
     last_run: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures as a dictionary.
+        """Return the statistics as a dictionary.
 
         Returns:
-            The object that ``status --json`` prints.
+            The object printed by ``status --json``.
 
         Examples:
             >>> ws.status().to_dict()["total_documents"]
@@ -159,7 +159,7 @@ class WorkspaceStats:
 
 
 class Embedder(Protocol):
-    """Turns text into unit vectors (DESIGN, "Embedding"); tasks has the implementations.
+    """Turns text into unit vectors (DESIGN, "Embedding"); implementations are in tasks.
 
     Examples:
         >>> class Letters:
@@ -184,7 +184,7 @@ class Embedder(Protocol):
         ...
 
     def embed(self, lines: Any, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
-        """Embed lines as unit vectors. The row of a line without known tokens is zero.
+        """Embed lines as unit vectors. A line with no known tokens yields a zero vector.
 
         Args:
             lines: a sequence or an Arrow array of strings.
@@ -222,22 +222,22 @@ def new_ulid(now_ms: int | None = None) -> str:
 
 
 def derived_ulid(ulid: str, number: int) -> str:
-    """Return the ULID of part ``number`` of ``ulid``; deterministic, so that a retry recognizes its own writes."""
+    """Return the ULID for part ``number`` of ``ulid``; deterministic, so that a retry recognizes its own writes."""
     digest = hashlib.blake2b(f"{ulid}/{number}".encode(), digest_size=_RANDOM_BYTES).digest()
     return ulid[:_TIME_CHARACTERS] + _encode(int.from_bytes(digest), 16)
 
 
 def content_hash(data: bytes) -> str:
-    """Return blake2b-128 of ``data``, as 32 hexadecimal digits."""
+    """Return the blake2b-128 of ``data``, as 32 hex digits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One object: ``path`` is relative to the workspace; ``modified`` is the store's own time, with a time zone.
+    """An object: ``path`` is relative to the workspace; ``modified`` is the store's own time, with a time zone.
 
-    ``version`` (an etag or a generation) changes with the content. ``replace`` accepts only versions from
-    ``get_versioned``, ``head``, ``create`` and ``replace``: listings of Google Cloud Storage and Azure spell them
+    ``version`` (an etag or a generation) changes with the content. ``replace`` accepts only versions returned by
+    ``get_versioned``, ``head``, ``create`` and ``replace``: listings by Google Cloud Storage and Azure format them
     differently.
     """
 
@@ -248,4 +248,4 @@ class ObjectInfo:
 
 
 Range = tuple[int, int | None]
-"""The bytes of an object from the first number to the second (exclusive), or to its end."""
+"""A byte range of an object: from the first number to the second (exclusive), or to the end."""

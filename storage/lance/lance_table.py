@@ -1,7 +1,7 @@
-"""Open, create, write, commit and compact a Lance table of a workspace (decision 0004; DESIGN, "Compaction").
+"""Open, create, write, commit and compact a workspace's Lance tables (decision 0004; DESIGN, "Compaction").
 
-Index optimization, compaction and version cleanup conflict, so one process runs them in sequence under the tenant's
-maintenance lease. Only rewriting is distributed over workers.
+Index optimization, compaction and version cleanup conflict, so one process runs them in sequence, holding the tenant's
+maintenance lease. Only rewriting is distributed to workers.
 """
 
 from __future__ import annotations
@@ -45,29 +45,30 @@ if TYPE_CHECKING:
 
 COMMIT_ATTEMPTS = 20
 VECTOR_TYPE = pa.float16()
-"""The type of stored vectors: half the space of float32, with the same top ten results (decision 0002)."""
+"""The type of stored vectors: half the size of float32, with the same top ten results (decision 0002)."""
 INDEX_CACHE_BYTES = 2 * 2**30
-"""Size of Lance's cache of indexes: 46 bytes per line for vectors, which makes searches ten times faster."""
+"""Size of Lance's index cache: 46 bytes per line for vectors; makes searches ten times faster."""
 METADATA_CACHE_BYTES = 256 * 2**20
 READS_AT_ONCE = 256
-"""Parallel reads of a bucket. With Lance's default of 64, a search reads its candidates in several rounds."""
+"""Parallel reads from a bucket. With Lance's default of 64, a search needs several rounds to read its candidates."""
 ADDRESS_BITS = 32
-"""The address of a row is its fragment's id, followed by its offset in this many bits."""
+"""A row address is a fragment id followed by an offset of this many bits."""
 
 
 class TableFile(NamedTuple):
-    """A file of a table, relative to it or, with a ``base_id``, to the main table that shares it with a branch."""
+    """A table file, relative to the table or, with a ``base_id``, to the main table that shares the file with a branch.
+    """
 
     path: str
     base_id: int | None = None
 
 
 class LanceTable:
-    """A table of embeddings of one tenant and one embedding fingerprint.
+    """An embedding table: one tenant, one embedding fingerprint.
 
-    If ``cut`` is set, it is a branch of that table (decision 0015). Subclasses define the ``KIND`` of table, its
-    ``TITLE`` in errors, the ``COLUMNS`` that it must have, and the fixes that errors suggest: ``REPAIR`` for a damaged
-    table, ``REBUILD`` for one of another format.
+    If ``cut`` is set, this is a branch of that table (decision 0015). Subclasses define the table's ``KIND``, its
+    ``TITLE`` in errors, its required ``COLUMNS``, and the fixes suggested by errors: ``REPAIR`` for a damaged table,
+    ``REBUILD`` for an unsupported format.
     """
 
     KIND: ClassVar[str]
@@ -86,14 +87,14 @@ class LanceTable:
         self._objects = objects
 
     def exists(self) -> bool:
-        """Return whether any version of the table has been committed."""
+        """Return whether any version of the table was committed."""
         return any(info.path.endswith(".manifest") for info in self._objects.list(f"{self.path}/_versions"))
 
     def open(self, version: int | None = None, *, cached: bool = False) -> LanceDataset:
         """Open the newest version, or ``version``.
 
-        If ``cached``, indexes stay in memory for later searches of this process. Raises StorageError if the table
-        does not exist, CorruptFile if Lance cannot read it, UsageError if it has another format.
+        If ``cached`` is set, indexes stay in memory for later searches in this process. Raises StorageError if the
+        table does not exist, CorruptFile if Lance cannot read it, UsageError if its format is unsupported.
         """
         import lance
 
@@ -108,24 +109,24 @@ class LanceTable:
             if not is_lance_failure(error):
                 raise
             if not self.exists():
-                raise StorageError(f"The table of {self.TITLE} does not exist", self.uri, self.REPAIR) from error
-            raise read_failed(f"The table of {self.TITLE} cannot be read", self.uri, error, self.REPAIR) from error
+                raise StorageError(f"The {self.TITLE} table does not exist", self.uri, self.REPAIR) from error
+            raise read_failed(f"The {self.TITLE} table cannot be read", self.uri, error, self.REPAIR) from error
         missing = set(self.COLUMNS).difference(dataset.schema.names)
         if missing:
             raise UsageError(
-                f"The table of {self.TITLE} has another format: it has no column {', '.join(sorted(missing))}",
+                f"The {self.TITLE} table has an unsupported format: it has no column {', '.join(sorted(missing))}",
                 self.uri,
                 self.REBUILD,
             )
         return dataset
 
     def read_ahead(self, ranges: Mapping[TableFile, Range]) -> None:
-        """Begin to read ``ranges`` of files of a table in a bucket, which Lance would request in sequence."""
+        """Prefetch ``ranges`` of a bucket table's files, which Lance would otherwise request one after another."""
         folders = {file: self.path if file.base_id is None else self._main for file in ranges}
         self._objects.read_ahead({f"{folders[file]}/{file.path}": wanted for file, wanted in ranges.items()})
 
     def _create(self, first: pa.Table) -> None:
-        """Create the table with the rows of ``first``, unless it exists or another process creates it first."""
+        """Create the table with the rows ``first``, unless it exists or another process creates it first."""
         import lance
 
         if self.exists():
@@ -139,10 +140,10 @@ class LanceTable:
                 raise write_failed("Could not create a table", self.uri, error) from error
 
     def set_damage_aside(self, suffix: str) -> int:
-        """Make the table readable: drop its unreadable newest versions and fragments, and return their number.
+        """Make the table readable: drop its unreadable newest versions and fragments, and return how many were dropped.
 
-        A dropped version is renamed with ``suffix``, for later inspection. The caller holds the tenant's maintenance
-        lease, and indexes the missing documents again. Raises StorageError.
+        Dropped versions are renamed with ``suffix``, for later inspection. The caller holds the tenant's maintenance
+        lease, and reindexes the missing documents. Raises StorageError.
         """
         count = 0
         while not self._opens():
@@ -166,7 +167,7 @@ class LanceTable:
         return count + len(unreadable)
 
     def damaged_fragments(self) -> list[int]:
-        """Return the ids of the fragments that cannot be read completely; reading one may crash the process."""
+        """Return the ids of fragments that cannot be read completely; reading one may crash the process."""
         try:
             return survived(_unreadable, self)
         except ProcessDied:
@@ -188,7 +189,7 @@ class LanceTable:
         return True
 
     def tracked_files(self) -> frozenset[str]:
-        """Return the paths, relative to the table, of the files that any version refers to. Raises CorruptFile."""
+        """Return the paths, relative to the table, of files that any version refers to. Raises CorruptFile."""
         files: set[str] = set()
         try:
             dataset = self.open()
@@ -201,14 +202,14 @@ class LanceTable:
         return frozenset(files)
 
     def index_files(self) -> frozenset[str]:
-        """Return the files of all indexes, published or not, relative to their folder. Raises StorageError."""
+        """Return the files of all indexes, published or not, relative to the index folder. Raises StorageError."""
         folder = f"{self.path}/_indices"
         return frozenset(info.path.removeprefix(f"{folder}/") for info in self._objects.list(folder))
 
     def write(self, rows: pa.Table) -> list[FragmentMetadata]:
-        """Write ``rows`` as fragments, which readers do not see until a commit adds them.
+        """Write ``rows`` as fragments that readers cannot see until they are committed.
 
-        Safe on any worker at any time, because the files have unique names. Raises StorageError.
+        Safe on any worker at any time, because file names are unique. Raises StorageError.
         """
         from lance.fragment import write_fragments
 
@@ -226,7 +227,7 @@ class LanceTable:
             )
 
     def _transact(self, transaction: Transaction) -> None:
-        """Commit ``transaction``. Raises lance.commit.CommitConflictError, and OSError for an unknown outcome."""
+        """Commit ``transaction``. Raises lance.commit.CommitConflictError, and OSError if the outcome is unknown."""
         import lance
 
         lance.LanceDataset.commit(self.uri, transaction, storage_options=self.options)
@@ -242,19 +243,19 @@ def _unreadable(table: LanceTable, fragment: int | None = None) -> list[int]:
 
 
 def allow_parallel_reads() -> None:
-    """Let Lance read a bucket with READS_AT_ONCE, unless the environment sets another number."""
+    """Let Lance read buckets with READS_AT_ONCE threads, unless the environment sets another number."""
     os.environ.setdefault("LANCE_IO_THREADS", str(READS_AT_ONCE))
 
 
 @cache
 def _session() -> Any:
-    from lance import Session  # type: ignore[attr-defined]  # missing in pylance's stubs
+    from lance import Session  # type: ignore[attr-defined]  # missing from pylance's stubs
 
     return Session(index_cache_size_bytes=INDEX_CACHE_BYTES, metadata_cache_size_bytes=METADATA_CACHE_BYTES)
 
 
 def quote(text: str) -> str:
-    """Quote ``text`` as a string literal of a Lance filter. Raises UsageError if no row can have this text."""
+    """Quote ``text`` as a string literal for a Lance filter. Raises UsageError if no row can contain this text."""
     if not is_unicode(text):
         raise UsageError(
             "A name is not UTF-8, but all indexed names are", repr(text), "Check its spelling and encoding."
@@ -279,9 +280,9 @@ def _addresses(dataset: LanceDataset, where: str) -> NDArray[np.uint64]:
 def without_rows(
     dataset: LanceDataset, filters: Sequence[str], addresses: Sequence[int] = ()
 ) -> tuple[list[int], list[FragmentMetadata]]:
-    """Return ``(ids of fragments that become empty, changed fragments)`` of ``dataset`` without the rows that match.
+    """Return ``dataset`` without the matching rows: ``(ids of emptied fragments, changed fragments)``.
 
-    The rows at ``addresses`` are removed as well.
+    The rows at ``addresses`` are also removed.
     """
     matches = [np.asarray(addresses, np.uint64), *(_addresses(dataset, where) for where in filters)]
     doomed = np.unique(np.concatenate(matches))
@@ -300,9 +301,9 @@ def without_rows(
 
 
 FRAGMENT_ROWS = 1 << 15
-"""Smaller fragments are merged. Larger ones, as runs write them, stay until many of their rows are deleted."""
+"""Smaller fragments are merged. Larger fragments stay as runs wrote them until many of their rows are deleted."""
 WORN_SHARE = 0.1
-"""A fragment is rewritten without its deleted rows once their share exceeds this."""
+"""A fragment is rewritten without its deleted rows once their share exceeds this value."""
 _OPTIONS: CompactionOptions = {
     "target_rows_per_fragment": FRAGMENT_ROWS,
     "materialize_deletions_threshold": WORN_SHARE,
@@ -312,7 +313,7 @@ _OPTIONS: CompactionOptions = {
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """The tasks of a compaction of ``version``. Each task is picklable input for ``rewrite`` on any worker."""
+    """The tasks for compacting ``version``. Each task is picklable input for ``rewrite`` on any worker."""
 
     version: int
     tasks: tuple[CompactionTask, ...]
@@ -328,7 +329,7 @@ def plan_compaction(table: LanceTable) -> CompactionPlan:
 
 
 def rewrite(table: LanceTable, task: CompactionTask) -> RewriteResult:
-    """Rewrite the fragments of a task under new names, invisible until the commit. The result is picklable.
+    """Rewrite a task's fragments under new names, invisible until the commit. The result is picklable.
 
     Raises StorageError.
     """
@@ -339,9 +340,9 @@ def rewrite(table: LanceTable, task: CompactionTask) -> RewriteResult:
 def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
     """Replace the compacted fragments with the results of all tasks, in one version.
 
-    Raises CommitConflict if a writer has changed one of the fragments since the plan, or if the store failed
-    temporarily, and StorageError if it failed otherwise. After either, plan and rewrite again: a failed commit deletes
-    the rewritten fragments, so repeating it would lose their rows.
+    Raises CommitConflict if a writer changed one of the fragments after planning or if the store failed temporarily,
+    and StorageError if it failed otherwise. After either, plan and rewrite again: a failed commit deletes the rewritten
+    fragments, so repeating only the commit would lose their rows.
     """
     from lance.optimize import Compaction
 
@@ -349,19 +350,20 @@ def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequen
         Compaction.commit(table.open(plan.version), list(rewritten), _OPTIONS)
     except OSError as error:  # includes CommitConflictError
         if is_conflict(error):
-            raise CommitConflict("A writer has changed the compacted fragments", table.uri, "Try again.") from error
+            raise CommitConflict("A writer changed the compacted fragments", table.uri, "Try again.") from error
         if is_network_failure(error):
             raise CommitConflict(
-                "The store failed during the commit of a compaction", table.uri, "Try again."
+                "The store failed while committing a compaction", table.uri, "Try again."
             ) from error
         raise write_failed("Could not commit a compaction", table.uri, error) from error
 
 
 def remove_old_versions(table: LanceTable, older_than: timedelta) -> int:
-    """Delete versions older than ``older_than`` and the files that only they use; return the number of versions.
+    """Delete versions older than ``older_than`` and the files that only they use; return the number of deleted
+    versions.
 
-    Files of uncommitted transactions stay until they are a week old, because a worker may still write them. The caller
-    has fenced every writer of the tenant. Raises StorageError.
+    Files of uncommitted transactions are kept for a week, because a worker may still be writing them. The caller has
+    fenced off every writer of the tenant. Raises StorageError.
     """
     with writing("Could not remove old versions", table.uri):
         stats = with_retries(
@@ -373,8 +375,7 @@ def remove_old_versions(table: LanceTable, older_than: timedelta) -> int:
 
 
 def data_file(fragment: LanceFragment) -> str:
-    """Return the path of the first data file of a fragment. Names of data files are never reused."""
+    """Return the path of a fragment's first data file. Data file names are never reused."""
     file = fragment.data_files()[0]
-    # The public property defines a class at every access, which took half of the time of a commit to a table of 1,000
-    # sources.
+    # The public property defines a class on every access, which took half the commit time for a table of 1,000 sources.
     return getattr(file, "_path", None) or str(file.path)

@@ -1,6 +1,6 @@
-"""Run native code in a worker process, so that a damaged file crashes only the worker.
+"""Run native code in a worker process, so that a damaged file crashes only that worker.
 
-Lance validates files only in part: a corrupt length or offset can abort the process, which no ``except`` catches.
+Lance does not fully validate files: a corrupt length or offset can abort the process, which no ``except`` catches.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _Result = TypeVar("_Result")
 
 
 class ProcessDied(CorruptFile):
-    """The other process ended before it answered."""
+    """The worker process died before it replied."""
 
 
 class OtherProcess:
-    """A process that runs up to ``threads`` functions in parallel; it ends at the latest with this process.
+    """A process that runs up to ``threads`` functions in parallel; it exits no later than this process.
 
-    It first calls the function ``begin``, ``module:name``. It does not use ``multiprocessing``, which would import the
+    It first calls ``begin``, given as ``module:name``. It does not use ``multiprocessing``, which would import the
     caller's main program again.
     """
 
@@ -47,7 +47,7 @@ class OtherProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            start_new_session=True,  # Ctrl-C is for this process
+            start_new_session=True,  # the parent handles Ctrl-C
         )
         threading.Thread(target=self._receive, daemon=True).start()
 
@@ -66,7 +66,8 @@ class OtherProcess:
         *args: _Parameters.args,
         **kwargs: _Parameters.kwargs,
     ) -> _Result:
-        """Run ``function`` there, and return its result or raise its error. Raises ProcessDied, TimeoutError."""
+        """Run ``function`` in the worker, and return its result or raise its error. Raises ProcessDied, TimeoutError.
+        """
         answer: Future[_Result] = Future()
         data = pickle.dumps((function, args, kwargs))
         with self._lock:
@@ -83,7 +84,7 @@ class OtherProcess:
         return answer.result(seconds)
 
     def end(self) -> None:
-        """End the process at once, even if it is running something."""
+        """Kill the process immediately, even if it is busy."""
         self._process.kill()
         self._process.wait()
 
@@ -107,7 +108,7 @@ class OtherProcess:
             lost, self._answers = list(self._answers.values()), {}
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
-                with suppress(OSError):  # requests that were not sent yet
+                with suppress(OSError):  # requests that have not been sent yet
                     pipe.close()
         for answer in lost:
             answer.set_exception(_died())
@@ -116,7 +117,7 @@ class OtherProcess:
 def survived(
     function: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
 ) -> _Result:
-    """Run ``function`` in another process, which is reused, and return or raise its outcome.
+    """Run ``function`` in a reused worker process, and return or raise its outcome.
 
     Raises ProcessDied, a CorruptFile.
     """
@@ -158,9 +159,9 @@ def _died() -> ProcessDied:
 
 
 def serve(threads: int, begin: str) -> None:
-    """Run the calls that arrive on standard input, and answer on standard output, until the input ends."""
+    """Run calls read from standard input and write results to standard output, until end of input."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output that libraries print must not mix with the answers
+    os.dup2(2, 1)  # keeps output printed by libraries out of the results
     if begin:
         module, _, name = begin.partition(":")
         getattr(__import__(module, fromlist=[name]), name)()
@@ -176,11 +177,11 @@ def serve(threads: int, begin: str) -> None:
         try:
             pool.submit(answer, *_received(requests))
         except EOFError:
-            os._exit(0)  # nobody waits for calls that still run
+            os._exit(0)  # nobody waits for calls that are still running
 
 
 def _run(data: bytes) -> bytes:
-    """Run a pickled call, and return its pickled result or error."""
+    """Run a pickled call, and return its result or error, pickled."""
     try:
         function, args, kwargs = pickle.loads(data)
         with without_panic():
@@ -194,7 +195,7 @@ def _pickled(error: Exception) -> bytes:
     try:
         data = pickle.dumps((None, error))
         pickle.loads(data)
-    except Exception:  # a foreign exception may raise anything when it is copied
+    except Exception:  # pickling a third-party exception may raise anything
         return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}")))
     return data
 
@@ -207,9 +208,9 @@ def _send(pipe: IO[bytes], number: int, data: bytes) -> None:
 def _received(pipe: IO[bytes]) -> tuple[int, bytes]:
     head = pipe.read(2 * _LENGTH.size)
     if len(head) < 2 * _LENGTH.size:
-        raise EOFError("The worker process has ended")
+        raise EOFError("The worker process exited")
     number, length = _LENGTH.unpack_from(head)[0], _LENGTH.unpack_from(head, _LENGTH.size)[0]
     data = pipe.read(length)
     if len(data) < length:
-        raise EOFError("The worker process ended while writing")
+        raise EOFError("The worker process exited while writing")
     return number, data

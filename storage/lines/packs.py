@@ -1,7 +1,7 @@
-"""Store the decoded text of documents in packs next to their lines, and search it exactly (decision 19).
+"""Store decoded document text in packs next to the lines, and search it exactly (decision 19).
 
-A pack contains consecutive lines of one document, including lines without a word, which have no row. Its grams are a
-filter of its trigrams; most packs without a match are ruled out by their grams and need not be read.
+A pack contains consecutive lines of one document, including lines with no words, which have no row. Its grams are a
+filter over its trigrams that rules out most non-matching packs without reading them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from driftline.storage.lines.line_table import GRAMS_COLUMN, PACK_COLUMN, PACK_L
 from driftline.storage.lines.regex_patterns import GRAM_BYTES, Clause, folded
 
 PACK_BYTES = 16 * 2**10
-"""Once a pack has this size, it ends before the next line with a row."""
+"""A pack that has reached this size ends before the next line that has a row."""
 _HASH = np.uint32(0x9E3779B1)
 _MAX_GRAM_BITS = 1 << 17
 _MIN_GRAM_BITS = 1 << 9
 _BITS_PER_GRAM = 2
-"""Minimum number of bits in a filter per gram; the maximum is twice that. The test of a single gram has many false
-positives, but a literal has several grams.
+"""Minimum number of filter bits per gram; the maximum is twice that. A single gram has many false positives, but a
+literal has several grams.
 """
 _SHIFT = np.uint32(32 - 17)
 
@@ -45,10 +45,10 @@ def packs(
     column: NDArray[np.int32],
     first_line: int = 0,
 ) -> dict[str, pa.Array]:
-    """Return the columns PACK, PACK_LINE and GRAMS, ``(n,)`` each, null except in rows with a pack.
+    """Return the columns PACK, PACK_LINE and GRAMS, ``(n,)`` each, null except in rows that hold a pack.
 
-    ``document`` points into ``texts``, the documents' texts from ``first_line`` on. The rows are in order, and each
-    document that has a line has a row. The packs of a document follow one another from its first line to its last.
+    ``document`` holds indices into ``texts``, the documents' texts starting at ``first_line``. The rows are in order,
+    and every document that has lines has a row. A document's packs are contiguous from its first line to its last.
     """
     rows: list[int] = []
     first_lines: list[int] = []
@@ -74,7 +74,7 @@ def packs(
 
 
 def _cuts(data: bytes, line: NDArray[np.int32], column: NDArray[np.int32]) -> list[tuple[int, int, int]]:
-    """Return the row of each pack of a document, the byte where it begins, and the number of its first line."""
+    """Return, for each pack of a document, its row, its first byte, and the number of its first line."""
     cuts = [(0, 0, 0)]
     if len(data) <= PACK_BYTES:
         return cuts
@@ -89,7 +89,9 @@ def _cuts(data: bytes, line: NDArray[np.int32], column: NDArray[np.int32]) -> li
 
 
 def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
-    """Return a text with each row on its line, and empty lines elsewhere. Rows of one line are consecutive."""
+    """Return a text with each row on its line, and empty lines elsewhere. Rows of the same line are adjacent in the
+    input.
+    """
     lines = [""] * (max(line, default=-1) + 1)
     for number, part in zip(line, text, strict=True):
         lines[number] += part.replace("\n", " ")
@@ -97,7 +99,7 @@ def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
 
 
 def _hashes(data: bytes) -> NDArray[np.uint32]:
-    """Return a number below ``_MAX_GRAM_BITS`` for each trigram of folded text."""
+    """Return a number below ``_MAX_GRAM_BITS`` for each trigram in folded text."""
     codes = np.frombuffer(data, np.uint8).astype(np.uint32)
     hashes: NDArray[np.uint32] = np.right_shift(
         (codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]) * _HASH, _SHIFT, dtype=np.uint32
@@ -106,7 +108,7 @@ def _hashes(data: bytes) -> NDArray[np.uint32]:
 
 
 def grams(data: bytes) -> bytes:
-    """Return the filter of the trigrams of a text: a bit for each, at its hash modulo the size, a power of two."""
+    """Return the trigram filter of a text: each trigram sets the bit at its hash modulo the size, a power of two."""
     bits = np.zeros(_MAX_GRAM_BITS, np.bool_)
     if len(data) >= GRAM_BYTES:
         bits[_hashes(folded(data))] = True
@@ -118,11 +120,11 @@ def grams(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """The packs of one version of a table, without their texts.
+    """The packs of one table version, without their texts.
 
-    ``rows`` has ``entity``, ``path``, ``hash``, ``line``, the number of the first line, and ``_rowid``. ``documents``
-    ``(n,)`` is the document number of each pack. ``filters`` holds the grams, grouped by size, each group with the
-    positions of its packs in ``rows``.
+    ``rows`` has the columns ``entity``, ``path``, ``hash``, ``line`` (the number of the first line) and ``_rowid``.
+    ``documents`` ``(n,)`` holds the document number of each pack. ``filters`` holds the grams, grouped by size, each
+    group with the positions of its packs in ``rows``.
     """
 
     rows: pa.Table
@@ -135,7 +137,7 @@ class Packs:
         return int(self.rows.nbytes) + sum(positions.nbytes + grams.nbytes for positions, grams in self.filters)
 
     def of(self, documents: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[list[int], list[int]]]:
-        """Return the first lines of the packs of ``documents``, entities and paths, in order, and their row ids."""
+        """Return the packs' first lines, in order, and their row ids, for each of ``documents``, ``(entity, path)``."""
         paths = pa.array([path for _, path in documents], pa.string())
         rows = self.rows.filter(pc.is_in(self.rows["path"], value_set=paths)).sort_by("line")
         found: dict[tuple[str, str], tuple[list[int], list[int]]] = {document: ([], []) for document in documents}
@@ -147,7 +149,7 @@ class Packs:
         return found
 
     def may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
-        """Return ``(n,)``: whether each pack may hold a literal of every clause."""
+        """Return ``(n,)``: whether each pack may contain a literal from every clause."""
         possible = np.ones(len(self.rows), np.bool_)
         for positions, filters in self.filters:
             size = 8 * filters.shape[1]
@@ -158,7 +160,9 @@ class Packs:
         return possible
 
     def documents_that_may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
-        """Return ``(n,)``: the packs of documents that may contain, for each clause, one of its literals."""
+        """Return ``(n,)``: the packs of documents that may contain a literal from every clause, possibly in different
+        packs.
+        """
         possible = np.ones(len(self.rows), np.bool_)
         for clause in required:
             possible &= (np.bincount(self.documents, self.may_hold([clause])) > 0)[self.documents]
@@ -173,7 +177,7 @@ def _hold(filters: NDArray[np.uint8], size: int, literal: bytes) -> NDArray[np.b
 
 
 _PACKS: LRUCache[tuple[str | int, ...], Packs] = LRUCache(256 * 2**20, lambda packs: packs.nbytes)
-"""The packs of each version that this process has searched."""
+"""The packs of each version that this process searched."""
 _PACKS_AT_ONCE = Lock()
 
 
@@ -201,13 +205,13 @@ def packs_of(query: LineQuery) -> Packs:
 
 def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     positions = np.flatnonzero(sizes == size)
-    # A list, because for an array Arrow imports numpy.ma, as np.unique does, which takes longer than a search.
+    # A list: for an array, Arrow imports numpy.ma (as does np.unique), which takes longer than a search.
     joined = b"".join(rows[GRAMS_COLUMN].take(pa.array(positions.tolist(), pa.int64())).to_pylist())
     return positions, np.frombuffer(joined, np.uint8).reshape(len(positions), size)
 
 
 def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
-    """Return ``(n,)``: the packs of documents that the filter of ``query`` allows."""
+    """Return ``(n,)``: the packs of documents that pass the filter of ``query``."""
     if query.sql is None:
         return np.ones(len(found.rows), np.bool_)
     rows = _scan(query, [], f"{PACK_LINE_COLUMN} IS NOT NULL AND ({query.sql})")
@@ -215,18 +219,19 @@ def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
 
 
 def documents_of(query: LineQuery) -> Iterator[tuple[str, str, str]]:
-    """Yield path, entity and hash of each document that the filter of ``query`` allows, unordered."""
+    """Yield path, entity and hash of each document that passes the filter of ``query``, unordered."""
     first = f"{PACK_LINE_COLUMN} = 0" + (f" AND ({query.sql})" if query.sql else "")
     rows = _scan(query, ["path", "entity", "hash"], first)
     yield from zip(*(rows[name].to_pylist() for name in ("path", "entity", "hash")), strict=True)
 
 
 _TEXTS: LRUCache[tuple[str | int, ...], pa.StringArray] = LRUCache(64 * 2**20, lambda text: text.nbytes)
-"""The packs that this process has read, keyed by version and row id. Packs with many trigrams are read repeatedly."""
+"""Pack texts that this process already read, keyed by version and row id. Packs with many trigrams are read repeatedly.
+"""
 
 
 def texts(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
-    """Return the texts of packs, each of a query and a row id, in this order."""
+    """Return the texts of packs, each given as a query and a row id, in this order."""
     keys = [(*query.exact_version, row) for query, row in packs]
     with _PACKS_AT_ONCE:
         known = {key: text for key in keys if (text := _TEXTS.get(key)) is not None}
@@ -244,18 +249,19 @@ def texts(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
 
 
 LINES_BEFORE = 2_048
-"""Lines before a passage among which to look for the row of its pack: few packs have more."""
+"""How many lines before a passage to search for the row of its pack: few packs have more."""
 
 
 _WITH_PASSAGES: LRUCache[tuple[str | int, ...], bool] = LRUCache(1_024)
-"""The versions of which this process has read passages. In a bucket, the first time looks through the paths of all
-rows, which a search has read anyway: the index of paths would take two more rounds."""
+"""Versions from which this process already read passages. In a bucket, the first read scans the paths of all rows,
+which a search has loaded anyway: the path index would take two more round trips.
+"""
 
 
 def lines_of(query: LineQuery, passages: Collection[Passage]) -> dict[Passage, list[str]]:
-    """Return the lines of passages as they were indexed, except those beyond the end of a document.
+    """Return the lines of passages as they were indexed, omitting lines past the end of a document.
 
-    Documents that do not exist, or that the filter excludes, have no lines.
+    Documents that do not exist or do not pass the filter have no lines.
     """
     near = {each: f"line_number BETWEEN {each.first - LINES_BEFORE} AND {each.last}" for each in passages}
     found = _lines_among(query, near)
@@ -264,17 +270,17 @@ def lines_of(query: LineQuery, passages: Collection[Passage]) -> dict[Passage, l
 
 
 def _lines_among(query: LineQuery, rows: Mapping[Passage, str]) -> dict[Passage, list[str]]:
-    """Return the lines of the passages whose first pack is among their ``rows``, each a condition."""
+    """Return the lines of passages whose first pack matches their condition in ``rows``."""
     if not rows:
         return {}
-    paths = is_one_of("path", sorted({each.path for each in rows}))  # which the index finds
+    paths = is_one_of("path", sorted({each.path for each in rows}))  # uses the path index
     each_of = [f"({is_one_of('path', [each.path])} AND {condition})" for each, condition in rows.items()]
     where = f"{paths} AND ({' OR '.join(each_of)})" + (f" AND ({query.sql})" if query.sql else "")
     version = query.exact_version
     with _PACKS_AT_ONCE:
         by_index = query.table.is_local or version in _WITH_PASSAGES
         _WITH_PASSAGES[version] = True
-    late = [PACK_LINE_COLUMN, PACK_COLUMN]  # in one round: by default, the smaller one is read first
+    late = [PACK_LINE_COLUMN, PACK_COLUMN]  # in one round trip: by default, the smaller column is read first
     read = _scan(query, ["entity", "path", *late], where, by_index=by_index, late_materialization=late)
     read = read.sort_by(PACK_LINE_COLUMN)
     columns = (read[name].to_pylist() for name in ("entity", "path", PACK_LINE_COLUMN, PACK_COLUMN))

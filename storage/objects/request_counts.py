@@ -1,6 +1,6 @@
 """Count the requests sent to object stores, by kind and by phase of the run.
 
-A caller opens a ``tally``; the clients of ``bucket`` and ``source`` call ``count``. Lance's requests for table files
+A caller opens a ``tally``; the clients in ``bucket`` and ``source`` call ``count``. Lance's requests for table files
 are not counted, because Lance has its own clients.
 """
 
@@ -14,14 +14,15 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 KINDS = ("list", "get", "head", "put", "delete")
-"""The kinds of requests with a price.
+"""The kinds of requests that stores charge for.
 
-``get`` includes requests for anything but an object, such as ``GET ?acl``."""
+``get`` includes requests for things other than objects, such as ``GET ?acl``.
+"""
 OTHER = "other"
-"""The phase of requests outside of all phases."""
+"""The phase of requests sent outside all phases."""
 
 Counts = dict[str, dict[str, int]]
-"""Numbers of requests, keyed by phase and kind; a missing entry is 0. Small and picklable."""
+"""Request counts, keyed by phase and kind; a missing entry is 0. Small and picklable."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -30,7 +31,7 @@ _OPERATIONS = {"List": "list", "Head": "head", "Get": "get", "Delete": "delete"}
 
 
 class Tally:
-    """The requests counted up to now. Thread-safe."""
+    """The requests counted so far. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,7 +52,7 @@ _current: ContextVar[tuple[Tally, str] | None] = ContextVar("driftline_requests"
 
 @contextmanager
 def tally() -> Iterator[Tally]:
-    """Count the requests of this context and of its copies; an outer tally does not include them."""
+    """Count the requests of this context and its copies; an outer tally does not include them."""
     opened = Tally()
     before = _current.set((opened, OTHER))
     try:
@@ -62,7 +63,7 @@ def tally() -> Iterator[Tally]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Count the requests sent within this context as part of the phase ``name``."""
+    """Count requests sent inside this context under the phase ``name``."""
     current = _current.get()
     before = _current.set((current[0], name) if current else None)
     try:
@@ -72,7 +73,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def for_threads(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
-    """Wrap ``function`` for the threads of a pool, so that its requests count in the context of the caller."""
+    """Wrap ``function`` for a thread pool, so that its requests are counted in the caller's context."""
     current = _current.get()
 
     def counted(item: Item) -> Result:
@@ -86,7 +87,7 @@ def for_threads(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
 
 
 def count(kind: str, requests: int = 1) -> None:
-    """Add a number of ``requests`` of one ``kind`` (see KINDS) to the open tally, if any."""
+    """Add ``requests`` of one ``kind`` (see KINDS) to the open tally, if any."""
     current = _current.get()
     if current:
         current[0].add(current[1], kind, requests)
@@ -100,13 +101,13 @@ def count_all(counts: Counts) -> None:
 
 
 def by_kind(counts: Counts) -> dict[str, int]:
-    """Sum up all phases for each kind, in the order of ``KINDS``, without zeros."""
+    """Sum the counts of all phases by kind, in the order of ``KINDS``, omitting zeros."""
     sums = sum((Counter(kinds) for kinds in counts.values()), Counter[str]())
     return {kind: sums[kind] for kind in KINDS if sums[kind]}
 
 
 def merged(*parts: Counts) -> Counts:
-    """Return the sums of several counts, phase by phase."""
+    """Return the sum of several counts, phase by phase."""
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for part in parts:
         for name, kinds in part.items():
@@ -124,9 +125,9 @@ def price(requests: Mapping[str, int], prices: Mapping[str, float]) -> float | N
 
 
 def watch(file_system: Any, scheme: str) -> None:
-    """Count the requests of an fsspec file system of a bucket (``s3``, ``gs``, ``az``), including its retries.
+    """Count the requests of a bucket's fsspec file system (``s3``, ``gs``, ``az``), including its retries.
 
-    The file system must not have connected yet and must not be shared. Other schemes are not counted.
+    The file system must not be connected yet or shared. Other schemes are not counted.
     """
     match scheme:
         case "s3":
@@ -167,7 +168,7 @@ def _watch_azure(file_system: Any) -> None:
 
     clients = file_system.service_client
     for client in clients if isinstance(clients, list) else [clients]:
-        # Clients of containers and blobs share these policies; the SDK accepts hooks only per call.
+        # Container and blob clients share these policies; the SDK accepts hooks only per call.
         for runner in client._pipeline._impl_policies:
             policy = getattr(runner, "_policy", runner)
             if hasattr(policy, "_request_callback"):

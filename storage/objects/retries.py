@@ -1,4 +1,4 @@
-"""Retry idempotent operations of object stores, with exponential backoff, full jitter and bounded attempts."""
+"""Retry idempotent object store operations, with exponential backoff, full jitter and bounded attempts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ ATTEMPTS = 6
 FIRST_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 2.0
 NO_ATTEMPT_AFTER_SECONDS = 20.0
-"""No attempt begins later than this after the first attempt.
+"""No attempt starts later than this after the first.
 
-The client libraries have their own retries, so this module soon gives up on a store that is down."""
+The client libraries retry as well, so this module gives up soon if a store is down.
+"""
 
 _CLIENT = re.compile(r"after (\d+) retries, max_retries: (\d+)")
 _Result = TypeVar("_Result")
 
 
 def is_exhausted(text: str) -> bool:
-    """Return whether the client library says in ``text`` that it has used up its own attempts."""
+    """Return whether ``text`` is a client library's report that it exhausted its own retries."""
     client = _CLIENT.search(text)
     return client is not None and int(client[1]) >= int(client[2])
 
@@ -29,7 +30,7 @@ def is_exhausted(text: str) -> bool:
 def delays(
     *, clock: Callable[[], float] = time.monotonic, chance: Callable[[], float] = random.random
 ) -> Iterator[float]:
-    """Yield the seconds to wait before each further attempt, until the attempts or the time are used up."""
+    """Yield the seconds to wait before each retry, until attempts or time are exhausted."""
     deadline = clock() + NO_ATTEMPT_AFTER_SECONDS
     longest = FIRST_DELAY_SECONDS
     for _ in range(ATTEMPTS - 1):
@@ -48,9 +49,9 @@ def with_retries(
     chance: Callable[[], float] = random.random,
     sleep: Callable[[float], object] = time.sleep,
 ) -> _Result:
-    """Return the result of ``operation``, which is repeated while it fails with a transient error.
+    """Run ``operation``, retrying it while it fails with a transient error.
 
-    Raises the error of the last attempt.
+    Raises the last attempt's error.
     """
     for delay in delays(clock=clock, chance=chance):
         try:

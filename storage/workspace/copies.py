@@ -1,7 +1,7 @@
-"""Keep a local copy of a workspace that follows the original from version to version (decision 0011).
+"""Maintain a local copy of a workspace that follows the original from version to version (decision 0011).
 
-The copy is a symbolic link to the folder of a version, ``.{name}.versions/{id}``. A newer version is completed in its
-own folder, with unchanged files hard-linked, and replacing the link switches to it atomically.
+The copy is a symbolic link to a version's folder, ``.{name}.versions/{id}``. A newer version is completed in its own
+folder, with unchanged files hard-linked, and replacing the link switches to it atomically.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import FORMAT_VERSION, read_record
 
 KEPT_VERSIONS = 2
-"""The current version, and the one before it, which readers may still have open."""
+"""The current version, and the previous one, which readers may still have open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRecord:
-    """``_copy.json`` of a copy: its ``origin``, when it was pulled, and the size and version of each of its files."""
+    """A copy's ``_copy.json``: its ``origin``, when it was pulled, and the size and version of each file."""
 
     format_version: int = FORMAT_VERSION
     origin: str
@@ -38,7 +38,7 @@ class CopyRecord:
 
 
 def read_copy_record(objects: ObjectStore) -> CopyRecord | None:
-    """Return the record of a copy; None for an original. Raises CorruptFile, WorkspaceTooNew."""
+    """Return a copy's record; None for an original. Raises CorruptFile, WorkspaceTooNew."""
     return read_record(objects, COPY_RECORD, CopyRecord) if objects.is_local else None
 
 
@@ -54,7 +54,7 @@ class WorkspaceCopy:
 
     @property
     def partial(self) -> Path:
-        """The version under construction; the next pull reuses the files of an interrupted one."""
+        """The version under construction; the next pull reuses files of an interrupted one."""
         return self.versions / "partial"
 
     @property
@@ -64,14 +64,14 @@ class WorkspaceCopy:
         return self.location.parent / os.readlink(self.location) if is_valid else None
 
     def check_location(self) -> None:
-        """Raise UsageError if ``location`` is something other than a copy."""
+        """Raise UsageError if ``location`` is anything other than a copy."""
         if os.path.lexists(self.location) and not self.location.is_symlink():
             empty = self.location.is_dir() and not any(self.location.iterdir())
             if not empty:
-                raise UsageError("The folder is not a copy", str(self.location), "Name a new folder for the copy.")
+                raise UsageError("The folder is not a copy", str(self.location), "Choose a new folder for it.")
             self.location.rmdir()
         if self.current is not None and self.record() is None:
-            raise UsageError("The link does not point to a copy", str(self.location), "Name a new folder for the copy.")
+            raise UsageError("The link does not point to a copy", str(self.location), "Choose a new folder for it.")
 
     @contextlib.contextmanager
     def locked(self, *, wait: bool = False) -> Iterator[None]:
@@ -84,14 +84,14 @@ class WorkspaceCopy:
             yield
 
     def record(self) -> CopyRecord | None:
-        """Return the record of the current version. Raises CorruptFile, WorkspaceTooNew."""
+        """Return the current version's record. Raises CorruptFile, WorkspaceTooNew."""
         current = self.current
         return read_copy_record(ObjectStore.open(current.as_uri())) if current is not None else None
 
     def reuse(self, known: Mapping[str, tuple[int, str]], expected: Mapping[str, tuple[int, str]]) -> set[str]:
         """Link the current version's files that are also ``expected`` into the partial version, and return them.
 
-        Files with the same size and version are equal. Unwanted files in the partial version are removed.
+        Files with the same size and version are identical. Unwanted files in the partial version are removed.
         """
         current = self.current
         for folder, _, names in os.walk(self.partial):
@@ -110,7 +110,7 @@ class WorkspaceCopy:
         return found
 
     def confirm(self, record: CopyRecord) -> None:
-        """Record when the current version was last found to be the newest. Raises StorageError."""
+        """Record that the current version was just found to be the newest. Raises StorageError."""
         current = self.current
         assert current is not None
         temporary = current / f".tmp-{COPY_RECORD}"
@@ -121,7 +121,7 @@ class WorkspaceCopy:
             raise StorageError(f"The copy cannot be written ({error.strerror})", str(current)) from error
 
     def is_complete(self, known: Mapping[str, tuple[int, str]]) -> bool:
-        """Return whether no file of the current version has been deleted."""
+        """Return whether every file of the current version still exists."""
         current = self.current
         return current is not None and all((current / path).exists() for path in known)
 

@@ -1,4 +1,4 @@
-"""List the files that a search of the newest version of a workspace reads, for its local copy."""
+"""List the files that a search of a workspace's newest version reads, for its local copy."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from lance import LanceDataset
 
 _NEWEST = 2**64 - 1
-"""Names of Lance's versions count down from here, so that a listing begins with the newest."""
+"""Lance's version names count down from here, so that a listing starts with the newest."""
 _COPIED = (Kind.BASE, Kind.DELTA, Kind.RUN)
 
 
 Listing = Mapping[str, ObjectInfo]
-"""All objects of a workspace, keyed by path, in the order of one listing."""
+"""All objects in a workspace, keyed by path, in the order of one listing."""
 
 
 def heads_of_newest_version(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
     """Return the small files that distinguish versions.
 
-    These are configuration, records, manifests, run history, and the manifests of tables.
+    These are the configuration, records, manifests, run history, and table manifests.
     """
     of_sources = {path.rpartition("/")[0] for path in listing if path.endswith(f"/{SOURCE}")}
     files = [
@@ -40,15 +40,15 @@ def heads_of_newest_version(workspace: Workspace, listing: Listing) -> list[Obje
 
 
 def is_head(path: str) -> bool:
-    """Return whether a file of a copy is one of ``heads_of_newest_version``; all others have unique names."""
+    """Return whether a copied file is one of ``heads_of_newest_version``; all other files have unique names."""
     return "/_tables/" not in path or "/_versions/" in path
 
 
 def files_of_newest_version(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
-    """Return ``heads_of_newest_version``, and the files of the current tables of lines.
+    """Return ``heads_of_newest_version``, and the files of the current line tables.
 
-    Memory, leases, staged deltas, and files of other versions are excluded. Raises ObjectNotFound if files have
-    vanished since the listing, CorruptFile, StorageError.
+    Memory, leases, staged deltas, and files of other versions are excluded. Raises ObjectNotFound if files disappeared
+    since the listing, CorruptFile, StorageError.
     """
     files = heads_of_newest_version(workspace, listing)
     for table, manifest in _tables(workspace, listing):
@@ -57,7 +57,7 @@ def files_of_newest_version(workspace: Workspace, listing: Listing) -> list[Obje
 
 
 def _tables(workspace: Workspace, listing: Listing) -> list[tuple[LineTable, ObjectInfo]]:
-    """Return the table of lines of each tenant, with its newest manifest."""
+    """Return each tenant's line table, with its newest manifest."""
     if workspace.config.fingerprint is None:
         return []
     found: list[tuple[LineTable, ObjectInfo]] = []
@@ -73,13 +73,13 @@ def _tables(workspace: Workspace, listing: Listing) -> list[tuple[LineTable, Obj
 
 
 def _is_wanted(path: str, of_sources: set[str]) -> bool:
-    """Return whether a manifest or run record does not belong to memory."""
+    """Return whether a manifest or run record is not part of memory."""
     folder = path.rpartition("/")[0]
     return folder in of_sources or folder.endswith("/_runs")
 
 
 def _of_table(table: LineTable, manifest: ObjectInfo, listing: Listing) -> list[ObjectInfo]:
-    """Return the files of data and indexes that a version of a table refers to."""
+    """Return the data and index files that a table version refers to."""
     dataset = table.open(_NEWEST - int(manifest.path.rpartition("/")[2].removesuffix(".manifest")))
     names = {*_data_files(dataset)}
     folders = {f"{table.path}/_indices/{uuid}/" for uuid in _index_ids(dataset)}

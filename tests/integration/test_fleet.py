@@ -286,7 +286,7 @@ def test_a_repository_without_commits_is_kept_for_the_grace_period(
     git(projects["a"].remote, "update-ref", "-d", "refs/heads/main")
     report = fleet.sync()
     assert (states(report)["team/a"], has_failed(report)) == ("empty", False)
-    assert "no commit any more" in rows(report)["team/a"]["reason"]
+    assert "no longer has a commit" in rows(report)["team/a"]["reason"]
     fleet.now += timedelta(days=6)
     fleet.sync()
     assert len(fleet.documents()) == 3
