@@ -99,9 +99,7 @@ class Entity:
         parts = []
         for level in levels[: deepest + 1]:
             if level not in ids and level not in DEFAULT_IDS:
-                raise BadEntity(
-                    f"The entity has no level {level!r}", repr(text), f"For example: {_example(levels)}."
-                )
+                raise BadEntity(f"The entity has no level {level!r}", repr(text), f"For example: {_example(levels)}.")
             parts.append((level, ids.get(level) or DEFAULT_IDS[level]))
         return cls(tuple(parts))
 

@@ -80,8 +80,7 @@ def may_hold_secret(uri: str) -> bool:
 
 
 def has_query(uri: str) -> bool:
-    """Return whether a URI has a query string or a fragment, or is a bucket key that looks like a query with a secret.
-    """
+    """Return whether a URI has a query string or a fragment, or is a bucket key that looks like a secret query."""
     for part in uri.split("::"):
         scheme, separator, _ = part.partition("://")
         if separator and _SECRET_PARAMETER.search(part):

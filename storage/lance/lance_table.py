@@ -56,8 +56,7 @@ ADDRESS_BITS = 32
 
 
 class TableFile(NamedTuple):
-    """A table file, relative to the table or, with a ``base_id``, to the main table that shares the file with a branch.
-    """
+    """A table file, relative to the table or, with a ``base_id``, to the main table that shares it with a branch."""
 
     path: str
     base_id: int | None = None
@@ -352,9 +351,7 @@ def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequen
         if is_conflict(error):
             raise CommitConflict("A writer changed the compacted fragments", table.uri, "Try again.") from error
         if is_network_failure(error):
-            raise CommitConflict(
-                "The store failed while committing a compaction", table.uri, "Try again."
-            ) from error
+            raise CommitConflict("The store failed while committing a compaction", table.uri, "Try again.") from error
         raise write_failed("Could not commit a compaction", table.uri, error) from error
 
 

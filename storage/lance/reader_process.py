@@ -66,8 +66,7 @@ class OtherProcess:
         *args: _Parameters.args,
         **kwargs: _Parameters.kwargs,
     ) -> _Result:
-        """Run ``function`` in the worker, and return its result or raise its error. Raises ProcessDied, TimeoutError.
-        """
+        """Run ``function`` in the worker; return its result or raise its error. Raises ProcessDied, TimeoutError."""
         answer: Future[_Result] = Future()
         data = pickle.dumps((function, args, kwargs))
         with self._lock:

@@ -220,8 +220,7 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
 
 
 def _read_all(fragment: LanceFragment) -> None:
-    """Read all columns together, because any page may be damaged, and one row of each column separately, like searches.
-    """
+    """Read all columns together, as any page may be damaged, and one row of each column separately, like searches."""
     for _ in fragment.to_batches():
         pass
     for name in fragment.schema.names:
@@ -230,8 +229,7 @@ def _read_all(fragment: LanceFragment) -> None:
 
 
 def unreadable_fragments(dataset: LanceDataset, among: Collection[int] | None = None) -> list[int]:
-    """Return the ids of fragments (all, or only ``among``) whose files are missing, truncated, changed or unrecognized.
-    """
+    """Return the ids of fragments (all, or only ``among``) with missing, truncated, changed or unrecognized files."""
     unreadable: list[int] = []
     for fragment in dataset.get_fragments():
         if among is not None and fragment.fragment_id not in among:

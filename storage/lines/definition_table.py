@@ -87,8 +87,7 @@ class DeepTable(LanceTable):
         return rows.group_by(["path", "hash"]).aggregate([]).select(["path", "hash"])
 
     def vectors(self, entity: Entity, paths: Sequence[str]) -> dict[str, NDArray[np.float16]]:
-        """Return the vectors of all definitions in a source's documents, keyed by ``text_hash``. Raises StorageError.
-        """
+        """Return the vectors of all definitions in a source's documents, by ``text_hash``. Raises StorageError."""
         found: dict[str, NDArray[np.float16]] = {}
         dataset = self.open()
         for start in range(0, len(paths), PATHS_PER_LOOKUP):

@@ -49,8 +49,7 @@ class Coverage:
 
 
 def tokens(text: str, *, whole: bool = False) -> list[str]:
-    """Return the words of ``text`` in order, tokenized like the full-text index; ``whole`` keeps endings and accents.
-    """
+    """Return the words in ``text``, tokenized like the full-text index; ``whole`` keeps endings and accents."""
     import lance
 
     options = TOKENIZER | {"stem": False, "ascii_folding": False} if whole else TOKENIZER

@@ -188,8 +188,7 @@ intersected: this is faster than having Lance evaluate the filter in each search
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Blocks, best first: ``rows`` ``(n,) uint64`` holds the ids of their first rows, ``scores`` is ``(n,) float32``.
-    """
+    """Blocks, best first: ``rows``, ``(n,) uint64``, are ids of their first rows; ``scores`` is ``(n,) float32``."""
 
     rows: NDArray[np.uint64]
     scores: NDArray[np.float32]
@@ -547,8 +546,7 @@ class LineQuery:
 
     @once
     def _kept_blocks(self) -> pa.Table | None:
-        """All blocks that pass the filter, keyed by row, if they are few and reading them all pays off; otherwise None.
-        """
+        """All blocks that pass the filter, keyed by row, if they are few and reading them pays off; otherwise None."""
         if not self.table.is_local:
             return None
         with _FILTERED_AT_ONCE:
@@ -574,10 +572,7 @@ class LineQuery:
         )
 
     def near(self, vector: NDArray[np.float32], limit: int) -> Scored:
-        """Return the ``limit`` blocks semantically nearest to ``vector``, ``(dim,)``, among those that pass the filter.
-
-        They are ordered nearest first, with their estimated cosine.
-        """
+        """Return the ``limit`` blocks nearest to ``vector``, ``(dim,)``, that pass the filter, and their cosines."""
         if limit == 0 or not vector.any() or not len(codes := self._codes):
             return NOTHING
         if self.sql is not None:
@@ -668,7 +663,7 @@ class LineQuery:
         return known
 
     def passages(self, requested: Sequence[Passage]) -> pa.Table:
-        """Return the lines of the ``requested`` passages that pass the filter: ``PASSAGE_COLUMNS``, unordered.
+        """Return the lines of ``requested`` passages that pass the filter: ``PASSAGE_COLUMNS``, unordered.
 
         A table may also hold lines of sources that are searched elsewhere, such as in a branch.
         """

@@ -176,8 +176,7 @@ class Pattern:
 
 
 def _last_character(text: bytes, start: int, end: int) -> int:
-    """Return where the last UTF-8 character between ``start`` and ``end`` starts, or ``start`` if the range is empty.
-    """
+    """Return where the last UTF-8 character from ``start`` to ``end`` starts, or ``start`` if the range is empty."""
     at = max(start, end - 1)
     while at > start and text[at] & 0xC0 == 0x80:
         at -= 1

@@ -29,8 +29,7 @@ _SCHEMA = pa.schema(FIELDS)
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The totals of an entity and its descendants according to the index, which may lag behind the catalog by a second.
-    """
+    """The totals of an entity and its descendants in the index, which may lag behind the catalog by a second."""
 
     entries: int
     size_bytes: int

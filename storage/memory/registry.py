@@ -145,8 +145,7 @@ class EntityNames:
         return self.hierarchy.complete(parts)
 
     def _registered(self, connection: Connection, parts: Parts) -> list[Entity]:
-        """Return the entities with that name below the configured root; if there are none, all entities with that name.
-        """
+        """Return the entities with that name below the configured root; if there are none, all with that name."""
         tenant = self.root.tenant if self.hierarchy.root else None
         if self.hierarchy.is_complete(parts[:1]):
             tenant = Entity(parts[:1])

@@ -112,8 +112,7 @@ class Block:
 
     @classmethod
     def named(cls, file: str, name: str) -> Block | None:
-        """Parse a block's name; None if it is not the name of a block of ``file``, for example of another file's block.
-        """
+        """Parse a block's name; None if it does not belong to ``file``, for example if it is another file's block."""
         match = _BLOCK_NAME.fullmatch(name)
         if match is None:
             return None
@@ -334,8 +333,7 @@ class _Files:
         return data, size, found
 
     async def read_ahead(self, key: str, start: int, end: int | None) -> None:
-        """Read a range, or a whole small file if ``end`` is None, unless a part of it is already cached or requested.
-        """
+        """Read a range, or a whole small file if ``end`` is None, unless part of it is already cached or requested."""
         file = self._file(key)
         if file.blocks or file.coming:
             return

@@ -215,8 +215,7 @@ class BucketErrors:
         return StorageError(f"Could not {action}", where, f"The store replied: {reason}")
 
     def _refusal(self, text: str, code: str, status: str, action: str, where: str) -> AccessDenied | None:
-        """Return the error if the store does not recognize the caller, or does not accept this kind of authentication.
-        """
+        """Return the error if the store does not recognize the caller or accept this kind of authentication."""
         credentials = _SET_CREDENTIALS[self.scheme]
         if "/latest/api/token" in text or "metadata.google" in text or "metadata/identity" in text:
             return AccessDenied("No credentials were found", self.uri, credentials)
@@ -380,8 +379,7 @@ class Bucket:
         return with_retries(replace, is_transient)
 
     def _refuses_own_etags(self, path: str, version: str, error: BaseError) -> bool:
-        """Return whether ``error`` is about the format of ``version``; if so, switch to the other format from now on.
-        """
+        """Return whether ``error`` is about the format of ``version``; if so, use the other format from now on."""
         if self._scheme != "s3" or not is_about_a_condition(error):
             return False
         if isinstance(error, PreconditionError):

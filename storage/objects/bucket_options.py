@@ -1,5 +1,4 @@
-"""Translate bucket storage options. Options use the names of the object_store crate, which obstore and Lance build on.
-"""
+"""Translate bucket storage options. Options use the names of the object_store crate, which obstore and Lance use."""
 
 from __future__ import annotations
 

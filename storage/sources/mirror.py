@@ -182,9 +182,7 @@ def _remote(protocol: str, rest: str) -> Remote:
 
 def _checked_ref(ref: str, where: str) -> str:
     if ref and (ref.startswith("-") or not _REF.fullmatch(ref)):
-        raise UsageError(
-            f"{ref!r} is not a branch, tag or commit name", where, "Correct the part after the @."
-        )
+        raise UsageError(f"{ref!r} is not a branch, tag or commit name", where, "Correct the part after the @.")
     return ref
 
 
@@ -642,8 +640,7 @@ class Mirror:
                         os.unlink(os.path.join(folder, name))
 
     def _tidy(self) -> None:
-        """Drop the objects of forgotten commits if there are many packs, unless another process is reading the mirror.
-        """
+        """Drop the objects of forgotten commits if there are many packs, unless another process reads the mirror."""
         packs = [name for name in os.listdir(os.path.join(self.git_dir, "objects", "pack")) if name.endswith(".pack")]
         if len(packs) <= TIDIED_AFTER:
             return

@@ -446,7 +446,7 @@ _more_readers: list[int] = []
 
 
 def _read_objects(tree: CommitTree, ids: Sequence[str], kind: _Request, peeled: str = "") -> Iterator[_Object | None]:
-    """Yield the objects for ``ids``, in order; None for those that the mirror does not have.
+    """Yield the objects for ``ids``, in order; None if the mirror does not have one.
 
     ``peeled`` is git's suffix for the object that a tag points to.
     """

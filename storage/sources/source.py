@@ -42,8 +42,7 @@ from driftline.storage.sources.safe_folder import SafeFolder, check_names_are_ut
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """A file: ``path`` is relative to the source and POSIX-style; if unknown, ``etag`` is "" and other metadata is 0.
-    """
+    """A file: ``path`` is relative to the source and POSIX-style; unknown etags are "", other unknown metadata is 0."""
 
     path: str
     size_bytes: int
@@ -622,9 +621,7 @@ def _split_credentials(scheme: str, rest: str) -> tuple[str, dict[str, Any]]:
     netloc = netloc.partition("@")[0] if scheme == "az" else netloc.rpartition("@")[2]
     path = re.sub(r"/+$", "", slash + tail)
     if not netloc and scheme != "memory":
-        raise SourceNotFound(
-            "The URI has no bucket or host", f"{scheme}://", "Write, for example, s3://bucket/folder."
-        )
+        raise SourceNotFound("The URI has no bucket or host", f"{scheme}://", "Write, for example, s3://bucket/folder.")
     return f"{scheme}://{(netloc + path).lstrip('/') if scheme == 'memory' else netloc + path}", options
 
 

@@ -187,8 +187,7 @@ class KnownRepository:
         return replace(self, branches=gone | known, skipped_branches=dict(skipped), followed=followed)
 
     def with_pulls(self, commits: Mapping[int, str], etag: str) -> KnownRepository:
-        """Return the repository updated with the pull request ``commits`` reported by its host; "" marks closed ones.
-        """
+        """Return the repository updated with its host's pull request ``commits``; "" marks closed pull requests."""
         named = {
             number: f"pr/{number}" for number, commit in commits.items() if commit or f"pr/{number}" in self.branches
         }

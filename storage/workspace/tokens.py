@@ -82,8 +82,7 @@ def create_token(
     expires: datetime | None = None,
     note: str = "",
 ) -> tuple[str, TokenRecord]:
-    """Create a token, and return it with its record; the token cannot be read again. Raises UsageError, StorageError.
-    """
+    """Create a token, and return it with its record; it is shown only once. Raises UsageError, StorageError."""
     if not scopes:
         raise UsageError("A token needs a scope", "", f"Use {', '.join(SCOPES)}.")
     if expires is not None and expires <= datetime.now(UTC):

@@ -283,8 +283,7 @@ class Workspace:
             return replace(self, config=bound)
 
     def bind_deep(self, model: DeepModel | None) -> Workspace:
-        """Make the definitions embedded by ``model`` the current ones; None means no definition embeddings. Idempotent.
-        """
+        """Switch to the definitions embedded by ``model``; None means no definition embeddings. Idempotent."""
         record = DeepRecord(model=model.name, fingerprint=model.fingerprint, dim=model.dim) if model else None
         while True:
             data, version = self.objects.get_versioned(CONFIG)

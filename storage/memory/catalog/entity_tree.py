@@ -144,8 +144,7 @@ def descendants(
 def page(
     connection: Connection, *, entity: Entity | None = None, type: str | None = None, after: str = "", limit: int
 ) -> list[EntityRecord]:
-    """Return up to ``limit`` entities below ``entity`` (default: all), sorted by directory, starting after ``after``.
-    """
+    """Return up to ``limit`` entities below ``entity`` (default: all) after ``after``, sorted by directory."""
     query = _below(entity, type).where(entities.c.path > after).limit(limit)
     return [_record(row, row.depth) for row in connection.execute(query)]
 
