@@ -31,11 +31,11 @@ from driftline.tasks.maintenance.verify_documents import (
     FindingKind,
     Verification,
     config_is_lost,
+    quarantine,
+    quarantine_table,
     repair_indexes,
     repair_source,
     restore_config,
-    set_aside,
-    set_table_aside,
     verify,
 )
 from driftline.tasks.maintenance.verify_memory import repair_memory, verify_memory
@@ -154,7 +154,7 @@ def _verify(
     if request.repair and verification.findings:
         workspace = Workspace.open_for_writing(request.workspace, request.storage_options)
         repair = _Repair(workspace, request, report.run_id, progress, skip, catalog)
-        if repair.set_damaged_files_aside(verification):
+        if repair.quarantine_damaged_files(verification):
             verification = check()
             before = max(before, len(verification.findings))
         repair.execute(verification)
@@ -178,7 +178,7 @@ class _Repair:
     skip: Callable[[str], None]
     catalog: Catalog | None
 
-    def set_damaged_files_aside(self, verification: Verification) -> int:
+    def quarantine_damaged_files(self, verification: Verification) -> int:
         """Rename unreadable files of manifests and tables, so that the rest can be read, and return their number."""
         count = 0
         for finding in verification.findings:
@@ -188,9 +188,9 @@ class _Repair:
             try:
                 if finding.fingerprint:
                     tenant = Entity.of_directory(finding.entity)
-                    count += set_table_aside(self.workspace, tenant, finding.fingerprint, self.run_id)
+                    count += quarantine_table(self.workspace, tenant, finding.fingerprint, self.run_id)
                 elif entity is not None:
-                    count += set_aside(self.workspace, entity, finding.path, self.run_id)
+                    count += quarantine(self.workspace, entity, finding.path, self.run_id)
             except LeaseHeld as error:
                 self.skip(str(error))
         return count

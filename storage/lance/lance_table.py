@@ -138,7 +138,7 @@ class LanceTable:
             if not self.exists():
                 raise write_failed("Could not create a table", self.uri, error) from error
 
-    def set_damage_aside(self, suffix: str) -> int:
+    def quarantine_damage(self, suffix: str) -> int:
         """Make the table readable: drop its unreadable newest versions and fragments, and return how many were dropped.
 
         Dropped versions are renamed with ``suffix``, for later inspection. The caller holds the tenant's maintenance

@@ -96,7 +96,7 @@ def _triples(*columns: pa.ChunkedArray) -> set[tuple[str, str, int]]:
 DAMAGED_PREFIX = "_damaged_"
 
 
-def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> bool:
+def quarantine(workspace: Workspace, entity: Entity, path: str, run_id: str) -> bool:
     """Rename a damaged base, delta, record or lease of ``entity``, so that the rest is readable. Raises LeaseHeld.
 
     The lines of its documents, or the next index run, reveal missing ones. Returns whether a file was renamed.
@@ -119,14 +119,14 @@ def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> b
     return False
 
 
-def set_table_aside(workspace: Workspace, tenant: Entity, fingerprint: str, run_id: str) -> int:
+def quarantine_table(workspace: Workspace, tenant: Entity, fingerprint: str, run_id: str) -> int:
     """Drop the unreadable versions and fragments of the table of ``fingerprint``, and return how many there were of
     each.
 
     The manifests then reveal the documents whose lines are missing. Raises LeaseHeld, StorageError.
     """
     with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
-        return workspace.lines(tenant, fingerprint).set_damage_aside(f".{DAMAGED_PREFIX}{run_id}")
+        return workspace.lines(tenant, fingerprint).quarantine_damage(f".{DAMAGED_PREFIX}{run_id}")
 
 
 def repair_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[str]], run_id: str) -> None:
