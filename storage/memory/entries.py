@@ -21,7 +21,7 @@ from driftline.storage.errors import BadEntry, CatalogError, ObjectNotFound, Sto
 from driftline.storage.memory.binding import Generations
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.catalog.entry_queries import EntryRow, Everywhere, Scope
+from driftline.storage.memory.catalog.entry_queries import EntryRow, Scope, Unscoped
 from driftline.storage.memory.catalog.entry_writes import MARK, MAX_BOUND_CHARACTERS, Drafts, shown
 from driftline.storage.memory.catalog.values import Blobs, decode
 from driftline.storage.memory.memory_indexes import in_threads
@@ -79,7 +79,7 @@ class EntryReader:
     pool: ThreadPoolExecutor
     now: Callable[[], datetime]
 
-    def entries(self, rows: Sequence[EntryRow], scope: Scope | Everywhere) -> list[MemoryEntry]:
+    def entries(self, rows: Sequence[EntryRow], scope: Scope | Unscoped) -> list[MemoryEntry]:
         """Return ``rows`` with their values, omitting entries deleted concurrently."""
         if all(row.inline is not None for row in rows):
             return [_entry(row, row.inline or b"") for row in rows]

@@ -15,7 +15,7 @@ from driftline.storage.errors import AccessDenied, BadEntity
 from driftline.storage.memory.catalog import entity_tree, entry_writes
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entity_tree import EntityRecord
-from driftline.storage.memory.catalog.entry_queries import Everywhere, Scope
+from driftline.storage.memory.catalog.entry_queries import Scope, Unscoped
 from driftline.storage.memory.listings import DEFAULT_LIMIT, check_count
 
 _SHOWN = 5
@@ -96,7 +96,7 @@ class EntityNames:
         """Return a call's scope: the entries at or below ``within`` and one of ``allowed``."""
         return Scope(self.find(within), None if allowed is None else tuple(self.resolve(allowed)))
 
-    def visible(self, within: EntityName | None, allowed: Sequence[EntityName] | None = None) -> Scope | Everywhere:
+    def visible(self, within: EntityName | None, allowed: Sequence[EntityName] | None = None) -> Scope | Unscoped:
         """Like ``scope``; if ``within`` is None, the configured root, if any, restricts the entries.
 
         Raises AccessDenied if no entity in ``allowed`` overlaps with ``within``.
@@ -105,7 +105,7 @@ class EntityNames:
             limits = None if allowed is None else tuple(self.resolve(allowed))
             if limits == ():
                 raise denied("anything")
-            return Everywhere(limits)
+            return Unscoped(limits)
         scope = self.scope(self.root if within is None else within, allowed)
         if scope.allowed is not None and not any(_overlap(scope.within, each) for each in scope.allowed):
             raise denied("anything" if within is None else str(within)[:200])

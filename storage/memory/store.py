@@ -23,7 +23,7 @@ from driftline.storage.memory import listings, maintenance
 from driftline.storage.memory.binding import Generations, open_own_catalog
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE
-from driftline.storage.memory.catalog.entry_queries import EntryRow, Everywhere, Scope
+from driftline.storage.memory.catalog.entry_queries import EntryRow, Scope, Unscoped
 from driftline.storage.memory.catalog.values import DEFAULT_CACHE_SECONDS, Blobs, check_fields, check_key
 from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, as_shown
 from driftline.storage.memory.flush import Closing, Flusher
@@ -355,7 +355,7 @@ class MemoryStore(EntityRegistry):
         rows = self._rows_of(checked, visible)
         return {entry.key: entry for entry in as_shown(self._reader.entries(rows, visible))}
 
-    def _rows_of(self, keys: Sequence[str], visible: Scope | Everywhere) -> list[EntryRow]:
+    def _rows_of(self, keys: Sequence[str], visible: Scope | Unscoped) -> list[EntryRow]:
         """Return the entries stored under ``keys``. Raises BadEntry if a key exists in two tenants, and
         CatalogMismatch.
         """
@@ -382,7 +382,7 @@ class MemoryStore(EntityRegistry):
         rows = self._rows_of([key], visible)
         return visible.of(rows[0].path) if rows else Scope(self.names.root)
 
-    def _check_generation(self, visible: Scope | Everywhere) -> None:
+    def _check_generation(self, visible: Scope | Unscoped) -> None:
         """Raise CatalogMismatch if the catalog is older than the index of a tenant in ``visible``."""
         if isinstance(visible, Scope):
             self._generations.check(visible.within.tenant)
@@ -545,7 +545,7 @@ class MemoryStore(EntityRegistry):
             found.append(self._answer(self._search, each, question))
         return merged_hits(found, top_k) if len(found) != 1 else found[0]
 
-    def _scopes(self, limits: Sequence[Sequence[Entity]], visible: Everywhere) -> list[Scope]:
+    def _scopes(self, limits: Sequence[Sequence[Entity]], visible: Unscoped) -> list[Scope]:
         """Return the scopes of all tenants that may have an entry within the ``limits``."""
         tenants = set(self.names.tops(None)).intersection(*({each.tenant for each in some} for some in limits))
         return [Scope(tenant, visible.allowed) for tenant in sorted(tenants) or [self.names.root]]

@@ -69,7 +69,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Everywhere:
+class Unscoped:
     """The entries of all tenants, for unscoped calls on a store without a root; for ``allowed``, see Scope."""
 
     allowed: tuple[Entity, ...] | None = None
@@ -95,7 +95,7 @@ COLUMNS = (
 )
 
 
-def get(connection: Connection, keys: Iterable[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
+def get(connection: Connection, keys: Iterable[str], scope: Scope | Unscoped, now: datetime) -> list[EntryRow]:
     """Return the unexpired entries stored under ``keys`` in ``scope``."""
     query = _get_query(connection.dialect.name, depth_of(scope), scope.allowed is not None)
     parameters = {**parameters_of(scope, now), "keys": as_list(connection, keys)}
@@ -147,7 +147,7 @@ def search(
     connection: Connection,
     words: Sequence[str],
     fields: Mapping[str, Any],
-    scope: Scope | Everywhere,
+    scope: Scope | Unscoped,
     now: datetime,
     limit: int,
 ) -> list[EntryRow]:
@@ -214,12 +214,12 @@ _TOPS = (
 )
 
 
-def depth_of(scope: Scope | Everywhere) -> int:
+def depth_of(scope: Scope | Unscoped) -> int:
     """Return how many levels the scope fixes: 0 for all tenants, 1 for one, more below it."""
     return len(scope.within.parts) if isinstance(scope, Scope) else 0
 
 
-def parameters_of(scope: Scope | Everywhere, now: datetime) -> dict[str, Any]:
+def parameters_of(scope: Scope | Unscoped, now: datetime) -> dict[str, Any]:
     parameters: dict[str, Any] = {"now": now}
     if isinstance(scope, Scope):
         parameters |= {"within": [scope.within.directory], "tenant": scope.within.tenant.directory}

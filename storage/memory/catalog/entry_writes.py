@@ -28,8 +28,8 @@ from driftline.storage.memory.catalog.entity_tree import Tenant, chunks, ensure,
 from driftline.storage.memory.catalog.entry_queries import (
     COLUMNS,
     EntryRow,
-    Everywhere,
     Scope,
+    Unscoped,
     as_list,
     conditions,
     is_listed,
@@ -127,13 +127,13 @@ def shown(key: str) -> str:
     return key.partition(MARK)[0]
 
 
-def get(connection: Connection, keys: Sequence[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
+def get(connection: Connection, keys: Sequence[str], scope: Scope | Unscoped, now: datetime) -> list[EntryRow]:
     """Return the unexpired entries for ``keys`` in ``scope``, found by the key or a private form of it.
 
     A scope of all tenants may yield several entries for one key, one per tenant.
     """
     rows = entry_queries.get(connection, keys, scope, now)
-    if isinstance(scope, Everywhere):
+    if isinstance(scope, Unscoped):
         found = {(_tenant(row), shown(row.key)): row for row in [*_private(connection, keys, scope, now), *rows]}
         return list(found.values())
     missing = set(keys) - {row.key for row in rows}
@@ -145,7 +145,7 @@ def find(connection: Connection, keys: Collection[str], scope: Scope, now: datet
     return {shown(row.key): row for row in _private(connection, keys, scope, now)}
 
 
-def _private(connection: Connection, keys: Collection[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
+def _private(connection: Connection, keys: Collection[str], scope: Scope | Unscoped, now: datetime) -> list[EntryRow]:
     """Return the entries in ``scope`` stored under private forms of ``keys``, each tenant's newest last."""
     query = _query(connection.dialect.name, entry_queries.depth_of(scope), scope.allowed is not None)
     parameters = {**entry_queries.parameters_of(scope, now), "keys": entry_queries.as_list(connection, keys)}
