@@ -30,7 +30,7 @@ class ProcessDied(CorruptFile):
     """The worker process died before it replied."""
 
 
-class OtherProcess:
+class WorkerProcess:
     """A process that runs up to ``threads`` functions in parallel; it exits no later than this process.
 
     It first calls ``begin``, given as ``module:name``. It does not use ``multiprocessing``, which would import the
@@ -120,18 +120,18 @@ def survived(
 
     Raises ProcessDied, a CorruptFile.
     """
-    return _standing().run(function, *args, **kwargs)
+    return _shared_worker().run(function, *args, **kwargs)
 
 
 @cache
-def _standing() -> _Standing:
-    return _Standing()
+def _shared_worker() -> _SharedWorker:
+    return _SharedWorker()
 
 
-class _Standing:
+class _SharedWorker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: OtherProcess | None = None
+        self._process: WorkerProcess | None = None
         self._environment: dict[str, str] | None = None
 
     def run(
@@ -143,7 +143,7 @@ class _Standing:
                 try:
                     if self._process is not None:
                         self._process.end()
-                    self._process, self._environment = OtherProcess(), environment
+                    self._process, self._environment = WorkerProcess(), environment
                 except OSError as error:
                     raise StorageError(f"No process could be started ({error})", "", "Run it again.") from error
             process = self._process
