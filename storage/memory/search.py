@@ -89,7 +89,7 @@ class MemoryHits(list[MemoryHit[_Entry]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class MemoryQuery:
     """A memory search over the entries in ``within``'s tenant that pass the filter ``where``."""
 
     query: str
@@ -102,7 +102,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MemoryResults:
     """The entries found by a search, best first, and its explanation."""
 
     found: list[tuple[EntryRow, Found]]
@@ -148,39 +148,39 @@ class MemorySearch:
         """Re-embed all of a tenant's entries, and replace its vectors in one commit."""
         self.table(tenant).replace_all(lambda: map(self._vectors, pages()), last, self.embedder.dim)
 
-    def find(self, question: Question, check: Callable[[Sequence[str]], Mapping[str, EntryRow]]) -> Answer:
-        """Return the ``top_k`` best entries for ``question`` that ``check`` confirms, best first."""
-        explanation = MemoryExplanation(question.mode)
-        if question.top_k == 0 or not question.query.strip():
-            return Answer([], explanation)
-        table = self.table(question.within)
+    def find(self, request: MemoryQuery, check: Callable[[Sequence[str]], Mapping[str, EntryRow]]) -> MemoryResults:
+        """Return the ``top_k`` best entries for ``request`` that ``check`` confirms, best first."""
+        explanation = MemoryExplanation(request.mode)
+        if request.top_k == 0 or not request.query.strip():
+            return MemoryResults([], explanation)
+        table = self.table(request.within)
         if not table.exists():
-            return Answer([], explanation)
+            return MemoryResults([], explanation)
         with explanation.timed("embedding"):
-            vector = self.embedder.embed_query(question.query)
-        words = keywords(question.query) if question.mode != "vector" else []
+            vector = self.embedder.embed_query(request.query)
+        words = keywords(request.query) if request.mode != "vector" else []
         explanation.words = words
-        if question.explain:
-            table.describe(question.where, explanation)
+        if request.explain:
+            table.describe(request.where, explanation)
         confirmed: list[tuple[EntryRow, Found]] = []
-        fetch, by_words = question.top_k, max(question.top_k, WORD_CANDIDATES)
+        fetch, by_words = request.top_k, max(request.top_k, WORD_CANDIDATES)
         for _ in range(MAX_ROUNDS):
             with explanation.timed("searching"):
-                near = table.nearest(vector, fetch, question.where) if question.mode != "text" else []
-                worded = table.matching(words, vector, by_words, question.where)
-            best = ranked(near, worded, question.mode, question.max_distance)
+                near = table.nearest(vector, fetch, request.where) if request.mode != "text" else []
+                worded = table.matching(words, vector, by_words, request.where)
+            best = ranked(near, worded, request.mode, request.max_distance)
             with explanation.timed("confirming"):
                 rows = check([hit.key for hit in best])
             # A hit is valid only if the entry has not changed since it was embedded.
             confirmed = [(rows[hit.key], hit) for hit in best if hit.key in rows and rows[hit.key].rev == hit.rev]
             explanation.by_meaning, explanation.by_words = len(near), len(worded)
             explanation.candidates, explanation.dropped = len(best), len(best) - len(confirmed)
-            if len(confirmed) >= question.top_k or (len(near) < fetch and len(worded) < by_words):
+            if len(confirmed) >= request.top_k or (len(near) < fetch and len(worded) < by_words):
                 break
-            if question.max_distance is not None and near and near[-1].distance > question.max_distance:
+            if request.max_distance is not None and near and near[-1].distance > request.max_distance:
                 break
             fetch, by_words = 4 * fetch, 4 * by_words
-        return Answer(confirmed[: question.top_k], explanation)
+        return MemoryResults(confirmed[: request.top_k], explanation)
 
     def _vectors(self, rows: Sequence[EntryRow]) -> list[VectorRow]:
         """Return the ``rows`` that have text, with vector and words; with no known token, the vector is empty."""

@@ -30,7 +30,7 @@ from driftline.storage.memory.flush import Closing, Flusher
 from driftline.storage.memory.listings import DEFAULT_LIMIT, Cursor, KeyRange, MemoryListing, Page, check_count
 from driftline.storage.memory.memory_indexes import DeltaWatch
 from driftline.storage.memory.registry import EntityRegistry, bound_names, split_filter, utc_now
-from driftline.storage.memory.search import MODES, MemoryHit, MemoryHits, MemorySearch, Mode, Question, relevance
+from driftline.storage.memory.search import MODES, MemoryHit, MemoryHits, MemoryQuery, MemorySearch, Mode, relevance
 from driftline.storage.memory.vectors import VectorFilter, added_up
 from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
@@ -541,8 +541,8 @@ class MemoryStore(EntityRegistry):
         found = []
         for each in [visible] if isinstance(visible, Scope) else self._scopes(limits, visible):
             where = VectorFilter(((each.within,), *limits), fields)
-            question = Question(query, top_k, each.within, where, mode, max_distance, explain)
-            found.append(self._answer(self._search, each, question))
+            request = MemoryQuery(query, top_k, each.within, where, mode, max_distance, explain)
+            found.append(self._answer(self._search, each, request))
         return merged_hits(found, top_k) if len(found) != 1 else found[0]
 
     def _scopes(self, limits: Sequence[Sequence[Entity]], visible: Unscoped) -> list[Scope]:
@@ -550,23 +550,23 @@ class MemoryStore(EntityRegistry):
         tenants = set(self.names.tops(None)).intersection(*({each.tenant for each in some} for some in limits))
         return [Scope(tenant, visible.allowed) for tenant in sorted(tenants) or [self.names.root]]
 
-    def _answer(self, search: MemorySearch, visible: Scope, question: Question) -> MemoryHits[MemoryEntry]:
+    def _answer(self, search: MemorySearch, visible: Scope, request: MemoryQuery) -> MemoryHits[MemoryEntry]:
         """Search one tenant."""
 
         def check(keys: Sequence[str]) -> dict[str, EntryRow]:
             rows = self.catalog.read(lambda connection: entry_queries.get(connection, keys, visible, self._now()))
             return {row.key: row for row in rows}
 
-        answer = search.find(question, check)
+        answer = search.find(request, check)
         entries = {each.key: each for each in self._reader.entries([row for row, _ in answer.found], visible)}
         found = [(as_shown([entries[row.key]])[0], hit) for row, hit in answer.found if row.key in entries]
         hits = MemoryHits(
-            MemoryHit(each, relevance(hit, question.mode), rank, hit.distance)
+            MemoryHit(each, relevance(hit, request.mode), rank, hit.distance)
             for rank, (each, hit) in enumerate(found, start=1)
         )
         if (boundary := self.names.boundary) is not None and boundary.tenant != boundary:
             answer.explanation.hide_tenant()
-        hits.explanation = answer.explanation if question.explain else None
+        hits.explanation = answer.explanation if request.explain else None
         return hits
 
 
