@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from driftline.storage.errors import DriftlineError, ExecutorError, UsageError
-from driftline.storage.objects.request_counts import Counts, count_all, tally
+from driftline.storage.objects.request_counts import Counts, count_all, request_counter
 from driftline.storage.sources.source import Source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.task_context import CountsCallback, TaskContext
@@ -284,7 +284,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
 
         def check_worker(dask_worker: Worker) -> tuple[str, Counts]:
             opened = _context_of(dask_worker, key).workspace
-            with tally() as requests:
+            with request_counter() as requests:
                 problem = unreachable(None if new_workspace else opened, sources)
             return problem, requests.counts
 
@@ -384,7 +384,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
 
 def _counted(task: Task[Spec, Result], spec: Spec, context: TaskContext) -> tuple[Result, Counts]:
     """Return the result of a task, and the requests that it sent to stores."""
-    with tally() as requests:
+    with request_counter() as requests:
         result = task(spec, context)
     return result, requests.counts
 

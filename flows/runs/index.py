@@ -55,7 +55,7 @@ from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.model import DeepModel, new_ulid
-from driftline.storage.objects.request_counts import phase, tally
+from driftline.storage.objects.request_counts import phase, request_counter
 from driftline.storage.sources.repository import more_readers
 from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.workspace.branch_cuts import branch_records
@@ -325,7 +325,7 @@ def index_sources(
     """
     started, clock = datetime.now(UTC), time.monotonic()
     watch = Stopwatch()
-    with tally() as requests, ExitStack() as stack:
+    with request_counter() as requests, ExitStack() as stack:
         with watch.phase("start"), phase("start"):
             plan = replace(make_plan(request), instead_of=tuple(instead_of))
             plan = share_files(plan, alone=alone or request.branch is not None)

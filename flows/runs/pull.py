@@ -28,7 +28,7 @@ from driftline.storage.defaults import cache_folder_of
 from driftline.storage.errors import DriftlineError, LeaseHeld, ObjectNotFound, StorageError
 from driftline.storage.layout import CONFIG, SOURCE, Kind, parse_name
 from driftline.storage.model import ObjectInfo
-from driftline.storage.objects.request_counts import for_threads, tally
+from driftline.storage.objects.request_counts import for_threads, request_counter
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.copies import CopyRecord, WorkspaceCopy
 from driftline.storage.workspace.snapshot import files_of_newest_version, heads_of_newest_version, is_head
@@ -80,7 +80,7 @@ def pull_workspace(request: PullRequest, progress: Progress | None = None) -> Pu
     """
     started = time.monotonic()
     copy = WorkspaceCopy(Path(os.path.abspath(os.path.expanduser(request.location))))
-    with tally() as requests:
+    with request_counter() as requests:
         workspace = Workspace.open(request.origin, request.storage_options)
         copy.check_location()
         copy.partial.mkdir(parents=True, exist_ok=True)

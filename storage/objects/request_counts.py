@@ -1,6 +1,6 @@
 """Count the requests sent to object stores, by kind and by phase of the run.
 
-A caller opens a ``tally``; the clients in ``bucket`` and ``source`` call ``count``. Lance's requests for table files
+A caller opens a ``request_counter``; the clients in ``bucket`` and ``source`` call ``count``. Lance's requests for table files
 are not counted, because Lance has its own clients.
 """
 
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 _OPERATIONS = {"List": "list", "Head": "head", "Get": "get", "Delete": "delete"}
 
 
-class Tally:
+class RequestCounter:
     """The requests counted so far. Thread-safe."""
 
     def __init__(self) -> None:
@@ -47,13 +47,13 @@ class Tally:
             return {phase: dict(kinds) for phase, kinds in self._counts.items()}
 
 
-_current: ContextVar[tuple[Tally, str] | None] = ContextVar("driftline_requests", default=None)
+_current: ContextVar[tuple[RequestCounter, str] | None] = ContextVar("driftline_requests", default=None)
 
 
 @contextmanager
-def tally() -> Iterator[Tally]:
-    """Count the requests of this context and its copies; an outer tally does not include them."""
-    opened = Tally()
+def request_counter() -> Iterator[RequestCounter]:
+    """Count the requests of this context and its copies; an outer counter does not include them."""
+    opened = RequestCounter()
     before = _current.set((opened, OTHER))
     try:
         yield opened
@@ -87,7 +87,7 @@ def for_threads(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
 
 
 def count(kind: str, requests: int = 1) -> None:
-    """Add ``requests`` of one ``kind`` (see KINDS) to the open tally, if any."""
+    """Add ``requests`` of one ``kind`` (see KINDS) to the open counter, if any."""
     current = _current.get()
     if current:
         current[0].add(current[1], kind, requests)

@@ -31,7 +31,7 @@ from driftline.storage.model import new_ulid
 from driftline.storage.objects import bucket as buckets
 from driftline.storage.objects.bucket import Bucket
 from driftline.storage.objects.local_disk import LocalDisk
-from driftline.storage.objects.request_counts import by_kind, tally
+from driftline.storage.objects.request_counts import by_kind, request_counter
 from driftline.storage.objects.store import ObjectStore
 
 FIELDS = (pa.field("key", pa.string()), pa.field("value", pa.int64()))
@@ -306,12 +306,12 @@ def test_a_delta_is_fetched_once_from_a_bucket_and_the_base_each_time(s3_bucket:
     change(index, 3, {"b": 3})
     requested = []
     for _ in range(3):
-        with tally() as requests:
+        with request_counter() as requests:
             index.check()
             assert rows(index.read()) == {"a": 2, "b": 3}
         requested.append(by_kind(requests.counts)["get"])
     assert requested == [4, 2, 2]
-    with tally() as requests:  # for example by another process
+    with request_counter() as requests:  # for example by another process
         assert rows(DeltaIndex(ObjectStore.open(s3_bucket), "org:a/source:b", "test", FIELDS).read())
     assert by_kind(requests.counts)["get"] == 3
 
