@@ -16,7 +16,7 @@ from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, LeaseHeld
 from driftline.storage.layout import CATALOG_RECORD, CONFIG, lease_path
-from driftline.storage.leases.lease import look
+from driftline.storage.leases.lease import peek
 from driftline.storage.memory.binding import WAYS_BACK, adopt, holds_memory, record_may_be_damaged, recorded
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.model import new_ulid
@@ -218,7 +218,7 @@ class _Repair:
                 damaged[entity] |= {}
         for entity, paths in sorted(damaged.items()):
             self.progress.phase(f"repairing {entity}")
-            if look(self.workspace.objects, lease_path(entity)) != verification.leases[entity]:
+            if peek(self.workspace.objects, lease_path(entity)) != verification.leases[entity]:
                 self.skip(f"Not repaired, because {entity} has changed since it was checked: verify again")
                 continue
             try:

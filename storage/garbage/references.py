@@ -29,7 +29,7 @@ from driftline.storage.layout import (
     leased_entity,
     parse_name,
 )
-from driftline.storage.leases.lease import Sighting, look
+from driftline.storage.leases.lease import LeaseStatus, peek
 from driftline.storage.lines.commit_marker import CommitMarker
 from driftline.storage.lines.definition_table import deep_tables
 from driftline.storage.lines.line_table import LineTable
@@ -58,7 +58,7 @@ class Survey:
 
     listing: tuple[tuple[ObjectInfo, Name], ...]
     references: References
-    leases: dict[str, Sighting]
+    leases: dict[str, LeaseStatus]
     committed: frozenset[str]
 
     def sources_of(self, tenant: str) -> set[Entity]:
@@ -103,11 +103,11 @@ def _retired(objects: ObjectStore, paths: Sequence[str]) -> tuple[tuple[ObjectIn
         return tuple((info, parse_name(info.path)) for info in pool.map(objects.head, paths) if info is not None)
 
 
-def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> dict[str, Sighting]:
+def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> dict[str, LeaseStatus]:
     objects = workspace.objects
     roots = {info.path.partition("/")[0] for info, _ in listing if "/" in info.path}
     return {
-        info.path: look(objects, info.path)
+        info.path: peek(objects, info.path)
         for root in sorted(roots)
         for info in objects.list(f"{root}/_leases", recursive=False)
         if parse_name(info.path).kind is Kind.PERMANENT
@@ -128,7 +128,7 @@ def _branches(
         read = list(pool.map(lambda path: read_record(objects, path, BranchRecord), paths))
     records = {path.rpartition("/")[0]: record for path, record in zip(paths, read, strict=True) if record is not None}
     leases = {branch_of_lease(info.path): info.path for info, name in listing if name.kind is Kind.BRANCH_LEASE}
-    held = (branch for branch, path in leases.items() if branch not in records and not look(objects, path).is_free)
+    held = (branch for branch, path in leases.items() if branch not in records and not peek(objects, path).is_free)
     return frozenset(record.cut for record in records.values()), frozenset({*records, *held})
 
 

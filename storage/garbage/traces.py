@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from driftline.storage.errors import AlreadyExists, CorruptFile, ObjectNotFound, PreconditionFailed
 from driftline.storage.json_records import to_json
 from driftline.storage.layout import BRANCH, CLEANUP, Kind, branch_of_lease, is_tenant, parse_name, table_fingerprint
-from driftline.storage.leases.lease import look
+from driftline.storage.leases.lease import peek
 from driftline.storage.objects.store import ObjectInfo, ObjectStore
 from driftline.storage.workspace.records import FORMAT_VERSION, BranchRecord, parse_record, read_record
 from driftline.storage.workspace.workspace import Workspace
@@ -105,17 +105,17 @@ def _states(
 
 
 def _state(workspace: Workspace, info: ObjectInfo, known: LeaseState | None) -> LeaseState | None:
-    sighting = look(workspace.objects, info.path)
-    if not sighting.is_free or sighting.is_abandoned:
+    status = peek(workspace.objects, info.path)
+    if not status.is_free or status.is_abandoned:
         return None
-    failures = sighting.failures
+    failures = status.failures
     if parse_name(info.path).kind is not Kind.BRANCH_LEASE:
         return LeaseState(version=info.version, failures=failures)
     record = read_record(workspace.objects, f"{branch_of_lease(info.path)}/{BRANCH}", BranchRecord)
     if record is None:
         # the lease of a deleted branch is itself garbage, and stays until the branch's other files are gone
         return None
-    if known is None and sighting.token > FIRST_TOKENS:
+    if known is None and status.token > FIRST_TOKENS:
         failures += 1  # the branch may have been created more than once
     return LeaseState(version=info.version, failures=failures, cut=record.cut)
 

@@ -271,7 +271,7 @@ def fenced(lease: Lease) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class LeaseStatus:
     """The state of a lease file. ``is_free`` means that ``acquire`` would succeed without waiting. ``version`` is the
     file's version.
 
@@ -287,16 +287,16 @@ class Sighting:
     failures: int = 0
 
 
-def look(objects: ObjectStore, path: str) -> Sighting:
+def peek(objects: ObjectStore, path: str) -> LeaseStatus:
     """Read a lease without acquiring it; a missing file means that it is free. Raises CorruptFile, WorkspaceTooNew,
     StorageError.
     """
     try:
         current, version = _read(objects, path)
     except ObjectNotFound:
-        return Sighting(True, "", "")
+        return LeaseStatus(True, "", "")
     is_abandoned = current.state == "held" and current.is_provably_dead()
-    return Sighting(
+    return LeaseStatus(
         current.state == "released" or is_abandoned,
         version,
         _held(current, path).what,

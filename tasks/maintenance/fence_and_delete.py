@@ -20,7 +20,7 @@ from driftline.storage.errors import CatalogError, CleanupAborted, LeaseHeld, St
 from driftline.storage.garbage.classify import Orphan
 from driftline.storage.garbage.references import Survey
 from driftline.storage.layout import CATALOG, CONFIG, lease_path
-from driftline.storage.leases.lease import Lease, acquire, look
+from driftline.storage.leases.lease import Lease, acquire, peek
 from driftline.storage.memory.binding import trouble
 from driftline.storage.memory.catalog.database import Catalog, embedded_url
 from driftline.storage.memory.catalog.entry_queries import blob_references
@@ -111,13 +111,13 @@ def release_abandoned(workspace: Workspace, run_id: str) -> int:
         released -= 1
 
     for source, _ in workspace.sources():
-        if look(workspace.objects, lease_path(source)).is_abandoned:
+        if peek(workspace.objects, lease_path(source)).is_abandoned:
             released += 1
             with Fence(workspace, run_id, taken_meanwhile) as fence:
                 fence.take_source(source)
     for tenant in workspace.tenants():
         path = lease_path(tenant, "maintenance")
-        if look(workspace.objects, path).is_abandoned:
+        if peek(workspace.objects, path).is_abandoned:
             with suppress(LeaseHeld), acquire(workspace.objects, path, run_id):
                 released += 1
     return released

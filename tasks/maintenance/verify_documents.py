@@ -30,7 +30,7 @@ from driftline.storage.lance.lance_table import quote
 from driftline.storage.lance.reader_process import ProcessDied, survived
 from driftline.storage.lance.retries import reading
 from driftline.storage.layout import CONFIG, SOURCE, branch_lease_path, lease_path, leased_entity
-from driftline.storage.leases.lease import Sighting, acquire, look
+from driftline.storage.leases.lease import LeaseStatus, acquire, peek
 from driftline.storage.lines.indexes import drop, maintain
 from driftline.storage.lines.line_counts import EMPTY, Inventory, check_indexes, index_names, take_inventory
 from driftline.storage.lines.line_table import LineTable
@@ -61,7 +61,7 @@ def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFindi
     """
     for entity, _ in workspace.readable_sources(tenant):
         for record in branch_records(workspace, entity):
-            if not look(workspace.objects, branch_lease_path(entity, record.name)).is_free:
+            if not peek(workspace.objects, branch_lease_path(entity, record.name)).is_free:
                 continue
             if record.fingerprint != workspace.config.fingerprint:
                 continue  # the next run recuts the branch
@@ -259,7 +259,7 @@ class Verification:
     memory_entries: int = 0
     findings: list[Finding] = field(default_factory=list)
     busy: list[str] = field(default_factory=list)
-    leases: dict[Entity, Sighting] = field(default_factory=dict)
+    leases: dict[Entity, LeaseStatus] = field(default_factory=dict)
 
 
 def verify(workspace: Workspace, on_phase: Callable[[str], None]) -> Verification:
@@ -354,14 +354,14 @@ class _TenantCheck:
             if rows != 1:
                 self._add(FindingKind.COMMIT_MARKER, name, "", f"It has {rows}.", table.fingerprint)
 
-    def _look(self, source: Entity) -> Sighting:
+    def _look(self, source: Entity) -> LeaseStatus:
         try:
-            return look(self._workspace.objects, lease_path(source))
+            return peek(self._workspace.objects, lease_path(source))
         except CorruptFile as error:
             finding = Finding(FindingKind.UNREADABLE, str(source), self._relative(error.where), str(error))
             if finding not in self._findings:
                 self._findings.append(finding)
-            return Sighting(True, "", "")
+            return LeaseStatus(True, "", "")
 
     def _relative(self, where: str) -> str:
         return where.removeprefix(f"{self._workspace.objects.uri}/")
