@@ -26,8 +26,8 @@ from driftline.storage.errors import (
     UsageError,
     is_disk_full,
 )
-from driftline.storage.garbage.classify import RUN_RETENTION, Orphan, Reason, References, Verdict, find_orphans
-from driftline.storage.garbage.references import Survey, survey
+from driftline.storage.garbage.classify import RUN_RETENTION, GarbageReport, Orphan, Reason, References, find_orphans
+from driftline.storage.garbage.references import ReferenceScan, scan_references
 from driftline.storage.garbage.traces import read_traces, tenants_with_other_models, write_traces
 from driftline.storage.lance.lance_table import remove_old_versions
 from driftline.storage.layout import Kind, parse_name
@@ -183,7 +183,7 @@ class _Cleanup:
             self._skip(f"Memory blobs are not judged without their catalog: set {WHERE_CATALOGS_ARE_NAMED}.")
         listed = [info for info, _ in surveyed.listing]
         self._now = now = store_time(objects, listed, may_write=not self._request.dry_run)
-        first = self._verdict(surveyed, now)
+        first = self._classified(surveyed, now)
         self._report.scanned, self._report.foreign = len(listed), first.foreign
         if first.orphans and not self._request.dry_run and not objects.is_local:
             objects.probe_conditional_writes()
@@ -207,14 +207,14 @@ class _Cleanup:
             deletion.run(free)
             _take(fence, surveyed, tenants, sources)
         surveyed = self._survey()
-        second = self._verdict(surveyed, now)
+        second = self._classified(surveyed, now)
         rest = within(seen_twice(first.orphans, second.orphans), fence.tenants, fence.sources)
         return (*deletion.deleted, *rest)
 
-    def _survey(self) -> Survey:
-        """Survey all tenants, or only tenants that may hold garbage; note the objects that are garbage at any age."""
-        tenants = None if self._report.full else self._traces.suspects
-        surveyed = survey(self._workspace, self._catalog, tenants)
+    def _survey(self) -> ReferenceScan:
+        """ReferenceScan all tenants, or only tenants that may hold garbage; note the objects that are garbage at any age."""
+        tenants = None if self._report.full else self._traces.candidates
+        surveyed = scan_references(self._workspace, self._catalog, tenants)
         ever = find_orphans(
             surveyed.listing,
             surveyed.references,
@@ -235,7 +235,7 @@ class _Cleanup:
         except StorageError as error:
             self._skip(f"The next cleanup lists what this one has: {error}")
 
-    def _verdict(self, surveyed: Survey, now: datetime) -> Verdict:
+    def _classified(self, surveyed: ReferenceScan, now: datetime) -> GarbageReport:
         return find_orphans(
             surveyed.listing,
             surveyed.references,
@@ -315,7 +315,7 @@ class _Cleanup:
         return timedelta(seconds=self._request.max_age_seconds)
 
 
-def _take(fence: Fence, surveyed: Survey, tenants: Iterable[Entity], sources: Iterable[Entity]) -> None:
+def _take(fence: Fence, surveyed: ReferenceScan, tenants: Iterable[Entity], sources: Iterable[Entity]) -> None:
     for tenant in sorted(tenants):
         fence.take_tenant(tenant, surveyed.sources_of(tenant.directory))
     for source in sorted(sources):

@@ -61,7 +61,7 @@ class Orphan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GarbageReport:
     """``orphans`` in deletion order, and the sorted paths of ``foreign`` (unrecognized) objects."""
 
     orphans: tuple[Orphan, ...]
@@ -75,26 +75,26 @@ def find_orphans(
     now: datetime,
     max_age: timedelta,
     run_retention: timedelta = RUN_RETENTION,
-) -> Verdict:
+) -> GarbageReport:
     """Return the unreferenced objects of a listing that are at least ``max_age`` old.
 
     ``now`` is the current time by the store's clock. Run records expire after ``run_retention``, except each tenant's
     newest. A superseded table is deleted as a whole, ``max_age`` after both its last write and its replacement.
     """
-    judge = _Judge.of(named, references, now, max_age, run_retention)
+    classifier = _Classifier.of(named, references, now, max_age, run_retention)
     orphans = []
     for info, name in named:
-        reason = judge.reason_of(info, name)
+        reason = classifier.reason_of(info, name)
         if reason is not None:
             age = (now - info.modified).total_seconds()
             orphans.append((_turn(name, reason), Orphan(info.path, info.size_bytes, age, reason)))
     orphans.sort(key=lambda pair: (pair[0], pair[1].path))
     foreign = sorted(info.path for info, name in named if name.kind is Kind.FOREIGN)
-    return Verdict(tuple(orphan for _, orphan in orphans), tuple(foreign))
+    return GarbageReport(tuple(orphan for _, orphan in orphans), tuple(foreign))
 
 
 @dataclass(frozen=True, slots=True)
-class _Judge:
+class _Classifier:
     """Classify single objects by references, ages, and facts about the whole listing."""
 
     references: References
@@ -113,7 +113,7 @@ class _Judge:
         now: datetime,
         max_age: timedelta,
         run_retention: timedelta,
-    ) -> _Judge:
+    ) -> _Classifier:
         """Create the classifier for a listing."""
         newest_run: dict[str, str] = {}
         newest_file: dict[str, datetime] = {}

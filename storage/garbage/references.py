@@ -49,7 +49,7 @@ TABLE_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class ReferenceScan:
     """All objects in a workspace and all references between them.
 
     ``committed`` holds the paths of staged deltas whose batch is committed but not yet published. ``leases`` were
@@ -67,7 +67,9 @@ class Survey:
         return {entity for purpose, entity in leased if purpose == "source"}
 
 
-def survey(workspace: Workspace, catalog: Catalog | None = None, tenants: Set[str] | None = None) -> Survey:
+def scan_references(
+    workspace: Workspace, catalog: Catalog | None = None, tenants: Set[str] | None = None
+) -> ReferenceScan:
     """List ``workspace`` and read every reference in it; memory blob references need the ``catalog``.
 
     If ``tenants`` (their directories) is given, list only these tenants and the root, plus other tenants' blobs that
@@ -89,7 +91,7 @@ def survey(workspace: Workspace, catalog: Catalog | None = None, tenants: Set[st
         listing += _retired(objects, sorted(path for path in retired if path.partition("/")[0] not in tenants))
     cuts, branches = _branches(workspace, listing)
     references = References(folded, dead, tracked, superseded, blobs, retired, cuts, branches)
-    return Survey(listing, references, leases, committed)
+    return ReferenceScan(listing, references, leases, committed)
 
 
 def _below(objects: ObjectStore, tenants: Set[str]) -> Iterator[ObjectInfo]:

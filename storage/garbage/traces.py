@@ -53,14 +53,14 @@ class CleanupRecord:
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What leases reveal about garbage: ``suspects`` are the directories of the tenants that must be listed.
+    """What leases reveal about garbage: ``candidates`` are the directories of the tenants that must be listed.
 
     ``leases`` holds the state of each tenant's leases; None for a tenant that is in use or was abandoned. ``listed`` is
     the time of the last complete listing; None if everything must be listed. ``version`` is the record's version, None
     if there is no record.
     """
 
-    suspects: frozenset[str]
+    candidates: frozenset[str]
     leases: Mapping[str, Mapping[str, LeaseState] | None]
     listed: datetime | None
     version: str | None
@@ -77,7 +77,7 @@ def read_traces(workspace: Workspace, *, now: datetime, full: bool = False) -> T
     expired = record is None or abs(now - record.listed) >= FULL_EVERY
     is_valid = record is not None and not (full or expired) and record.models == _models(workspace)
     known = record.clean if record is not None and is_valid else {}
-    suspects: set[str] = set()
+    candidates: set[str] = set()
     leases: dict[str, Mapping[str, LeaseState] | None] = {}
     for tenant in filter(is_tenant, objects.list_dirs()):
         found = objects.list(f"{tenant}/_leases", recursive=False)
@@ -85,9 +85,9 @@ def read_traces(workspace: Workspace, *, now: datetime, full: bool = False) -> T
         whole = {path: state for path, state in states.items() if state is not None}
         leases[tenant] = whole if len(whole) == len(states) else None
         if tenant not in known or leases[tenant] is None or _tells_of_garbage(whole, known[tenant]):
-            suspects.add(tenant)
+            candidates.add(tenant)
     listed = None if full or expired or record is None else record.listed
-    return Traces(frozenset(suspects), leases, listed, version)
+    return Traces(frozenset(candidates), leases, listed, version)
 
 
 def _states(

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogError, CleanupAborted, LeaseHeld, StorageError
 from driftline.storage.garbage.classify import Orphan
-from driftline.storage.garbage.references import Survey
+from driftline.storage.garbage.references import ReferenceScan
 from driftline.storage.layout import CATALOG, CONFIG, lease_path
 from driftline.storage.leases.lease import Lease, acquire, peek
 from driftline.storage.memory.binding import trouble
@@ -123,18 +123,18 @@ def release_abandoned(workspace: Workspace, run_id: str) -> int:
     return released
 
 
-def unleased(survey: Survey, tenants: Iterable[Entity], skip: Callable[[str], None]) -> tuple[set[str], set[str]]:
+def unleased(scan: ReferenceScan, tenants: Iterable[Entity], skip: Callable[[str], None]) -> tuple[set[str], set[str]]:
     """Return the directories of the tenants and the sources without busy leases, which a Fence could take.
 
     No lease is taken.
     """
     idle, open_sources = set(), set()
     for tenant in tenants:
-        sources = survey.sources_of(tenant.directory)
+        sources = scan.sources_of(tenant.directory)
         busy = [
-            f"{path}: {survey.leases[path].holder}"
+            f"{path}: {scan.leases[path].holder}"
             for path in [lease_path(tenant, "maintenance"), *map(lease_path, sorted(sources))]
-            if path in survey.leases and not survey.leases[path].is_free
+            if path in scan.leases and not scan.leases[path].is_free
         ]
         if busy:
             skip(f"Would skip the tables of {tenant}: {busy[0]}")
@@ -143,7 +143,7 @@ def unleased(survey: Survey, tenants: Iterable[Entity], skip: Callable[[str], No
         open_sources |= {
             source.directory
             for source in sources
-            if lease_path(source) not in survey.leases or survey.leases[lease_path(source)].is_free
+            if lease_path(source) not in scan.leases or scan.leases[lease_path(source)].is_free
         }
     return idle, open_sources
 
