@@ -457,17 +457,17 @@ def check_template(template: str) -> None:
         )
 
 
-def spelling(entity: str) -> str:
+def normalized_name(entity: str) -> str:
     """Return the form in which case-insensitive, normalization-insensitive file systems compare names.
 
-    >>> spelling("source:\u00dc") == spelling("source:u\u0308")
+    >>> normalized_name("source:\u00dc") == normalized_name("source:u\u0308")
     True
     """
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", entity).casefold())
 
 
 def entity_of(template: str, identifier: str, path: str, branch: str, taken: Collection[str]) -> str:
-    """Return an entity for a repository. If its ``spelling`` is already in ``taken``, a suffix is added.
+    """Return an entity for a repository. If its ``normalized_name`` is already in ``taken``, a suffix is added.
 
     >>> entity_of(TEMPLATE, "1", "acme/tools/lint/cli", "main", ())
     'org:acme/project:tools.lint/source:cli'
@@ -488,6 +488,6 @@ def entity_of(template: str, identifier: str, path: str, branch: str, taken: Col
         entity = Entity.parse(candidate)
         for _, each in entity.parts:
             encode_id(each)
-        if spelling(str(entity)) not in taken:
+        if normalized_name(str(entity)) not in taken:
             return str(entity)
     raise BadEntity("Another repository already has this entity", path, "Use {path} in the template.")

@@ -43,12 +43,12 @@ def holds_memory(workspace: Workspace) -> bool:
     Every entry is in its tenant's index, where there are no documents. Raises StorageError.
     """
     objects = workspace.objects
-    return has_embedded_catalog(workspace) or objects.head(CATALOG_RECORD) is not None or remembers(workspace)
+    return has_embedded_catalog(workspace) or objects.head(CATALOG_RECORD) is not None or has_stored_memory(workspace)
 
 
-def remembers(workspace: Workspace) -> bool:
+def has_stored_memory(workspace: Workspace) -> bool:
     """Return whether a memory store ever flushed to this workspace. Raises StorageError."""
-    return any(_remembers(workspace, tenant) for tenant in workspace.tenants())
+    return any(_has_stored_memory(workspace, tenant) for tenant in workspace.tenants())
 
 
 def has_embedded_catalog(workspace: Workspace) -> bool:
@@ -78,7 +78,7 @@ def belongs(workspace: Workspace, url: str) -> bool:
         catalog.close()
 
 
-def _remembers(workspace: Workspace, tenant: Entity) -> bool:
+def _has_stored_memory(workspace: Workspace, tenant: Entity) -> bool:
     files = workspace.objects.list(tenant.directory, recursive=False)
     return any(parse_name(info.path).kind in _OF_MEMORY for info in files) or bool(
         vector_tables(workspace.objects, tenant)
@@ -137,7 +137,9 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
     try:
         found = catalog.identity()
         if found is None:
-            unknown = remembers(workspace) or (has_embedded_catalog(workspace) and not _is_embedded(workspace, catalog))
+            unknown = has_stored_memory(workspace) or (
+                has_embedded_catalog(workspace) and not _is_embedded(workspace, catalog)
+            )
             if record is not None or (unknown and catalog.identity() is None):
                 raise _missing(workspace, catalog, record)
         elif record is None and (older := older_tenants(workspace, catalog)):
@@ -167,7 +169,7 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
     return catalog
 
 
-def trouble(workspace: Workspace, catalog: Catalog | None) -> str | None:
+def catalog_problem(workspace: Workspace, catalog: Catalog | None) -> str | None:
     """Return why memory cannot be checked against ``catalog``, which is None if no catalog was found.
 
     Return None if it can be checked, or if there is no memory. Raises CatalogError, StorageError.
@@ -177,7 +179,7 @@ def trouble(workspace: Workspace, catalog: Catalog | None) -> str | None:
     record = recorded(workspace)
     if catalog is None:
         if record is None:
-            return "its catalog is not known" if remembers(workspace) else None
+            return "its catalog is not known" if has_stored_memory(workspace) else None
         what = "is lost" if record.where == CATALOG else "is not set in DATABASE_URL or LTM_CONFIG"
         return f"its catalog {what} ({_location(workspace, record)})"
     found = catalog.identity()

@@ -343,10 +343,10 @@ class _Reader:
         try:
             # with the types that its record requires
             repository = from_json(Repository, to_json(self._api.parse(item)))
-            is_right = REPOSITORY_PATH.fullmatch(repository.path) and 0 < len(repository.id) <= _MAX_ID
+            is_valid = REPOSITORY_PATH.fullmatch(repository.path) and 0 < len(repository.id) <= _MAX_ID
         except (KeyError, TypeError, ValueError, AttributeError):
-            is_right = False
-        if not is_right:
+            is_valid = False
+        if not is_valid:
             self._listing.problems.append("the host lists a repository that cannot be parsed")
             return ""
         self._take(repository)
@@ -402,10 +402,10 @@ class _Reader:
         try:
             number = item.get("iid") or item["number"]
             commit = item["sha"] if "sha" in item else item["head"]["sha"]
-            is_right = isinstance(number, int) and number > 0 and (not commit or COMMIT_ID.fullmatch(commit))
+            is_valid = isinstance(number, int) and number > 0 and (not commit or COMMIT_ID.fullmatch(commit))
         except (KeyError, TypeError, AttributeError):
-            is_right = False
-        if not is_right:
+            is_valid = False
+        if not is_valid:
             raise StorageError("The host lists a pull request that cannot be parsed", self._host.name)
         return number, commit or ""
 
@@ -510,10 +510,10 @@ def _time_of(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def moment(text: str) -> float | None:
+def parse_timestamp(text: str) -> float | None:
     """Parse a host's time, in seconds; None if it is invalid.
 
-    >>> moment("1970-01-01T00:01:00Z")
+    >>> parse_timestamp("1970-01-01T00:01:00Z")
     60.0
     """
     try:

@@ -442,12 +442,12 @@ def _tail(errors: IO[bytes]) -> str:
     return errors.read().decode("utf-8", "replace")
 
 
-def _failure(remote: Remote, why: str, said: str) -> AccessDenied | SourceNotFound | StorageError:
+def _failure(remote: Remote, why: str, stderr: str) -> AccessDenied | SourceNotFound | StorageError:
     """Return an error with git's message; git never prints values from its environment."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if line.startswith(("fatal:", "error:", "remote:"))), "")
     reason = redacted(last or (lines[-1] if lines else "git failed"))[:300]
-    message = said.lower()
+    message = stderr.lower()
     if why:
         return StorageError(why, remote.uri, "Run it again.")
     if _DENIED.search(message):

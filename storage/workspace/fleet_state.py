@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from driftline.storage.entities import spelling
+from driftline.storage.entities import normalized_name
 from driftline.storage.errors import DriftlineError, ObjectNotFound
 from driftline.storage.json_records import to_json
 from driftline.storage.layout import FLEET, FLEET_LEASE
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Listing, Page, moment
+from driftline.storage.sources.discovery import Listing, Page, parse_timestamp
 from driftline.storage.sources.hosts import Host, Repository
 from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_record
 
@@ -331,7 +331,7 @@ def settled_stamp(host: Host, listing: Listing, repository: Repository) -> str:
 
     Hosts write the time of the last push in whole seconds, or update it once an hour.
     """
-    after, pushed = host.settle_seconds, moment(repository.changed)
+    after, pushed = host.settle_seconds, parse_timestamp(repository.changed)
     if after is None or pushed is None or listing.at is None or listing.at - pushed < after:
         return ""
     return repository.stamp
@@ -339,4 +339,4 @@ def settled_stamp(host: Host, listing: Listing, repository: Repository) -> str:
 
 def entities_in_use(fleets: Iterable[FleetRecord]) -> set[str]:
     """Return the normalized names of the entities of all repositories in ``fleets``."""
-    return {spelling(each.entity) for fleet in fleets for each in fleet.repositories.values() if each.entity}
+    return {normalized_name(each.entity) for fleet in fleets for each in fleet.repositories.values() if each.entity}

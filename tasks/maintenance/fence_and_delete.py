@@ -21,7 +21,7 @@ from driftline.storage.garbage.classify import Orphan
 from driftline.storage.garbage.references import ReferenceScan
 from driftline.storage.layout import CATALOG, CONFIG, lease_path
 from driftline.storage.leases.lease import Lease, acquire, peek
-from driftline.storage.memory.binding import trouble
+from driftline.storage.memory.binding import catalog_problem
 from driftline.storage.memory.catalog.database import Catalog, embedded_url
 from driftline.storage.memory.catalog.entry_queries import blob_references
 from driftline.storage.memory.catalog.entry_writes import forget_blobs
@@ -246,7 +246,7 @@ class CatalogAtHand:
         """Return why no memory in ``workspace`` may be judged, or None. Raises CatalogError, StorageError."""
         if self.error is not None:
             return f"its catalog cannot be read: {self.error}"
-        return trouble(workspace, self.catalog)
+        return catalog_problem(workspace, self.catalog)
 
 
 @contextmanager
