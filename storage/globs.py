@@ -114,7 +114,7 @@ def fixed_prefix(glob: str) -> str:
     return fixed[: next((at for at, character in enumerate(fixed) if not character.isascii()), len(fixed))]
 
 
-def rests(glob: Sequence[str], folders: Sequence[str]) -> list[tuple[str, ...]]:
+def remainders(glob: Sequence[str], folders: Sequence[str]) -> list[tuple[str, ...]]:
     """Return what remains of a glob, name by name, below ``folders``; empty if the glob cannot match there."""
     reached = {0}
     for folder in folders:

@@ -31,7 +31,7 @@ from driftline.storage.model import ObjectInfo
 from driftline.storage.objects.request_counts import for_threads, request_counter
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.copies import CopyRecord, WorkspaceCopy
-from driftline.storage.workspace.snapshot import files_of_newest_version, heads_of_newest_version, is_head
+from driftline.storage.workspace.snapshot import files_of_newest_version, is_version_metadata, version_metadata_files
 from driftline.storage.workspace.workspace import Workspace
 
 ATTEMPTS = 3
@@ -114,7 +114,7 @@ def _pull(
     known = copy.record()
     started = datetime.now(UTC)
     listing = {info.path: info for info in workspace.objects.list()}
-    is_newest = known is not None and _is_newest(known, heads_of_newest_version(workspace, listing))
+    is_newest = known is not None and _is_newest(known, version_metadata_files(workspace, listing))
     if known is not None and is_newest and copy.is_complete(known.files):
         copy.confirm(replace(known, pulled=started))
         return []
@@ -134,7 +134,7 @@ def _pull(
 
 def _is_newest(known: CopyRecord, heads: Sequence[ObjectInfo]) -> bool:
     """Return whether a copy has the version with these ``heads``, which determine all other files."""
-    copied = {path: identity for path, identity in known.files.items() if is_head(path)}
+    copied = {path: identity for path, identity in known.files.items() if is_version_metadata(path)}
     return copied == {info.path: (info.size_bytes, info.version) for info in heads}
 
 

@@ -625,7 +625,7 @@ class LineQuery:
         for outline, row, first in zip(*columns, strict=True):
             for match in named.finditer(outline):
                 definition = decode(match[0])[0]
-                if definition.line // LINES_PER_BLOCK == first // LINES_PER_BLOCK and definition.is_named(name):
+                if definition.line // LINES_PER_BLOCK == first // LINES_PER_BLOCK and definition.matches_name(name):
                     yield row, definition
 
     def definitions(self, name: str) -> list[tuple[str, str, str, Definition]]:

@@ -57,7 +57,7 @@ class Definition:
         """Return whether it is a test module, or is inside one."""
         return self.is_code and _TESTS.search(f"{self.name}." if self.kind in _SCOPES else self.name) is not None
 
-    def is_named(self, name: str) -> bool:
+    def matches_name(self, name: str) -> bool:
         """Return whether it has this name, ignoring case; for ``Session.get``, both parts must match."""
         parts, own = parts_of_name(name.lower()), parts_of_name(self.name.lower())
         return bool(parts) and own[-len(parts) :] == parts

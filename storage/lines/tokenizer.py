@@ -1,8 +1,8 @@
 """Tokenize text for full-text search: split identifiers, lowercase, stem (``indexes.TOKENIZER``).
 
 Scripts without word spacing, and Korean, are indexed as bigrams. The index's own tokenizer does neither this nor
-Unicode folding, so each block appends these terms to its text (``spelled_for_index``), and queries are normalised the
-same way (``query_for_index``).
+Unicode folding, so each block appends these terms to its text (``index_terms``), and queries are normalised the
+same way (``normalize_query``).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def is_paired(word: str) -> bool:
     return found is not None and found.lastgroup == "paired"
 
 
-def query_for_index(words: Sequence[str]) -> str:
+def normalize_query(words: Sequence[str]) -> str:
     """Return a query for the full-text index, which keeps the underscores of ``_cache`` and ``__init__``.
 
     Such variants are added only if the query may be a name: among many words, rare variants would outweigh the others.
@@ -138,7 +138,7 @@ def query_for_index(words: Sequence[str]) -> str:
     return " ".join(f"{word} _{word} __{word}__ {word}_" for word in words)
 
 
-def spelled_for_index(text: str) -> list[str]:
+def index_terms(text: str) -> list[str]:
     """Return the words in ``text`` that the index's tokenizer would miss."""
     if text.isascii():
         return []

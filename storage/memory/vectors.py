@@ -33,7 +33,7 @@ from driftline.storage.lance.vector_index import (
 )
 from driftline.storage.layout import table_fingerprint, tables_directory
 from driftline.storage.lines.indexes import TOKENIZER
-from driftline.storage.lines.tokenizer import distinct_terms, query_for_index, spelled_for_index, terms
+from driftline.storage.lines.tokenizer import distinct_terms, index_terms, normalize_query, terms
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ class VectorTable(LanceTable):
             unindexed = int(dataset.stats.index_stats(_TEXT)["num_unindexed_rows"])
             return dataset.scanner(
                 columns=["key", "rev", "vector", _WORDS.name, "_score"],
-                full_text_query=MatchQuery(query_for_index(words), _WORDS.name),
+                full_text_query=MatchQuery(normalize_query(words), _WORDS.name),
                 filter=where.to_sql(),
                 prefilter=True,
                 limit=limit,
@@ -472,7 +472,7 @@ def _to_table(rows: Sequence[VectorRow], columns: pa.Schema) -> pa.Table:
 
 
 def _words_for_index(text: str) -> str | None:
-    return " ".join([text, *spelled_for_index(text)]) or None
+    return " ".join([text, *index_terms(text)]) or None
 
 
 def _has_any(column: str, values: Sequence[str]) -> str:

@@ -222,7 +222,7 @@ def start(repository: Repository, folder: str, *arguments: str, head: str = "") 
 
     Returns None if git cannot run, or might block on a file.
     """
-    if _STEERED.intersection(arguments) and not _steering_is_readable(repository, folder):
+    if _STEERED.intersection(arguments) and not _git_config_is_readable(repository, folder):
         return None
     excludes = repository.excludes if os.path.isfile(repository.excludes) else os.devnull
     arguments = ("-c", f"core.excludesFile={excludes}", *arguments)
@@ -331,16 +331,16 @@ def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = F
     if process is None:
         return None
     started = time.monotonic()
-    effort: int | None = None
+    switches: int | None = None
     since = started
     while True:
         try:
             output, _ = process.communicate(timeout=1.0)
             break
         except subprocess.TimeoutExpired:
-            now, last = time.monotonic(), effort
-            effort = _effort_of_sleeper(process.pid)
-            since = since if effort is not None and effort == last else now
+            now, last = time.monotonic(), switches
+            switches = _context_switches(process.pid)
+            since = since if switches is not None and switches == last else now
             is_asleep = now - since > _ASLEEP_SECONDS and not waits_for_host
             if is_asleep or now - started > _TIMEOUT_SECONDS:
                 process.kill()
@@ -354,12 +354,12 @@ def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = F
     return output
 
 
-def _effort_of_sleeper(pid: int) -> int | None:
+def _context_switches(pid: int) -> int | None:
     """Return how often the threads of a process and its descendants went to sleep.
 
     Returns None if one of them is awake or the count is unknown.
     """
-    effort = 0
+    switches = 0
     try:
         for each in _with_descendants(pid):
             for status in Path(f"/proc/{each}/task").glob("*/status"):
@@ -367,10 +367,10 @@ def _effort_of_sleeper(pid: int) -> int | None:
                 state = fields["State"].strip()[:1]
                 if state not in "SZ":
                     return None
-                effort += int(fields["voluntary_ctxt_switches"])
+                switches += int(fields["voluntary_ctxt_switches"])
     except (OSError, KeyError, ValueError):
         return None
-    return effort or None
+    return switches or None
 
 
 def _with_descendants(pid: int) -> list[int]:
@@ -387,7 +387,7 @@ def _with_descendants(pid: int) -> list[int]:
     return found
 
 
-def _steering_is_readable(repository: Repository, folder: str) -> bool:
+def _git_config_is_readable(repository: Repository, folder: str) -> bool:
     """Return whether git can read its configuration files from the top of the working tree to ``folder``: none is a
     pipe or other special file.
     """

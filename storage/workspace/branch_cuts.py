@@ -62,7 +62,7 @@ def branch_records(workspace: Workspace, entity: Entity) -> list[BranchRecord]:
     """Return a source's branches, sorted by name. Raises CorruptFile, WorkspaceTooNew, StorageError."""
     objects, directory = workspace.objects, branches_directory(entity)
     paths = [f"{directory}/{name}/{BRANCH}" for name in objects.list_dirs(directory)]
-    records = workspace.side_by_side(lambda path: read_record(objects, path, BranchRecord), paths)
+    records = workspace.map_parallel(lambda path: read_record(objects, path, BranchRecord), paths)
     return sorted((record for record in records if record is not None), key=lambda record: record.name)
 
 
@@ -78,7 +78,7 @@ def on_branch(workspace: Workspace, name: str, within: Boundary | None = None) -
     """
     check_name(name)
     sources = [entity for entity, _ in workspace.readable_sources(within)]
-    records = [*workspace.side_by_side(lambda entity: read_branch(workspace, entity, name), sources)]
+    records = [*workspace.map_parallel(lambda entity: read_branch(workspace, entity, name), sources)]
     found = [(entity, record) for entity, record in zip(sources, records, strict=True) if record is not None]
     if not found:
         known = sorted({record.name for entity in sources for record in branch_records(workspace, entity)})

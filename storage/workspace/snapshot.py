@@ -24,7 +24,7 @@ Listing = Mapping[str, ObjectInfo]
 """All objects in a workspace, keyed by path, in the order of one listing."""
 
 
-def heads_of_newest_version(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
+def version_metadata_files(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
     """Return the small files that distinguish versions.
 
     These are the configuration, records, manifests, run history, and table manifests.
@@ -39,18 +39,18 @@ def heads_of_newest_version(workspace: Workspace, listing: Listing) -> list[Obje
     return files + [manifest for _, manifest in _tables(workspace, listing)]
 
 
-def is_head(path: str) -> bool:
-    """Return whether a copied file is one of ``heads_of_newest_version``; all other files have unique names."""
+def is_version_metadata(path: str) -> bool:
+    """Return whether a copied file is one of ``version_metadata_files``; all other files have unique names."""
     return "/_tables/" not in path or "/_versions/" in path
 
 
 def files_of_newest_version(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
-    """Return ``heads_of_newest_version``, and the files of the current line tables.
+    """Return ``version_metadata_files``, and the files of the current line tables.
 
     Memory, leases, staged deltas, and files of other versions are excluded. Raises ObjectNotFound if files disappeared
     since the listing, CorruptFile, StorageError.
     """
-    files = heads_of_newest_version(workspace, listing)
+    files = version_metadata_files(workspace, listing)
     for table, manifest in _tables(workspace, listing):
         files += _of_table(table, manifest, listing)
     return files

@@ -443,11 +443,11 @@ class Workspace:
         self, read: Callable[[Entity], SourceRecord | None], below: Entity | Boundary | None
     ) -> Iterator[tuple[Entity, SourceRecord]]:
         entities = self.entities(below)
-        for entity, record in zip(entities, self.side_by_side(read, entities), strict=True):
+        for entity, record in zip(entities, self.map_parallel(read, entities), strict=True):
             if record is not None:
                 yield entity, record
 
-    def side_by_side(self, read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iterable[_Read]:
+    def map_parallel(self, read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iterable[_Read]:
         """Return the result of ``read`` for each item; in parallel for a bucket, where each read is slow."""
         if self.objects.is_local or len(items) < 2:
             return map(read, items)
@@ -463,7 +463,7 @@ class Workspace:
         levels = self.config.hierarchy[len(start.parts) :]
         nodes = [start]
         for level in levels:
-            nodes = [child for found in self.side_by_side(partial(self._children, level), nodes) for child in found]
+            nodes = [child for found in self.map_parallel(partial(self._children, level), nodes) for child in found]
         return nodes
 
     def _children(self, level: str, parent: Entity) -> list[Entity]:

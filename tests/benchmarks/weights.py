@@ -25,7 +25,7 @@ from quality_sets import Query, QuerySet, code_set, prose_set
 
 from driftline.storage.defaults import DEFAULT_N_LINES
 from driftline.storage.lines.line_queries import LineQuery
-from driftline.storage.lines.tokenizer import keywords, query_for_index
+from driftline.storage.lines.tokenizer import keywords, normalize_query
 from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.task_context import ModelRef, load_embedder
@@ -120,7 +120,7 @@ def _look_up(queries: QuerySet, requested: Sequence[Query], folder: Path) -> tup
     found = []
     for query in requested:
         vector = embedder.embed_query(query.text)
-        blocks = table.blocks(query_for_index(keywords(query.text)), CANDIDATE_BLOCKS)
+        blocks = table.blocks(normalize_query(keywords(query.text)), CANDIDATE_BLOCKS)
         nearest = table.nearest(vector, CANDIDATE_LINES)
         found.append(SearchCase(query, vector, blocks, gather(lines_of(blocks, query.text), nearest)))
     return embedder, found
