@@ -575,7 +575,7 @@ class ReadServer:
         try:
             if not key:
                 return await self._listing(files, parse_qs(url.query))
-            return await self._object(files, key, _RANGE.search(head), is_version_metadata=method == "HEAD")
+            return await self._object(files, key, _RANGE.search(head), is_head=method == "HEAD")
         except ObjectNotFound as error:
             return _Answer.failed(404, error.what)
         except AccessDenied as error:
@@ -583,17 +583,15 @@ class ReadServer:
         except DriftlineError as error:
             return _Answer.failed(_UNAVAILABLE, str(error))
 
-    async def _object(
-        self, files: _Files, key: str, ranged: re.Match[bytes] | None, *, is_version_metadata: bool
-    ) -> _Answer:
+    async def _object(self, files: _Files, key: str, ranged: re.Match[bytes] | None, *, is_head: bool) -> _Answer:
         start, end = (int(ranged[1]), int(ranged[2]) + 1) if ranged else (0, None)
         if _IMMUTABLE.search(key):
-            data, size = await files.read(key, start, 1 if is_version_metadata else end)
+            data, size = await files.read(key, start, 1 if is_head else end)
             etag = "immutable"
         else:
             data, size, etag = await files.read_changing(key, start, end)
         headers = (("etag", f'"{etag.strip(chr(34))}"'), ("last-modified", "Thu, 01 Jan 1970 00:00:00 GMT"))
-        if is_version_metadata:
+        if is_head:
             return _Answer(200, b"", headers, size)
         if ranged:
             return _Answer(206, data, (*headers, ("content-range", f"bytes {start}-{start + len(data) - 1}/{size}")))

@@ -1,7 +1,7 @@
 """Count the requests sent to object stores, by kind and by phase of the run.
 
-A caller opens a ``request_counter``; the clients in ``bucket`` and ``source`` call ``count``. Lance's requests for table files
-are not counted, because Lance has its own clients.
+A caller opens a ``request_counter``; the clients in ``bucket`` and ``source`` call ``count``. Lance's requests for
+table files are not counted, because Lance has its own clients.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: S
     """Commit changes of several sources, whose rows share ``fragments``, in one transaction of their table.
 
     Each source has its own staged delta and commit marker, so after a crash at any step each of them is settled alone.
-    The caller publishes the returned deltas. Raises GroupCommitFailed if a source cannot take part, after it has removed the
+    The caller publishes the returned deltas. Raises GroupCommitFailed if a source cannot take part, after removing the
     staged deltas; CommitConflict and StorageError if the outcome may be unknown, which later runs determine.
     """
     first = changes[0][0]
