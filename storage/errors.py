@@ -13,28 +13,28 @@
     │   ├── MissingExtra          an optional dependency that is not installed
     │   ├── ModelNotFound         an embedding model that cannot be loaded
     │   ├── WorkspaceNotFound     no workspace at the given URI
-    │   ├── WorkspaceTooNew       a file of a newer version of Driftline
+    │   ├── WorkspaceTooNew       a file written by a newer version of Driftline
     │   ├── FingerprintMismatch   a workspace embedded with another model
     │   └── UnsafeStore           a store that ignores conditional writes
     ├── AccessDenied              exit 2: wrong or missing credentials or permissions
-    ├── CorruptFile               exit 2: a damaged or foreign file in place of one of Driftline's
+    ├── CorruptFile               exit 2: a damaged or unrecognized file in place of a Driftline file
     ├── StorageError              exit 3: the store failed; a retry may help
     │   ├── ObjectNotFound        the object does not exist
     │   ├── AlreadyExists         a create-only write of an existing object
-    │   ├── PreconditionFailed    a conditional replace of an object that has changed
+    │   ├── PreconditionFailed    a conditional replace of a changed object
     │   └── CommitConflict        every attempt to commit conflicted with another writer
     ├── CatalogError              exit 3: the memory catalog failed; may name a blob that was already written
     │   └── CatalogConnectionError    the catalog is not reachable; also a built-in ConnectionError
     ├── LeaseHeld                 exit 3: another run holds the lease
-    ├── LeaseLost                 exit 3: another run has taken over the lease
+    ├── LeaseLost                 exit 3: another run took over the lease
     ├── DeletionRefused           exit 3: a run would delete suspiciously many documents
     ├── ExecutorError             exit 3: the workers failed, or cannot reach the data
     ├── DeploymentFailed          exit 3: a run of a deployment failed or timed out
     ├── StaleIndex                exit 3: the index is older than a commit by more than the limit
-    ├── StaleBuild                exit 3: a newer build has indexed this branch already
+    ├── StaleBuild                exit 3: a newer build is already indexed for this branch
     ├── CleanupAborted            exit 3: not everything could be read and listed, so nothing was deleted
     ├── RecallTooLow              exit 3: the vector index misses too many of the nearest lines
-    └── OutOfMemory               exit 3: the process could not get the memory that it needs
+    └── OutOfMemory               exit 3: the process ran out of memory
 
 Every message describes what happened, where, and what to do. ``kind`` is stable and meant for programs. All errors can
 be pickled, because they cross process boundaries.
