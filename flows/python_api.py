@@ -366,7 +366,7 @@ def open(
         >>> driftline.open(location).status().total_documents
         1
     """
-    from driftline.flows.config.environment import absolute_workspace
+    from driftline.flows.config.workspace_names import absolute_workspace
     from driftline.storage.sources.source import SourceAccess
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
 
@@ -375,7 +375,7 @@ def open(
     )
     if not cache:
         return Workspace(opened)
-    from driftline.flows.runs.pull import open_copy
+    from driftline.flows.runs.cached_copies import open_copy
     from driftline.flows.runs.search import cache_settings
 
     copy = open_copy(opened, max_bytes=cache_settings(cache)[1], warn=logging.getLogger(__name__).warning)
@@ -458,7 +458,7 @@ def index(
         [('org:default/project:default/source:tree', 0)]
     """
     given = dict(locals())  # the keywords are the fields of the request
-    from driftline.flows.config.environment import absolute_workspace
+    from driftline.flows.config.workspace_names import absolute_workspace
     from driftline.flows.runs.index import IndexRequest, index_sources
 
     return index_sources(IndexRequest(**given | {"workspace": absolute_workspace(workspace)}))
@@ -543,7 +543,7 @@ def sql(
         [{'path': 'notes.md', 'lines': 1}]
     """
     from driftline.flows.config.locate import on_named_branch
-    from driftline.flows.output.run_history import searches_table
+    from driftline.flows.output.search_journal import searches_table
     from driftline.storage.entities import Boundary, Entity
     from driftline.storage.sql import query as run
 

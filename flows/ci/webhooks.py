@@ -312,7 +312,7 @@ class Runs:
             index_sources(self._request(work))
 
     def _start(self, work: Work) -> None:
-        from driftline.flows.ci.run import start_fleet_run, start_index_run  # loads Prefect
+        from driftline.flows.ci.deployment_runs import start_fleet_run, start_index_run  # loads Prefect
         from driftline.flows.scheduling.deployments import fleet_deployments
 
         commit, fleet = resolve(_remote(work.uri)), self._fleet_of(work.source)

@@ -127,6 +127,6 @@ def _command(user: bool, workspace: str | None) -> list[str]:
     program = found if user and found else "driftline"
     if workspace is None:
         return [program, "mcp"]
-    from driftline.flows.config.environment import absolute_workspace
+    from driftline.flows.config.workspace_names import absolute_workspace
 
     return [program, "mcp", "--workspace", absolute_workspace(workspace)]

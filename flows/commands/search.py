@@ -20,8 +20,8 @@ from driftline.flows.commands.app import (
     parameters,
     show_search,
 )
-from driftline.flows.config.environment import SERVER_VARIABLE
 from driftline.flows.config.locate import workspace_for_reading
+from driftline.flows.config.workspace_names import SERVER_VARIABLE
 from driftline.flows.output.plain_text import print_search, warn
 from driftline.flows.runs.search import cache_settings, named_workspace, search_request
 from driftline.storage.defaults import DEFAULT_RERANKED, MAX_RERANKED
@@ -131,7 +131,7 @@ def _cached(workspace: Workspace, given: bool | None) -> Workspace:
     if not is_wanted or workspace.objects.is_local:
         return workspace
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.runs.pull import open_copy
+    from driftline.flows.runs.cached_copies import open_copy
 
     with open_progress() as progress:
         return open_copy(workspace, max_bytes=max_bytes, warn=warn, progress=progress)
@@ -160,7 +160,7 @@ def open_workspace(workspace: str, given: str | None = None, config: str | None 
 
 def _local_folders(opened: Workspace, hits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the folder of each local source that has hits, for links."""
-    from driftline.flows.config.environment import local_path
+    from driftline.flows.config.workspace_names import local_path
     from driftline.storage.entities import Entity
 
     folders: dict[str, str] = {}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from driftline.flows.commands.app import DONE, JsonOption, ModelOption, WorkspaceOption, app, show
-from driftline.flows.config.environment import absolute_workspace
 from driftline.flows.config.locate import workspace_for_indexing
+from driftline.flows.config.workspace_names import absolute_workspace
 from driftline.flows.output.plain_text import say_done, warn
 from driftline.storage.errors import DeletionRefused, DriftlineError
 

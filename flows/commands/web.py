@@ -233,7 +233,7 @@ def _newest(
     For a bucket, it opens the local copy if that is requested, or if an earlier search has kept one.
     """
     from driftline.flows.config.driftline_toml import search_settings
-    from driftline.flows.runs.pull import has_copy, newest_of
+    from driftline.flows.runs.cached_copies import has_copy, newest_of
     from driftline.flows.runs.search import cache_settings
     from driftline.tasks.search.search import warm
 

@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from driftline.flows.config.environment import WORKSPACE_FOLDER, absolute_uri, local_path, location_of, nearest
 from driftline.flows.config.secret_references import (
     check_catalog,
     check_options,
@@ -29,6 +28,7 @@ from driftline.flows.config.secret_references import (
     resolve_secret,
     without_reference,
 )
+from driftline.flows.config.workspace_names import WORKSPACE_FOLDER, absolute_uri, local_path, location_of, nearest
 from driftline.storage.defaults import Redaction, user_folder, with_home
 from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
 from driftline.storage.errors import BadEntity, UsageError

@@ -47,14 +47,13 @@ from driftline.tasks.scanning.overlap import claimed
 from driftline.tasks.scanning.path_patterns import Matcher
 from driftline.tasks.scanning.scan import (
     PartitionSpec,
-    RepositoryAtCommit,
     ScanResult,
     ScanSpec,
-    WorkTreeAtCommit,
     is_container,
     plan_partitions,
     scan_partition,
 )
+from driftline.tasks.scanning.since_commit import RepositoryAtCommit, WorkTreeAtCommit
 from driftline.tasks.scanning.walk import Subtree
 
 _STOPS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
