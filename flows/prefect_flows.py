@@ -26,7 +26,7 @@ from driftline.flows.scheduling.artifacts import (
     show_verification,
 )
 from driftline.flows.scheduling.events import ask_for_source
-from driftline.flows.scheduling.flow_runs import (
+from driftline.flows.scheduling.flow_execution import (
     attempt,
     catalog_of,
     flow_progress,

@@ -17,7 +17,7 @@ from driftline.storage.defaults import (
     DEFAULT_TOP_K,
     Redaction,
 )
-from driftline.storage.request_options import from_keywords
+from driftline.storage.option_table import from_keywords
 from driftline.tasks.search.request import SearchRequest
 
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from driftline.flows.output.run_reports import IndexReport
     from driftline.flows.runs.plan import SourceRequest
     from driftline.flows.runs.verify import VerifyReport
+    from driftline.storage.documents import DocumentState
     from driftline.storage.lines.indexes import IndexScope
-    from driftline.storage.model import DocumentState, WorkspaceStats
     from driftline.storage.workspace.records import RunRecord
+    from driftline.storage.workspace.stats import WorkspaceStats
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
     from driftline.tasks.search.documents import Document, Excerpt
     from driftline.tasks.search.search import SearchReport
@@ -283,7 +284,7 @@ class Workspace:
         """
         from driftline.flows.config.memory_settings import memory_of
         from driftline.flows.memory_backend import hits_to_dict
-        from driftline.flows.memory_stores import search_memory
+        from driftline.flows.served_memory import search_memory
 
         found = search_memory(self.storage, memory_of(self.uri), None, query, **options)
         return list(hits_to_dict(found)["results"])

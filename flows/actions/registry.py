@@ -38,7 +38,7 @@ from driftline.storage.layout import CONFIG
 from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from driftline.storage.model import Embedder
+    from driftline.storage.embedding import Embedder
 
 Result: TypeAlias = dict[str, Any]
 Action: TypeAlias = Callable[..., Result]

@@ -88,9 +88,9 @@ def _tools_of(
     from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of
     from driftline.flows.mcp_server.server import WorkspaceTools
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
-    from driftline.flows.memory_stores import search_memory
     from driftline.flows.runs.cached_copies import newest_of
     from driftline.flows.runs.search import cache_settings
+    from driftline.flows.served_memory import search_memory
     from driftline.storage.entities import Boundary
     from driftline.storage.workspace.workspace import Workspace
 

@@ -47,7 +47,7 @@ def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> in
     """Show the contents and state of the workspace."""
     target = workspace_for_reading(workspace)
     from driftline.flows.output.rich_tables import print_status
-    from driftline.storage.workspace.copies import read_copy_record
+    from driftline.storage.workspace.records import read_copy_record
 
     opened = open_workspace(target)
     copied = read_copy_record(opened.objects)

@@ -18,12 +18,11 @@ from typing import Any
 
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.storage.errors import ObjectNotFound, StorageError
-from driftline.storage.layout import CONFIG, SOURCE, Kind, parse_name
-from driftline.storage.model import ObjectInfo
-from driftline.storage.objects.request_counts import for_threads, tally
+from driftline.storage.layout import CONFIG, SOURCE, Kind, ObjectInfo, parse_name
+from driftline.storage.objects.requests import for_threads, tally
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.workspace.copies import CopyRecord, WorkspaceCopy
-from driftline.storage.workspace.snapshot import files_of_newest_version, heads_of_newest_version, is_head
+from driftline.storage.workspace.copies import WorkspaceCopy, files_of_newest_version, heads_of_newest_version, is_head
+from driftline.storage.workspace.records import CopyRecord
 from driftline.storage.workspace.workspace import Workspace
 
 ATTEMPTS = 3

@@ -25,8 +25,8 @@ from typing import IO, Any, NamedTuple, Protocol, Self, cast
 import pyarrow as pa
 
 from driftline.storage.defaults import Redaction
+from driftline.storage.documents import SkipReason
 from driftline.storage.lines.outline import Anchor, Definition
-from driftline.storage.model import SkipReason
 from driftline.storage.redaction import redact
 from driftline.tasks.definitions.outlines import nested_sections
 from driftline.tasks.extraction.process import Refused, extract_apart

@@ -14,15 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import (
-    DEFAULT_MAX_DOCUMENT_BYTES,
+from driftline.storage.defaults import DEFAULT_MAX_DOCUMENT_BYTES, Redaction
+from driftline.storage.deltas.manifest import SCHEMA
+from driftline.storage.documents import (
     INSIDE,
     NAMED_LIKE_ARCHIVE,
-    Redaction,
+    DocumentState,
+    SkipReason,
     container_of,
+    content_hash,
     holds_records,
 )
-from driftline.storage.deltas.manifest import SCHEMA
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (
     AccessDenied,
@@ -32,12 +34,10 @@ from driftline.storage.errors import (
     ObjectNotFound,
     UsageError,
 )
-from driftline.storage.model import DocumentState, SkipReason, content_hash
 from driftline.storage.sources.source import FileInfo, RepositorySource, Source, open_source
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import fingerprint, is_earlier_version, resolve_model
-from driftline.tasks.embedding.task_context import TaskContext
 from driftline.tasks.extraction.archives import Member, Opened, is_of_member, members_of, opened_mark
 from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT
 from driftline.tasks.extraction.extractor_versions import How
@@ -53,6 +53,7 @@ from driftline.tasks.scanning.path_patterns import (
     Rules,
 )
 from driftline.tasks.scanning.walk import Listing, Subtree, Walk, above_and_self
+from driftline.tasks.task_context import TaskContext
 from driftline.tasks.text import MAX_TEXT_BYTES
 
 log = logging.getLogger(__name__)

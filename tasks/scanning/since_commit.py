@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Self
 
-from driftline.storage.model import content_hash
+from driftline.storage.documents import content_hash
 from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit
 from driftline.tasks.git.commits import (
