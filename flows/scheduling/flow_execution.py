@@ -266,7 +266,7 @@ def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -
 
 
 def _release_abandoned(workspace: Workspace, run_id: str) -> int:
-    """Return the number of leases that were released; those that another run takes in the meantime are skipped."""
+    """Return the number of leases that were released; leases that another run takes meanwhile are skipped."""
     released = 0
     for source, _ in workspace.sources():
         if look(workspace.objects, lease_path(source)).is_abandoned:

@@ -198,6 +198,14 @@ def parse_record(objects: ObjectStore, path: str, data: bytes, kind: type[_Recor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Versioned:
+    format_version: int
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRecord:
     """``_copy.json`` of a copy: its ``origin``, when it was pulled, and the size and version of each of its files."""
 
@@ -211,14 +219,6 @@ class CopyRecord:
 def read_copy_record(objects: ObjectStore) -> CopyRecord | None:
     """Return the record of a copy; None for an original. Raises CorruptFile, WorkspaceTooNew."""
     return read_record(objects, COPY_RECORD, CopyRecord) if objects.is_local else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Versioned:
-    format_version: int
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
