@@ -8,7 +8,7 @@ from typing import Any
 
 from driftline.storage.documents import DocumentState
 from driftline.storage.errors import DriftlineError
-from driftline.storage.objects.requests import Counts, by_kind
+from driftline.storage.objects.store_requests import Counts, by_kind
 from driftline.tasks.maintenance.search_quality import Figures
 
 MAX_TOO_LARGE = 10

@@ -26,7 +26,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, ExecutorError, UsageError
 from driftline.storage.lines.indexes import IndexScope, Segment, SegmentSpec, plan_new_segments
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.objects.requests import Counts, count_all, tally
+from driftline.storage.objects.store_requests import Counts, count_all, tally
 from driftline.storage.sources.source import Source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.commit import SegmentTask, build

@@ -54,7 +54,7 @@ from driftline.storage.errors import (
 from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
-from driftline.storage.objects.requests import phase, tally
+from driftline.storage.objects.store_requests import phase, tally
 from driftline.storage.sources.repository import more_readers
 from driftline.storage.workspace.branch_cuts import branch_records
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord

@@ -19,8 +19,8 @@ from typing import Any
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.storage.errors import ObjectNotFound, StorageError
 from driftline.storage.layout import CONFIG, SOURCE, Kind, ObjectInfo, parse_name
-from driftline.storage.objects.requests import for_threads, tally
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.objects.store_requests import for_threads, tally
 from driftline.storage.workspace.copies import WorkspaceCopy, files_of_newest_version, heads_of_newest_version, is_head
 from driftline.storage.workspace.records import CopyRecord
 from driftline.storage.workspace.workspace import Workspace

@@ -29,7 +29,7 @@ from driftline.storage.documents import INSIDE, DocumentState, SkipReason, conta
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, StorageError
 from driftline.storage.leases.lease import Lease, look
-from driftline.storage.objects import requests
+from driftline.storage.objects import store_requests
 from driftline.storage.redaction import RULES_VERSION
 from driftline.storage.sources.repository import CommitTree
 from driftline.storage.sources.source import RepositorySource
@@ -651,7 +651,7 @@ class SourceRun:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        with self._watch.phase(phase), requests.phase(phase):
+        with self._watch.phase(phase), store_requests.phase(phase):
             yield
 
 

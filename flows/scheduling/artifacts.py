@@ -18,7 +18,7 @@ from driftline.flows.output.rich_tables import requests_text
 from driftline.flows.output.run_history import History, Series, in_words, newest_runs
 from driftline.flows.runs.index import IndexRequest
 from driftline.storage.errors import DriftlineError
-from driftline.storage.objects.requests import KINDS
+from driftline.storage.objects.store_requests import KINDS
 from driftline.storage.workspace.records import RunRecord
 from driftline.storage.workspace.workspace import Workspace
 

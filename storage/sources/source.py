@@ -33,7 +33,7 @@ from driftline.storage.errors import (
     redacted,
 )
 from driftline.storage.objects.bucket_options import for_fsspec
-from driftline.storage.objects.requests import watch
+from driftline.storage.objects.store_requests import watch
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
 from driftline.storage.sources.repository import MAX_BLOB_BYTES, CommitTree, TreeEntry
 from driftline.storage.sources.safe_folder import SafeFolder, check_names_are_utf8

@@ -18,7 +18,7 @@ from driftline.flows.commands import web
 from driftline.flows.runs import cached_copies
 from driftline.flows.runs.cached_copies import FollowedWorkspace, cache_folder, follow
 from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, WorkspaceNotFound
-from driftline.storage.objects.requests import tally
+from driftline.storage.objects.store_requests import tally
 from driftline.storage.workspace.copies import WorkspaceCopy
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.s3_server import S3Server

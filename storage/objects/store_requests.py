@@ -1,7 +1,7 @@
-"""Count the requests sent to object stores, by kind and by phase of the run.
+"""Count the requests sent to object stores, by kind and by phase of the run, and retry idempotent ones.
 
 A caller opens a ``tally``; the clients of ``bucket`` and ``source`` call ``count``. Lance's requests for table files
-are not counted, because Lance has its own clients.
+are not counted, because Lance has its own clients. Retries have exponential backoff, full jitter and bounded attempts.
 """
 
 from __future__ import annotations
