@@ -24,7 +24,7 @@ from driftline.storage.errors import (
     is_panic,
     native_crash_error,
 )
-from driftline.storage.objects import retries
+from driftline.storage.objects import store_requests
 
 if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment
@@ -133,7 +133,7 @@ def is_damage(error: BaseException) -> bool:
 
 def with_retries(operation: Callable[[], _Result]) -> _Result:
     """Run an idempotent ``operation`` with retries, and return its result; raises the last attempt's error."""
-    return retries.with_retries(operation, _may_pass)
+    return store_requests.with_retries(operation, _may_pass)
 
 
 def retried(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
@@ -149,7 +149,7 @@ def retried(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _
 def _may_pass(error: BaseException) -> bool:
     if isinstance(error, StorageError) and error.__cause__ is not None:
         error = error.__cause__
-    return is_network_failure(error) and not retries.is_exhausted(str(error))
+    return is_network_failure(error) and not store_requests.is_exhausted(str(error))
 
 
 log = logging.getLogger(__name__)

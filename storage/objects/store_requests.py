@@ -1,12 +1,16 @@
-"""Count the requests sent to object stores, by kind and by phase of the run.
+"""Count the requests sent to object stores, by kind and by phase of the run, and retry idempotent requests.
 
 A caller opens a ``request_counter``; the clients in ``bucket`` and ``source`` call ``count``. Lance's requests for
-table files are not counted, because Lance has its own clients.
+table files are not counted, because Lance has its own clients. Retries have exponential backoff, full jitter and
+bounded attempts.
 """
 
 from __future__ import annotations
 
+import random
+import re
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -177,3 +181,58 @@ def _watch_azure(file_system: Any) -> None:
 
 def _kind_of(method: str) -> str:
     return {"GET": "get", "HEAD": "head", "DELETE": "delete"}.get(method, "put")
+
+
+ATTEMPTS = 6
+FIRST_DELAY_SECONDS = 0.1
+MAX_DELAY_SECONDS = 2.0
+NO_ATTEMPT_AFTER_SECONDS = 20.0
+"""No attempt starts later than this after the first.
+
+The client libraries retry as well, so this module gives up soon if a store is down.
+"""
+
+_CLIENT = re.compile(r"after (\d+) retries, max_retries: (\d+)")
+_Result = TypeVar("_Result")
+
+
+def is_exhausted(text: str) -> bool:
+    """Return whether ``text`` is a client library's report that it exhausted its own retries."""
+    client = _CLIENT.search(text)
+    return client is not None and int(client[1]) >= int(client[2])
+
+
+def delays(
+    *, clock: Callable[[], float] = time.monotonic, chance: Callable[[], float] = random.random
+) -> Iterator[float]:
+    """Yield the seconds to wait before each retry, until attempts or time are exhausted."""
+    deadline = clock() + NO_ATTEMPT_AFTER_SECONDS
+    longest = FIRST_DELAY_SECONDS
+    for _ in range(ATTEMPTS - 1):
+        delay = longest * chance()
+        if clock() + delay >= deadline:
+            return
+        yield delay
+        longest = min(2 * longest, MAX_DELAY_SECONDS)
+
+
+def with_retries(
+    operation: Callable[[], _Result],
+    is_transient: Callable[[BaseException], bool],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    chance: Callable[[], float] = random.random,
+    sleep: Callable[[float], object] = time.sleep,
+) -> _Result:
+    """Run ``operation``, retrying it while it fails with a transient error.
+
+    Raises the last attempt's error.
+    """
+    for delay in delays(clock=clock, chance=chance):
+        try:
+            return operation()
+        except BaseException as error:
+            if not is_transient(error):
+                raise
+        sleep(delay)
+    return operation()
