@@ -710,7 +710,9 @@ class LineQuery:
         # The index covers paths; comparing entities and lines in Lance as well takes three times as long.
         paths = sorted({path for _, path, _ in requested})
         columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
-        rows = self._read(columns, where=f"{is_one_of('path', paths)} AND {OUTLINE_COLUMN} IS NOT NULL")
+        where = f"{is_one_of('path', paths)} AND {OUTLINE_COLUMN} IS NOT NULL"
+        # In a bucket, every search reads the paths anyway; their index would be read only for this.
+        rows = self._read(columns, where=where, use_scalar_index=self.table.is_local)
         known: dict[tuple[str, str, int], str] = {}
         for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True):
             block = entity, path, number // LINES_PER_BLOCK

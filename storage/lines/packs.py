@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 from driftline.storage.lance.lance_table import is_one_of
 from driftline.storage.lance.retries import with_indexes
 from driftline.storage.lines.line_queries import LineQuery, Passage
-from driftline.storage.lines.line_table import GRAMS_COLUMN, PACK_COLUMN, PACK_LINE_COLUMN
+from driftline.storage.lines.line_table import (
+    GRAMS_COLUMN,
+    PACK_COLUMN,
+    PACK_LINE_COLUMN,
+    PLACE_BYTES_PER_ROW,
+    searched_parts,
+)
 from driftline.storage.lines.regex_patterns import GRAM_BYTES, Clause, folded
 
 PACK_BYTES = 16 * 2**10
@@ -185,8 +191,11 @@ def packs_of(query: LineQuery) -> Packs:
     with _PACKS_AT_ONCE:
         known = _PACKS.get(query.exact_version)
     if known is None:
+        if not query.table.is_local:
+            query.table.read_ahead(searched_parts(query.dataset.get_fragments(), PLACE_BYTES_PER_ROW))
         columns = ["entity", "path", "hash", PACK_LINE_COLUMN, GRAMS_COLUMN]
-        rows = _scan(query, columns, f"{PACK_LINE_COLUMN} IS NOT NULL").combine_chunks()
+        # All columns in one round: by default, the others are read after the smallest one.
+        rows = _scan(query, columns, f"{PACK_LINE_COLUMN} IS NOT NULL", late_materialization=False).combine_chunks()
         sizes = pc.binary_length(rows[GRAMS_COLUMN]).to_numpy()
         filters = tuple(_together(rows, sizes, size) for size in sorted({*sizes.tolist()}))
         renamed = rows.drop_columns([GRAMS_COLUMN]).rename_columns({PACK_LINE_COLUMN: "line"})

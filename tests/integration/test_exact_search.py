@@ -31,7 +31,7 @@ from driftline.tasks.search.exact import (
     ExactSearch,
     ExactTerms,
     Matches,
-    open_tables,
+    open_exact_tables,
     search_exactly,
 )
 from driftline.tasks.search.query_language import parse
@@ -93,7 +93,7 @@ def oracle(tree: Path, pattern: re.Pattern[str], *, words: bool = False) -> set[
 
 
 def found(workspace: Workspace, pattern: Pattern) -> set[tuple[str, int]]:
-    search = ExactSearch(workspace, open_tables(workspace, None), ExactTerms((pattern,)), lambda: False)
+    search = ExactSearch(workspace, open_exact_tables(workspace, None), ExactTerms((pattern,)), lambda: False)
     return {(location.path, number + 1) for location, numbers in search.lines() for number in numbers}
 
 
@@ -119,7 +119,7 @@ def test_passages_have_every_line_of_their_documents(
     workspace: Workspace, tree: Path, lines_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("driftline.storage.lines.packs.LINES_BEFORE", lines_before)
-    (table,) = open_tables(workspace, None)
+    (table,) = open_exact_tables(workspace, None)
     (source,) = (str(entity) for entity, _ in workspace.readable_sources())
     ranges = ((0, 0), (0, 3), (2, 2), (4, 900), (1_000, 1_900), (7_000, 7_010), (7_990, 9_000), (9_000, 9_001))
     texts = dict(documents(tree))
@@ -541,7 +541,7 @@ def test_a_branch_is_searched_in_its_own_state(tmp_path: Path) -> None:
 def test_a_search_stops_reading_packs_at_its_time_limit(workspace: Workspace) -> None:
     def looked_at(late: Callable[[], bool]) -> tuple[bool, bool]:
         pattern = Pattern.of("(x+x+)+y")
-        finder = ExactFinder(open_tables(workspace, None), [pattern], late, lambda *_: 0, iter)
+        finder = ExactFinder(open_exact_tables(workspace, None), [pattern], late, lambda *_: 0, iter)
         assert [*finder.lines()] == []
         return finder.read > 0, finder.cut
 
