@@ -28,6 +28,7 @@ from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.tokenizer import keywords, query_for_index
 from driftline.storage.model import Embedder, html_table
 from driftline.storage.request_options import from_keywords
+from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.task_context import ModelRef, load_embedder
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
@@ -87,7 +88,7 @@ MAX_THREADS = 64
 MAX_BLOCKS = 6_400
 """Upper bound on candidate blocks."""
 
-_TENANTS: LRUCache[str, list[Entity]] = LRUCache(64)
+_TENANTS: SharedCache[str, list[Entity]] = SharedCache(LRUCache(64))
 """The tenants that the last search of each bucket found."""
 
 
@@ -432,10 +433,10 @@ def open_tables(
     with shared or ThreadPoolExecutor(MAX_TENANTS_AT_ONCE) as pool:
         # Open the tenants of the last search while a bucket lists the current ones.
         at = workspace.objects.uri
-        opening = {tenant: pool.submit(opened, tenant) for tenant in _TENANTS.get(at, ())}
+        opening = {tenant: pool.submit(opened, tenant) for tenant in _TENANTS.get(at) or ()}
         tenants = workspace.tenants()
         if not workspace.objects.is_local:
-            _TENANTS[at] = tenants
+            _TENANTS.put(at, tenants)
         opening |= {tenant: pool.submit(opened, tenant) for tenant in tenants if tenant not in opening}
         return [query for tenant in tenants for query in opening[tenant].result()]
 

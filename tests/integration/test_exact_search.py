@@ -21,7 +21,7 @@ from driftline.storage.errors import UsageError
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.line_table import GRAMS_COLUMN
-from driftline.storage.lines.packs import LINES_BEFORE, _scan, lines_of
+from driftline.storage.lines.packs import _PACKS, LINES_BEFORE, _scan, lines_of
 from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS, Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import (
@@ -227,7 +227,7 @@ def test_filters_alone_list_the_files_that_they_allow(workspace: Workspace) -> N
 def test_filters_alone_look_for_files_once_and_read_no_grams(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driftline.storage.lines.packs._PACKS", {})
+    _PACKS.clear()
     scanned: list[Sequence[str]] = []
 
     def watched(query: LineQuery, columns: Sequence[str], where: str, **more: Any) -> pa.Table:
