@@ -211,7 +211,7 @@ class _Cleanup:
         return (*deletion.deleted, *rest)
 
     def _scan(self) -> ReferenceScan:
-        """Scan all tenants, or only those that may hold garbage; note objects that are garbage at any age."""
+        """Scan all tenants, or only tenants that may hold garbage; note objects that are garbage at any age."""
         tenants = None if self._report.full else self._traces.candidates
         scan = scan_references(self._workspace, self._catalog, tenants)
         ever = find_orphans(
