@@ -86,8 +86,9 @@ class _Record:
 class Lease:
     """A held lease. A background thread renews it until it is released or abandoned; exiting the context releases it.
 
-    ``token`` is higher than any earlier holder's. ``taken_over`` is true if the previous holder did not release the
-    lease, so its late commits must be fenced off. A forked child neither renews nor releases the lease.
+    ``token`` is higher than the token of every earlier holder. ``taken_over`` is true if the previous holder did not
+    release the lease, so that its late commits must be fenced off. A forked child neither renews nor releases the
+    lease.
     """
 
     def __init__(self, objects: ObjectStore, path: str, record: _Record, version: str, *, taken_over: bool) -> None:
@@ -261,7 +262,7 @@ def acquire(
 
 @contextmanager
 def fenced(lease: Lease) -> Iterator[None]:
-    """Abandon a taken-over lease if the work under it fails: the next holder must fence off the old one."""
+    """Abandon a lease that was taken over if the work under it fails: the next holder must fence off the old one."""
     try:
         yield
     except BaseException:
