@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from driftline.storage.documents import DocumentState
@@ -118,14 +118,6 @@ class IndexReport:
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     requests: Counts = field(default_factory=dict)
-
-    def of(self, entities: Collection[str], uris: Collection[str]) -> IndexReport:
-        """Return the part of the report that is about some sources, given by entity and by URI."""
-        return replace(
-            self,
-            sources=[source for source in self.sources if source.entity in entities],
-            failed=[(uri, error) for uri, error in self.failed if uri in uris],
-        )
 
     def kept(self) -> str:
         """Return a sentence about the work committed so far.

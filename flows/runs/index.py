@@ -452,18 +452,14 @@ def _maintain(
 
 
 def _record(plan: IndexPlan, report: IndexReport, started: datetime, outcome: str) -> None:
-    """Record the run in each tenant, without what it says about the sources of other tenants."""
-    for tenant in sorted({part.entity.tenant for part in plan.sources}):
-        own = [part for part in plan.sources if part.entity.tenant == tenant]
-        is_only = len(own) == len(plan.sources)
-        about = report if is_only else report.of({str(part.entity) for part in own}, {part.source.uri for part in own})
+    for tenant in sorted({source.entity.tenant for source in plan.sources}):
         record = RunRecord(
             run_id=report.run_id,
             kind="index",
             started=started.isoformat(),
             seconds=report.seconds,
             outcome=outcome,
-            report=about.to_dict(),
+            report=report.to_dict(),
         )
         RunHistory(plan.workspace.objects, tenant).record(record)
 

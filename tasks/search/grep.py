@@ -116,9 +116,8 @@ def grep(
     without a letter or digit are never found. Memory holds the texts and 12 bytes per line.
     """
     query = request.query
-    vector = (
-        embedder.embed_query(lowered(query) if ignore_case else query) if query.strip() else np.zeros(1, np.float32)
-    )
+    asked = lowered(query) if ignore_case else query
+    vector = embedder.embed_query(asked) if query.strip() else np.zeros(1, np.float32)
     if request.top_k == 0 or not vector.any():
         for _ in texts:  # an unreadable text is an error for any request
             pass
