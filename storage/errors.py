@@ -406,7 +406,7 @@ class LeaseHeld(DriftlineError):
 
 
 class LeaseLost(DriftlineError):
-    """Another run took over the lease; this run must not publish."""
+    """Another run has taken over the lease; this run must not publish."""
 
     kind = "lease_lost"
 

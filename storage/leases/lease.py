@@ -262,7 +262,7 @@ def acquire(
 
 @contextmanager
 def fenced(lease: Lease) -> Iterator[None]:
-    """Abandon a taken-over lease if the work under it fails: the next holder must fence off the old one."""
+    """Abandon a lease that was taken over if the work under it fails: the next holder must fence off the old one."""
     try:
         yield
     except BaseException:

@@ -48,7 +48,7 @@ MEMORY_BYTES = 48 * 2**20
 COUNTED_SHARE = 0.05
 """A process recounts all blocks after writing this share of the limit."""
 PAUSE_SECONDS = 60
-"""Time without writes after one that failed."""
+"""How long writes pause after a failed write."""
 STALE_SECONDS = 3600
 """A temporary file older than this was left by a process that exited."""
 
@@ -174,7 +174,7 @@ class BlockCache:
         return None
 
     def write(self, file: str, block: Block, data: bytes) -> None:
-        """Keep a block. After a failure, as on a full disk, keep none for PAUSE_SECONDS."""
+        """Store a block. After a failure, for example on a full disk, store none for PAUSE_SECONDS."""
         if len(data) > self.max_bytes or time.monotonic() < self._paused_until:
             return
         folder = self.folder / file
@@ -184,7 +184,7 @@ class BlockCache:
             folder.mkdir(mode=0o700, exist_ok=True)
             temporary.write_bytes(data)
             temporary.replace(folder / block.name_in(file))
-        except FileNotFoundError:  # an eviction removed the empty folder; the next read of this block keeps it
+        except FileNotFoundError:  # an eviction removed the empty folder; the next read of this block stores it
             return
         except OSError as error:
             level = logging.DEBUG if self._paused_until else logging.WARNING
