@@ -145,11 +145,12 @@ class ForkedProgram:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for the end, and return the output and the errors."""
+        """Wait for the end, and return the output and the errors; bytes that are not UTF-8 become surrogates."""
         self.wait(timeout)
         for file in (self._out, self._err):
             file.seek(0)
-        return self._out.read().decode(), self._err.read().decode()
+        out, err = (file.read().decode(errors="surrogateescape") for file in (self._out, self._err))
+        return out, err
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
