@@ -42,13 +42,7 @@ class OtherProcess:
         self._number = 0
         self._is_lost = False
         self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _SERVE.format(threads=threads, begin=begin)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            start_new_session=True,  # Ctrl-C is for this process
-        )
+        self._process = _start(_SERVE.format(threads=threads, begin=begin))
         threading.Thread(target=self._receive, daemon=True).start()
 
     @property
@@ -111,6 +105,16 @@ class OtherProcess:
                     pipe.close()
         for answer in lost:
             answer.set_exception(_died())
+
+
+def _start(code: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        start_new_session=True,  # Ctrl-C is for this process
+    )
 
 
 def survived(

@@ -114,21 +114,17 @@ def _check(file: int | IO[Any]) -> None:
     os.fstat(file if isinstance(file, int) else file.fileno())
 
 
-class ForkedProgram:
-    """A Python program in a process of its own, forked from one that has imported Driftline: much cheaper than a start.
-    Arguments, environment, folder, signals and exit work as in any process; its output goes to files. Tests of
-    interpreter start-up and of imports need a real start. Use it like ``subprocess.Popen``.
-    """
+class _Forked:
+    """A process that is forked from one that has imported Driftline. Use it like ``subprocess.Popen``."""
 
     def __init__(
-        self, program: Path, *arguments: str, environment: Mapping[str, str] | None = None, session: bool = False
+        self, args: list[str], streams: Sequence[IO[Any]], environment: Mapping[str, str], session: bool
     ) -> None:
-        self.args = [str(program), *arguments]
+        self.args = args
         self.returncode: int | None = None
-        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        request = {"argv": self.args, "cwd": str(Path.cwd()), "environment": os.environ | dict(environment or {})}
-        with Path(os.devnull).open() as nothing:
-            self._connection = _request(_forking(), request | {"session": session}, [nothing, self._out, self._err])
+        self._waiting = threading.Lock()
+        request = {"argv": args, "cwd": str(Path.cwd()), "environment": {**os.environ, **environment}}
+        self._connection = _request(_forking(), request | {"session": session}, streams)
         self.pid = _number(self._connection)
 
     def poll(self) -> int | None:
@@ -137,12 +133,46 @@ class ForkedProgram:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            if not select.select([self._connection], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            self.returncode = _number(self._connection)
-            self._connection.close()
-        return self.returncode
+        with self._waiting:
+            if self.returncode is None:
+                if not select.select([self._connection], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
+                self.returncode = _number(self._connection)
+                self._connection.close()
+            return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkedReader(_Forked):
+    """The process in which Driftline runs native code: a fork that runs ``code`` between two pipes."""
+
+    def __init__(self, code: str) -> None:
+        (requests, stdin), (stdout, answers) = os.pipe(), os.pipe()
+        self.stdin, self.stdout = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")
+        with os.fdopen(requests, "rb") as read, os.fdopen(answers, "wb") as write:
+            streams: tuple[IO[Any], ...] = (read, write, sys.__stderr__ or sys.stderr)
+            super().__init__(["-c", code, *sys.path], streams, {}, session=True)
+
+
+class ForkedProgram(_Forked):
+    """A Python program in a process of its own, forked from one that has imported Driftline: much cheaper than a start.
+    Arguments, environment, folder, signals and exit work as in any process; its output goes to files. Tests of
+    interpreter start-up and of imports need a real start.
+    """
+
+    def __init__(
+        self, program: Path, *arguments: str, environment: Mapping[str, str] | None = None, session: bool = False
+    ) -> None:
+        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        with Path(os.devnull).open() as nothing:
+            streams: tuple[IO[Any], ...] = (nothing, self._out, self._err)
+            super().__init__([str(program), *arguments], streams, environment or {}, session)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end, and return the output and the errors; bytes that are not UTF-8 become surrogates."""
@@ -151,13 +181,6 @@ class ForkedProgram:
             file.seek(0)
         out, err = (file.read().decode(errors="surrogateescape") for file in (self._out, self._err))
         return out, err
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 @cache
@@ -182,7 +205,9 @@ def _start_forking(*more: str, environment: Mapping[str, str] | None = None) -> 
     assert process.stdout.readline() == b"ready\n"
 
     def end() -> None:
-        process.communicate()
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
         shutil.rmtree(folder)
 
     atexit.register(end)
@@ -320,6 +345,10 @@ def _forked(connection: socket.socket) -> Callable[[], object]:
         _, module, *arguments = request["argv"]
         sys.argv = [module, *arguments]
         return partial(runpy.run_module, module, run_name="__main__", alter_sys=True)
+    if request["argv"][0] == "-c":
+        _, code, *sys.path = request["argv"]
+        sys.argv = ["-c"]
+        return partial(exec, code, {"__name__": "__main__"})
     sys.argv = request["argv"]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     return partial(runpy.run_path, sys.argv[0], run_name="__main__")
