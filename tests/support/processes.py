@@ -236,15 +236,16 @@ def forked_command() -> Path:
     return _client_of(_forking(), str(Path(sys.executable).with_name("driftline")))
 
 
-def forked_engine(environment: Mapping[str, str]) -> Path:
-    """Return a program that is used like ``python -m prefect.engine`` in ``environment``, which imports for seconds."""
+@cache
+def forked_engine(*variables: tuple[str, str]) -> Path:
+    """Return a program that is used like ``python -m prefect.engine`` with ``variables``, which imports for seconds."""
     modules = (
         "prefect.engine",
         "prefect.flow_engine",
         "driftline.flows.prefect_flows",
         "driftline.flows.scheduling.flow_runs",
     )
-    return _client_of(_start_forking(*modules, environment=environment), "-m", "prefect.engine")
+    return _client_of(_start_forking(*modules, environment=dict(variables)), "-m", "prefect.engine")
 
 
 def _client_of(path: Path, *program: str) -> Path:
@@ -343,6 +344,7 @@ def _forked(connection: socket.socket) -> Callable[[], object]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["argv"][0] == "-m":
         _, module, *arguments = request["argv"]
+        sys.path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         sys.argv = [module, *arguments]
         return partial(runpy.run_module, module, run_name="__main__", alter_sys=True)
     if request["argv"][0] == "-c":
