@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 import driftline as dl
-from driftline.storage.sources import isolation
-from driftline.storage.sources.isolation import find_repository, run
+from driftline.storage.sources import git_isolation
+from driftline.storage.sources.git_isolation import find_repository, run
 from tests.servers.git_server import GitServer
 from tests.support.waiting import until
 
@@ -34,9 +34,9 @@ LOCATIONS = (
 @pytest.fixture(autouse=True)
 def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often: git that waits for a processor is not asleep, however busy the machine is."""
-    monkeypatch.setattr(isolation, "_LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(isolation, "_ASLEEP_SECONDS", 0.15)
-    monkeypatch.setattr(isolation, "_TIMEOUT_SECONDS", 10_000)  # longer than pytest waits
+    monkeypatch.setattr(git_isolation, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(git_isolation, "_ASLEEP_SECONDS", 0.15)
+    monkeypatch.setattr(git_isolation, "_TIMEOUT_SECONDS", 10_000)  # longer than pytest waits
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_git_that_waits_for_a_slow_host_is_not_killed(root: Path, git_server: Gi
         held.set()
 
     git_server.api = hold
-    answer = isolation.ask_remote(str(top), "ls-remote", "--heads")
+    answer = git_isolation.ask_remote(str(top), "ls-remote", "--heads")
     assert answer is not None
     assert answer.endswith(b"refs/heads/main\n")
     assert held.is_set()
@@ -113,8 +113,8 @@ def test_git_counts_as_busy_while_its_child_works(work: str, is_asleep: bool) ->
         try:
             until(lambda: parent.children() and parent.status() == psutil.STATUS_SLEEPING, "the child")
             if is_asleep:
-                until(lambda: isolation._effort_of_sleeper(process.pid) is not None, "its sleep")
+                until(lambda: git_isolation._effort_of_sleeper(process.pid) is not None, "its sleep")
             else:
-                assert isolation._effort_of_sleeper(process.pid) is None
+                assert git_isolation._effort_of_sleeper(process.pid) is None
         finally:
             os.killpg(process.pid, signal.SIGKILL)

@@ -93,7 +93,7 @@ LIMITS = (
     ("driftline.flows.web.guard", "ANSWER_SECONDS"),
     ("driftline.storage.objects.local_disk", "LOCK_TIMEOUT_SECONDS"),
     ("driftline.storage.sources.mirror", "ASK_SECONDS"),
-    ("driftline.storage.sources.isolation", "_TIMEOUT_SECONDS"),
+    ("driftline.storage.sources.git_isolation", "_TIMEOUT_SECONDS"),
 )
 """Time limits of Driftline that a busy machine would reach; the test of a limit sets it itself."""
 
@@ -243,7 +243,7 @@ def forked_engine(*variables: tuple[str, str]) -> Path:
         "prefect.engine",
         "prefect.flow_engine",
         "driftline.flows.prefect_flows",
-        "driftline.flows.scheduling.flow_runs",
+        "driftline.flows.scheduling.flow_execution",
     )
     return _client_of(_start_forking(*modules, environment=dict(variables)), "-m", "prefect.engine")
 
@@ -307,7 +307,7 @@ def prepare(*more: str) -> None:
         importlib.import_module(name)
     without_fsync()
     from driftline.tasks.embedding.models import DEFAULT_MODEL, model_of
-    from driftline.tasks.embedding.task_context import ModelRef, load_embedder
+    from driftline.tasks.task_context import ModelRef, load_embedder
 
     known = model_of(DEFAULT_MODEL)
     load_embedder(ModelRef(known.name, known.fingerprint, known.dim))
