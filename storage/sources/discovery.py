@@ -314,7 +314,7 @@ class _Reader:
             self._listing.problems.append(f"the host counts {total:,} repositories and lists {listed:,}")
 
     def _walk(self, url: str, read: Callable[[str], Page]) -> Iterator[Page]:
-        """Yield the page at ``url`` and those that follow. Raises StorageError if they do not end."""
+        """Yield the page at ``url`` and all later ones. Raises StorageError if they do not end."""
         seen, received = set[str](), 0
         while url:
             if url in seen or len(seen) >= MAX_PAGES:

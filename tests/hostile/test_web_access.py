@@ -307,7 +307,7 @@ def test_existing_and_missing_things_beyond_the_boundary_look_alike(
     assert (real.status, body, real.headers) == (twin.status, twin.body, twin.headers)
 
 
-def test_what_a_host_lets_a_user_read_expires(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_access_that_a_host_gives_expires(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(user: str) -> set[str]:
         answer = site.ask("/api/v1/sources", X_User=f"{user}@acme.example")
         assert answer.status in (200, 403)
