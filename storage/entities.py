@@ -377,9 +377,9 @@ class Boundary:
     @classmethod
     def of(cls, *entities: Entity) -> Boundary:
         """Return the boundary that allows ``entities`` and everything below them; without any, it allows nothing."""
-        distinct = set(entities)
-        kept = (e for e in distinct if not any(Entity(e.parts[:depth]) in distinct for depth in range(len(e.parts))))
-        return cls(tuple(sorted(kept, key=str)))
+        distinct = {entity.parts for entity in entities}
+        kept = (e for e in distinct if not any(e[:depth] in distinct for depth in range(len(e))))
+        return cls(tuple(sorted(map(Entity, kept), key=str)))
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.tops))
