@@ -235,8 +235,7 @@ def _access_rules(target: str, workspace: Workspace, proxy: TrustedProxy | None)
 def _readers(workspace: Workspace, fleets: Mapping[str, ConfiguredFleet]) -> KnownReaders:
     """Return the readers of ``fleets``, which syncs write into the workspace."""
     from driftline.flows.web.authentication import FollowedFleet, KnownReaders
-    from driftline.storage.layout import FLEET
-    from driftline.storage.objects.store import ObjectInfo
+    from driftline.storage.layout import FLEET, ObjectInfo
     from driftline.storage.workspace.fleet_state import read_fleets, readable_by_login
 
     @lru_cache(1)
