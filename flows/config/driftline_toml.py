@@ -81,6 +81,7 @@ log = logging.getLogger(__name__)
 
 CONFIG_FILE = "driftline.toml"
 CONFIG_VARIABLE = "DRIFTLINE_CONFIG"
+LOGIN = "{login}"
 HOOK_HOSTS = ("github", "gitlab", "gitea", "bitbucket")
 
 
@@ -113,7 +114,8 @@ class ConfiguredFleet:
     entities.
 
     ``include`` and ``exclude`` are globs of files, ``branches`` globs of branches. ``pull_requests`` follows the open
-    ones. ``table`` is the table itself, for a machine without the file.
+    ones. ``readers`` is how a proxy spells a ``{login}`` of the host, whose list of readers expires after
+    ``readers_max_age_seconds``; "" ignores the list. ``table`` is the table itself, for a machine without the file.
     """
 
     name: str
@@ -126,6 +128,8 @@ class ConfiguredFleet:
     pull_requests: bool = False
     grace_days: float = 7.0
     schedule: Schedule | None = None
+    readers: str = ""
+    readers_max_age_seconds: float = 86400.0
     table: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -551,6 +555,8 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     if table.pull_requests and not host.has_pulls:
         fix = "Remove pull_requests, or follow branches."
         raise UsageError(f"A fleet of {provider} does not list pull requests", "", fix)
+    if table.readers is not None:
+        _check_readers(table.readers, host)
     selection = Selection(
         tuple(table.include),
         tuple(table.exclude),
@@ -564,8 +570,20 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     files = tuple(table.include_files), tuple(table.exclude_files), tuple(table.branches), table.pull_requests
     named = table.model_copy(update={"name": table.name or host.name, "url": url or None, "schedule": None})
     elsewhere = named.model_dump(mode="json", exclude_defaults=True)
-    schedule = _schedule(table.schedule)
-    return ConfiguredFleet(named.name or "", host, selection, template, *files, table.grace_days, schedule, elsewhere)
+    readers = table.readers or "", table.readers_max_age_seconds
+    moment = _schedule(table.schedule)
+    return ConfiguredFleet(
+        named.name or "", host, selection, template, *files, table.grace_days, moment, *readers, elsewhere
+    )
+
+
+def _check_readers(spelling: str, host: Host) -> None:
+    if spelling.count(LOGIN) != 1 or "{" in spelling.replace(LOGIN, ""):
+        fix = f'Write "{LOGIN}", or for example "{LOGIN}@example.org".'
+        raise UsageError("The spelling of readers has no {login}, or another placeholder", repr(spelling), fix)
+    if not host.has_readers:
+        what = f"A fleet of {host.provider} cannot follow who may read its repositories"
+        raise UsageError(what, "", "Remove readers. It needs a token of github or gitlab, or for an org of gitea.")
 
 
 def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Path, where: str) -> list[WorkspacePart]:
