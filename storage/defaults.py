@@ -139,6 +139,14 @@ def with_home(path: str | os.PathLike[str]) -> Path:
     return found
 
 
+def path_or_uri(what: str, given: object) -> str:
+    """Return a path or a URI as text. Raises UsageError, which names ``what``, for anything else."""
+    found = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
+    if not isinstance(found, str) or "\0" in found:
+        raise UsageError(f"{what} must be one path or URI", repr(given)[:100])
+    return found
+
+
 def cache_folder_of(variable: str, name: str, environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder that an environment ``variable`` names, else ``driftline/{name}`` in the user's cache folder.
 

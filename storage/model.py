@@ -116,7 +116,7 @@ class LineEmbedding:
 
     path: str
     line_number: int
-    embedding: Sequence[float] | NDArray[np.float32]
+    embedding: Sequence[float] | NDArray[np.floating[Any]]
     text: str = ""
 
 

@@ -402,7 +402,10 @@ def _rebuilt(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(str.__str__(value))
     if isinstance(value, dict):
-        return {_rebuilt(name, change): _rebuilt(each, change) for name, each in value.items()}
+        return {
+            _rebuilt(name, change) if isinstance(name, str) else name: _rebuilt(each, change)
+            for name, each in value.items()
+        }
     return [_rebuilt(each, change) for each in value] if isinstance(value, list | tuple) else value
 
 

@@ -18,6 +18,7 @@ from driftline.storage.defaults import (
     DEFAULT_MAX_FILE_BYTES,
     DEFAULT_REDACTION,
     Redaction,
+    path_or_uri,
 )
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
@@ -62,6 +63,7 @@ class SourceRequest:
     rebind: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "uri", path_or_uri("A source", self.uri))
         _check_patterns(self)
 
 
@@ -117,6 +119,8 @@ class IndexRequest:
     notebook_outputs: bool | None = None
 
     def __post_init__(self) -> None:
+        given = (each if isinstance(each, SourceRequest) else path_or_uri("A source", each) for each in self.sources)
+        object.__setattr__(self, "sources", tuple(given))
         _check_patterns(self)
 
 
