@@ -560,3 +560,20 @@ def test_a_process_with_another_encoding_of_names_indexes_nothing(tmp_path: Path
     )
     assert "UsageError: This process decodes the file names as ascii" in run.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_repository_that_joins_an_index_above_it_is_told_so(driftline: Driftline, tree: Path) -> None:
+    """The index above may be a forgotten one; folders of a project and named workspaces are no surprise."""
+    clone = tree.parent / "clone"
+    subprocess.run(["git", "init", "-q", clone], check=True)
+    (clone / ".gitignore").write_text("*.pyc\n")
+    (clone / "inner").mkdir()
+    (clone / "inner/note.md").write_text("a note\n")
+    assert driftline("index", tree, "--workspace", tree.parent / ".driftline").err == ""
+    told = driftline("index", clone).err
+    assert str(tree.parent / ".driftline") in told
+    assert f"--workspace {clone}/.driftline" in told
+    assert driftline("index", clone).err == ""
+    assert driftline("index", tree / "docs").err == ""
+    assert driftline("index", clone, "--workspace", clone / ".driftline").err == ""
+    assert driftline("index", clone / "inner").err == ""
