@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import driftline as dl
+from driftline.tasks.search.documents import read_excerpt
 
 
 @pytest.fixture
@@ -61,3 +62,20 @@ def test_anything_else_than_a_path_is_refused_by_name(tree: Path, call: str, bad
     dl.index(tree, workspace="ws")
     with pytest.raises(dl.UsageError, match="must be one path or URI"):
         CALLS[call](bad)
+
+
+def test_an_excerpt_is_found_however_its_path_is_written(tree: Path) -> None:
+    (tree / "sub").mkdir()
+    (tree / "sub/a.py").write_text("one\ntwo\n")
+    (tree.parent / "secret.py").write_text("secret\n")
+    dl.index(tree, tree / "sub", workspace="ws")
+    workspace = dl.open("ws")
+    (source,) = {hit.source for hit in workspace.search("heron", mode="text")}
+    inner = "org:default/project:default/source:sub"
+    for path in ("a.py", "./a.py", str(tree / "sub/a.py"), f"{tree}/./sub//a.py"):
+        found = read_excerpt(workspace.storage, path, 2, n_lines=0)
+        assert (found.source, found.path, found.lines) == (inner, "a.py", ("two",))
+    assert workspace.excerpt(source, str(tree / "naïve.md"), 1).path == "naïve.md"
+    for path in ("../secret.py", str(tree.parent / "secret.py"), f"{tree}/../secret.py", "/a.py", ".", "/"):
+        with pytest.raises(dl.NotIndexed, match="No such document"):
+            read_excerpt(workspace.storage, path, 1, n_lines=0)
