@@ -17,10 +17,9 @@ from typing import Any
 from urllib.parse import SplitResult, urlencode, urlsplit
 
 from driftline.storage import errors
-from driftline.storage.defaults import path_or_uri
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
-from driftline.storage.model import WorkspaceStats
-from driftline.storage.request_options import from_keywords
+from driftline.storage.option_table import from_keywords, path_or_uri
+from driftline.storage.workspace.stats import WorkspaceStats
 from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.request import Mode, SearchRequest, options_in
 from driftline.tasks.search.search import SearchReport

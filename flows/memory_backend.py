@@ -25,7 +25,7 @@ from driftline.flows.config.memory_settings import (
     open_memory,
 )
 from driftline.flows.scheduling.events import ask_for_memory
-from driftline.storage.defaults import DEFAULT_MAX_AGE_SECONDS, path_or_uri
+from driftline.storage.defaults import DEFAULT_MAX_AGE_SECONDS
 from driftline.storage.deltas.delta_index import Folded
 from driftline.storage.entities import Entity, EntityName
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
@@ -34,6 +34,7 @@ from driftline.storage.memory.listings import KeyRange
 from driftline.storage.memory.maintenance import compact_index, compact_indexes, entries_of
 from driftline.storage.memory.search import MemoryHits, Mode
 from driftline.storage.memory.store import MemoryItem, MemoryStore
+from driftline.storage.option_table import path_or_uri
 
 Result = dict[str, Any]
 Errors = Literal["return", "raise"]

@@ -20,7 +20,6 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 from cachetools import LRUCache
 
-from driftline.storage.defaults import path_or_uri
 from driftline.storage.errors import (
     AlreadyExists,
     PreconditionFailed,
@@ -30,8 +29,9 @@ from driftline.storage.errors import (
     UsageError,
     may_hold_secret,
 )
-from driftline.storage.model import ObjectInfo, Range
+from driftline.storage.layout import ObjectInfo, Range
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
+from driftline.storage.option_table import path_or_uri
 
 
 class Backend(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Protocol
 
@@ -12,20 +12,45 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import path_or_uri
 from driftline.storage.deltas import manifest
+from driftline.storage.deltas.manifest import ManifestRow
+from driftline.storage.embedding import CURRENT_EMBEDDING_VERSION
 from driftline.storage.entities import Entity
 from driftline.storage.errors import NotIndexed, UsageError
 from driftline.storage.globs import is_unicode
+from driftline.storage.layout import new_ulid
 from driftline.storage.lines.line_filter import normalise
 from driftline.storage.lines.line_queries import LineFilter, nearest_lines
-from driftline.storage.model import CURRENT_EMBEDDING_VERSION, DocMeta, LineEmbedding, ManifestRow, new_ulid
-from driftline.storage.request_options import listed
+from driftline.storage.option_table import listed, path_or_uri
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.embedding.models import model_of
 from driftline.tasks.indexing.commit import ChangeSet, Committer, settle
 from driftline.tasks.indexing.rows import line_rows
+
+
+@dataclass(frozen=True, slots=True)
+class DocMeta:
+    """The metadata of a document whose lines a program stores itself: ``mtime`` is in seconds since 1970.
+
+    ``version`` is the CURRENT_EMBEDDING_VERSION with which its text was prepared.
+    """
+
+    path: str
+    size_bytes: int
+    mtime: float
+    version: int = CURRENT_EMBEDDING_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class LineEmbedding:
+    """One row of ``line_embeddings``: ``line_number`` is 0-based, ``embedding`` is ``(dim,)``."""
+
+    path: str
+    line_number: int
+    embedding: Sequence[float] | NDArray[np.floating[Any]]
+    text: str = ""
+
 
 OWN_SOURCE = "source:lines"
 _EMBED = "Embed with the model of the workspace."

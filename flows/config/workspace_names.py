@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from driftline.storage.defaults import path_or_uri, user_folder, with_home
 from driftline.storage.errors import UsageError
+from driftline.storage.option_table import path_or_uri
+from driftline.storage.user_folders import user_folder, with_home
 
 HOME_VARIABLE = "DRIFTLINE_HOME"
 """Names the folder of named workspaces, such as ``@notes``."""
