@@ -222,7 +222,7 @@ def _warn_of_joined(sources: Sequence[Mapping[str, Any]], workspace: str) -> Non
         is_new = 0 < source["documents_total"] == source["new"]
         if not is_new or Path(workspace).parent not in Path(source["uri"]).parents:
             continue
-        from driftline.storage.sources.isolation import find_repository
+        from driftline.storage.sources.git_isolation import find_repository
 
         repository = find_repository(source["uri"])
         if repository is not None and not Path(workspace).is_relative_to(repository.top):
