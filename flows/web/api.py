@@ -32,6 +32,7 @@ from driftline.flows.web.authentication import granted
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import NotIndexed
 from driftline.storage.option_table import MAX_SERVED_NAMES, Option
+from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.branch_cuts import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
 from driftline.storage.workspace.branch_cuts import branch_records, on_branch
 from driftline.storage.workspace.records import RunRecord, SourceRecord
@@ -282,17 +283,17 @@ class Reader:
     """Returns the location of the memory, on the first request for it."""
     run: Callable[..., Any] = call
     """Runs a read of the index, in this process or in another one (search_processes.py)."""
-    _branches: TTLCache[Boundary | None, tuple[str, ...]] = field(
-        default_factory=lambda: TTLCache(1_000, BRANCHES_SECONDS), compare=False
+    _branches: SharedCache[Boundary | None, tuple[str, ...]] = field(
+        default_factory=lambda: SharedCache(TTLCache(1_000, BRANCHES_SECONDS)), compare=False
     )
-    _homes: TTLCache[Boundary | None, HomeView] = field(
-        default_factory=lambda: TTLCache(1_000, HOME_SECONDS), compare=False
+    _homes: SharedCache[Boundary | None, HomeView] = field(
+        default_factory=lambda: SharedCache(TTLCache(1_000, HOME_SECONDS)), compare=False
     )
-    _folders: TTLCache[tuple[Boundary | None, str], str] = field(
-        default_factory=lambda: TTLCache(10_000, FOLDERS_SECONDS), compare=False
+    _folders: SharedCache[tuple[Boundary | None, str], str] = field(
+        default_factory=lambda: SharedCache(TTLCache(10_000, FOLDERS_SECONDS)), compare=False
     )
-    _listings: TTLCache[tuple[Boundary | None, str | None, str, str], Folder] = field(
-        default_factory=lambda: TTLCache(200, LISTING_SECONDS), compare=False
+    _listings: SharedCache[tuple[Boundary | None, str | None, str, str], Folder] = field(
+        default_factory=lambda: SharedCache(TTLCache(200, LISTING_SECONDS)), compare=False
     )
 
     def warm(self) -> None:
@@ -350,24 +351,24 @@ class Reader:
     def folder(self, source: str, path: str, branch: str | None = None) -> Folder:
         """Return the content of a folder; at most LISTING_SECONDS old. Raises NotIndexed, BadEntity."""
         within = granted("search").within
-        key = within, branch, source, path
-        found = self._listings.get(key)
-        if found is None:
+
+        def read() -> Folder:
             workspace = self._on(branch, within)
-            found = self.run(read_folder, workspace, source, path, within=within, limit=MAX_ENTRIES)
-            self._listings[key] = found
-        return found
+            found: Folder = self.run(read_folder, workspace, source, path, within=within, limit=MAX_ENTRIES)
+            return found
+
+        return self._listings.get_or_compute((within, branch, source, path), read)
 
     def branch_names(self) -> tuple[str, ...]:
         """Return the sorted names of the branches of all sources; at most BRANCHES_SECONDS old."""
         within = granted("search").within
-        names = self._branches.get(within)
-        if names is None:
+
+        def read() -> tuple[str, ...]:
             workspace = self.newest()
             entities = [entity for entity, _ in workspace.readable_sources(within)]
-            found = {record.name for entity in entities for record in branch_records(workspace, entity)}
-            names = self._branches[within] = tuple(sorted(found))
-        return names
+            return tuple(sorted({record.name for each in entities for record in branch_records(workspace, each)}))
+
+        return self._branches.get_or_compute(within, read)
 
     def record_of(self, source: str) -> SourceRecord | None:
         """Return the record of a source, if it may be seen."""
@@ -380,20 +381,17 @@ class Reader:
 
         The answer may be up to FOLDERS_SECONDS old.
         """
-        key = (granted("search").within, source)
-        folder = self._folders.get(key)
-        if folder is None:
+
+        def read() -> str:
             record = self.record_of(source)
-            folder = self._folders[key] = record.subpath.strip("/") if record is not None else ""
-        return folder
+            return record.subpath.strip("/") if record is not None else ""
+
+        return self._folders.get_or_compute((granted("search").within, source), read)
 
     def home(self) -> HomeView:
         """Return what the home page shows; at most HOME_SECONDS old."""
         within = granted("search").within
-        view = self._homes.get(within)
-        if view is None:
-            view = self._homes[within] = self.run(home_view, self.newest(), within)
-        return view
+        return self._homes.get_or_compute(within, lambda: self.run(home_view, self.newest(), within))
 
     def index(self) -> IndexView:
         """Return the figures, runs and skipped documents of the index."""
