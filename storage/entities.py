@@ -78,6 +78,8 @@ class Entity:
             'org:default/project:default/source:web'
         """
         pairs: list[tuple[str, str]] = []
+        if not isinstance(text, str):
+            raise BadEntity("An entity must be text of the form type:id/type:id", repr(text)[:100])
         for segment in text.strip("/").split("/"):
             kind, colon, name = segment.partition(":")
             if not colon or not _TYPE.fullmatch(kind):
@@ -413,7 +415,7 @@ def _parse(text: str | tuple[str, str]) -> Parts:
     if not isinstance(text, str):
         return (_pair(text),)
     parts = []
-    for segment in text.split("/"):
+    for segment in text.strip("/").split("/"):
         kind, colon, name = segment.partition(":")
         if not colon or not _LEVEL.fullmatch(kind):
             raise BadEntity("An entity must have the form type:id/type:id", repr(text[:200]))

@@ -62,7 +62,7 @@ def trust(file: Path, content: bytes) -> None:
     mark = _mark(file, content)
     try:
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mark.write_text(f"{file}\n")
+        mark.write_bytes(os.fsencode(file) + b"\n")
     except OSError as error:
         raise UsageError("The trusted file cannot be recorded", str(mark), f"{error.strerror}.") from error
 
