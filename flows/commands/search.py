@@ -149,8 +149,7 @@ def _print_hits(workspace: Workspace, result: dict[str, Any]) -> None:
 
 def open_workspace(workspace: str, given: str | None = None, config: str | None = None) -> Workspace:
     """Open the workspace ``given``, or the nearest one. If ``driftline.toml`` names it, its storage options apply."""
-    from driftline.flows.config.driftline_toml import options_for
-    from driftline.flows.config.locate import source_access
+    from driftline.flows.config.locate import options_for, source_access
     from driftline.storage.workspace.workspace import Workspace
 
     return Workspace.open(

@@ -75,7 +75,7 @@ def runs(
 ) -> int:
     """List the runs of the workspace, newest first."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.config.locate import options_for
     from driftline.flows.output.rich_tables import print_runs
     from driftline.flows.output.run_history import newest_runs, searches_by_hour, to_row
     from driftline.storage.workspace.workspace import Workspace
@@ -112,7 +112,8 @@ def report(
     target = workspace_for_reading(workspace)
     from datetime import UTC, datetime
 
-    from driftline.flows.config.driftline_toml import options_for, prices_for
+    from driftline.flows.config.driftline_toml import prices_for
+    from driftline.flows.config.locate import options_for
     from driftline.flows.output.html_report import render
     from driftline.flows.output.run_history import newest_runs, searches_by_hour
     from driftline.storage.layout import REPORT

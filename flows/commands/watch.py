@@ -93,7 +93,7 @@ def pull(
 
     Later pulls fetch only new files. Searches see either the old or the new version.
     """
-    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.config.locate import options_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.runs.pull import PullRequest, pull_workspace
 
