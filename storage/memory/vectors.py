@@ -32,8 +32,7 @@ from driftline.storage.lance.vector_index import (
     through_index,
 )
 from driftline.storage.layout import table_fingerprint, tables_directory
-from driftline.storage.lines.indexes import TOKENIZER
-from driftline.storage.lines.tokenizer import distinct_terms, query_for_index, spelled_for_index, terms
+from driftline.storage.lines.tokenizer import TOKENIZER, distinct_terms, query_for_index, spelled_for_index, terms
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
