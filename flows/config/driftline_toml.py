@@ -19,15 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from driftline.flows.config.environment import (
-    CONFIG_FILE,
-    CONFIG_VARIABLE,
-    WORKSPACE_FOLDER,
-    absolute_uri,
-    find_config,
-    local_path,
-    location_of,
-)
 from driftline.flows.config.secret_references import (
     check_catalog,
     check_options,
@@ -37,10 +28,20 @@ from driftline.flows.config.secret_references import (
     resolve_secret,
     without_reference,
 )
-from driftline.storage.defaults import Redaction, user_folder
+from driftline.flows.config.workspace_names import (
+    CONFIG_FILE,
+    CONFIG_VARIABLE,
+    WORKSPACE_FOLDER,
+    absolute_uri,
+    find_config,
+    local_path,
+    location_of,
+)
+from driftline.storage.defaults import Redaction
 from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.sources.mirror import parse_remote
+from driftline.storage.user_folders import user_folder
 
 if TYPE_CHECKING:  # a command in a folder without the file loads none of these
     from driftline.flows.config.toml_schema import (

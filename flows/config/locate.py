@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from driftline.flows.config.environment import (
+from driftline.flows.config.workspace_names import (
     CONFIG_VARIABLE,
     WORKSPACE_FOLDER,
     absolute_workspace,

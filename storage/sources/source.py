@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from driftline.storage.defaults import with_home
 from driftline.storage.errors import (
     AccessDenied,
     DriftlineError,
@@ -33,9 +32,10 @@ from driftline.storage.errors import (
     may_hold_secret,
     redacted,
 )
-from driftline.storage.objects.request_counts import watch
+from driftline.storage.objects.store_requests import watch
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
 from driftline.storage.sources.safe_folder import SafeFolder, check_names_are_utf8
+from driftline.storage.user_folders import with_home
 
 if TYPE_CHECKING:  # a search of local files reads no repository
     from driftline.storage.sources.repository import CommitTree, TreeEntry

@@ -14,7 +14,7 @@ from driftline.flows.config.driftline_toml import (
     load_config,
     named_workspace_filter,
 )
-from driftline.flows.config.environment import find_config
+from driftline.flows.config.workspace_names import find_config
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.line_filter import LineFilter
