@@ -1,4 +1,6 @@
-"""Resolve the paths, URIs and names of workspaces that people write, in the current folder and environment."""
+"""Resolve the paths, URIs and names of workspaces that people write, in the current folder and environment, and find
+``driftline.toml``.
+"""
 
 from __future__ import annotations
 
