@@ -258,7 +258,7 @@ def remove(
 ) -> int:
     """Remove a source from the index. Its files are never deleted."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.config.locate import options_for
     from driftline.flows.runs.index import remove_source
 
     result = remove_source(target, entity, storage_options=options_for(target)).to_dict()

@@ -96,8 +96,7 @@ def web(
     On loopback, all local users have access; other addresses need tokens ('driftline token create') or a proxy.
     """
     target = _indexed_here(workspace) if watch else workspace_for_reading(workspace)
-    from driftline.flows.config.driftline_toml import options_for
-    from driftline.flows.config.locate import source_access
+    from driftline.flows.config.locate import options_for, source_access
     from driftline.flows.web.api import Reader
     from driftline.flows.web.server import Exposure, web_server
     from driftline.storage.workspace.workspace import Workspace
@@ -256,7 +255,7 @@ def _newest(
 
     For a bucket, it opens the local copy if that is requested, or if an earlier search has kept one.
     """
-    from driftline.flows.config.driftline_toml import search_settings
+    from driftline.flows.config.locate import search_settings
     from driftline.flows.runs.cached_copies import has_copy, newest_of
     from driftline.flows.runs.search import cache_settings
     from driftline.tasks.search.search import warm

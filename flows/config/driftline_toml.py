@@ -28,12 +28,20 @@ from driftline.flows.config.secret_references import (
     resolve_secret,
     without_reference,
 )
-from driftline.flows.config.workspace_names import WORKSPACE_FOLDER, absolute_uri, local_path, location_of, nearest
+from driftline.flows.config.workspace_names import (
+    CONFIG_FILE,
+    CONFIG_VARIABLE,
+    WORKSPACE_FOLDER,
+    absolute_uri,
+    find_config,
+    local_path,
+    location_of,
+)
 from driftline.storage.defaults import Redaction
 from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.sources.mirror import parse_remote
-from driftline.storage.user_folders import user_folder, with_home
+from driftline.storage.user_folders import user_folder
 
 if TYPE_CHECKING:  # a command in a folder without the file loads none of these
     from driftline.flows.config.toml_schema import (
@@ -79,8 +87,6 @@ def _mark(file: Path, content: bytes) -> Path:
 
 log = logging.getLogger(__name__)
 
-CONFIG_FILE = "driftline.toml"
-CONFIG_VARIABLE = "DRIFTLINE_CONFIG"
 LOGIN = "{login}"
 HOOK_HOSTS = ("github", "gitlab", "gitea", "bitbucket")
 
@@ -206,21 +212,6 @@ class Configuration:
         return {name: resolve_secret(name, reference, where) for name, reference in known.items()}
 
 
-def find_config(given: str | os.PathLike[str] | None) -> Path | None:
-    """Return the file ``given``, else $DRIFTLINE_CONFIG, else the nearest ``driftline.toml`` in a parent folder, else
-    None.
-
-    Raises UsageError if a named file does not exist.
-    """
-    if named := given or os.environ.get(CONFIG_VARIABLE):
-        path = with_home(named).resolve()
-        if not path.is_file():
-            fix = f"Check the path in {'--config' if given else CONFIG_VARIABLE}."
-            raise UsageError("The configuration file does not exist", str(path), fix)
-        return path
-    return nearest(Path.cwd(), CONFIG_FILE, os.path.isfile)
-
-
 def trusted_config(given: str | os.PathLike[str] | None) -> Configuration:
     """Like ``open_config``, for files that others will run. Raises UsageError, also if the file is not trusted."""
     config = open_config(given)
@@ -278,12 +269,6 @@ def _warn_of(path: Path) -> None:
     )
 
 
-def options_for(workspace: str) -> dict[str, str] | None:
-    """Return the storage options of the located file if the file names ``workspace``, else None."""
-    config = locate_config(None)
-    return config.options() if config is not None and config.workspace == workspace else None
-
-
 def named_or_trusted_config(given: str | None) -> Configuration | None:
     """Return the located file if the caller has named or trusted it, else None. Raises UsageError if it is invalid."""
     path = find_config(given)
@@ -298,12 +283,6 @@ def prices_for() -> Mapping[str, float]:
     """Return the price of 1,000 requests of each kind from the located file; empty without a file."""
     path = find_config(None)
     return load_config(path).prices if path is not None else {}
-
-
-def search_settings() -> Mapping[str, Any]:
-    """Return the ``[search]`` of the located file; empty if there is none. Raises UsageError."""
-    path = find_config(None)
-    return load_config(path).search if path is not None else {}
 
 
 def memory_table_for(workspace: str) -> Mapping[str, Any]:

@@ -11,10 +11,10 @@ import pytest
 from driftline.flows.config.driftline_toml import (
     Configuration,
     Schedule,
-    find_config,
     load_config,
     named_workspace_filter,
 )
+from driftline.flows.config.workspace_names import find_config
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.line_filter import LineFilter
