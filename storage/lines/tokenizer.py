@@ -1,4 +1,4 @@
-"""Tokenize text for full-text search: split identifiers, lowercase, stem (``indexes.TOKENIZER``).
+"""Turn text into the words of full-text search: identifiers split, in lower case and stemmed (``TOKENIZER``).
 
 Scripts without word spacing, and Korean, are indexed as bigrams. The index's own tokenizer does neither this nor
 Unicode folding, so each block appends these terms to its text (``index_terms``), and queries are normalised the
@@ -12,9 +12,19 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
+from typing import Any
 
-from driftline.storage.lines.indexes import tokens
-
+TOKENIZER: dict[str, Any] = {
+    "base_tokenizer": "code",
+    "split_identifiers": True,
+    "preserve_original": False,
+    "stem": True,
+    "remove_stop_words": False,
+    "max_token_length": None,
+}
+"""Split identifiers into words, and stem words. Stop words are kept, because "is not" can be code. So are long words:
+the default limit of 40 bytes is only 13 Georgian letters.
+"""
 NAME_PART = re.compile(r"[^\W_]+")
 """A word with its underscores: the tokenizer keeps the outer underscores of _cache and __init__."""
 WORDS_OF_A_NAME = 2
@@ -80,6 +90,14 @@ _MARKS = re.compile(
 )
 """Accents, and Hebrew and Arabic vowel points, but not the breve of the Cyrillic short i."""
 _BLOCKS_WITH_MARKS = (range(0x300, 0x1E00), range(0x20D0, 0x2100), range(0x3099, 0x309B), range(0xA800, 0xAC00))
+
+
+def tokens(text: str, *, whole: bool = False) -> list[str]:
+    """Return the words in ``text``, tokenized like the full-text index; ``whole`` keeps endings and accents."""
+    import lance
+
+    options = TOKENIZER | {"stem": False, "ascii_folding": False} if whole else TOKENIZER
+    return [token.text for token in lance.tokenize(text, **options)]
 
 
 def terms(text: str) -> list[str]:

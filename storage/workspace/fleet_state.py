@@ -7,13 +7,14 @@ missing one is kept for a grace period.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from driftline.storage.entities import normalized_name
-from driftline.storage.errors import DriftlineError, ObjectNotFound
+from driftline.storage.entities import Entity, normalized_name
+from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound
 from driftline.storage.json_records import to_json
 from driftline.storage.layout import FLEET, FLEET_LEASE
 from driftline.storage.leases.lease import Lease, acquire
@@ -49,18 +50,27 @@ class KnownBranch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownReaders:
+    """Who may read a repository, as its host said ``at`` a time: ``everyone``, or those whom the ``pages`` list."""
+
+    at: datetime
+    everyone: bool = False
+    pages: tuple[Page, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRepository:
     """A fleet repository.
 
-    ``commit`` is the commit that the host reported at the last lookup, at ``looked_at``; ``stamp`` is the host's stamp
-    at that time, "" if a later push might not change it. ``indexed`` is the indexed commit, indexed with ``settings``;
-    ``behind_since`` is when the index first fell behind. ``missed_since`` and ``misses`` track complete listings that
-    lack it, and ``empty_since`` is when the indexed branch was first seen without a commit. ``excluded`` is why it does
-    not belong to the fleet. ``uri`` is the source's URI; after an interrupted run, the source may have one of
-    ``other_uris`` instead. ``branches`` holds the other branches that match the ``followed`` globs, keyed by their
-    names in the index; ``skipped_branches`` holds why matching branches cannot be indexed. Open pull requests are
-    stored as branches: ``pulls_etag`` is the etag of their last listing, and ``pulls_problem`` is why there is no newer
-    one.
+    ``commit`` is the commit that the host named at the last lookup, at ``looked_at``; ``stamp`` is the host's stamp at
+    that time, "" if a later push might not have changed it. ``indexed`` is the commit in the index, indexed with
+    ``settings``, and ``behind_since`` the first time that it was behind. ``missed_since`` and ``misses`` count complete
+    listings that lack it, and ``empty_since`` is when the indexed branch was first seen without a commit. ``excluded``
+    says why it does not belong to the fleet. ``uri`` is the source's URI; after an interrupted run, the source may have
+    one of ``other_uris`` instead. ``branches`` has the other branches that match the globs ``followed``, keyed by their
+    names in the index; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are among the
+    branches: ``pulls_etag`` is the etag of their last listing, and ``pulls_problem`` says why there is no newer one.
+    ``readers`` is the last complete answer about who may read it, and ``readers_problem`` says why there is no newer.
     """
 
     listed: Repository
@@ -87,6 +97,8 @@ class KnownRepository:
     skipped_branches: dict[str, str] = field(default_factory=dict)
     pulls_etag: str = ""
     pulls_problem: str = ""
+    readers: KnownReaders | None = None
+    readers_problem: str = ""
 
     @property
     def state(self) -> State:
@@ -139,6 +151,8 @@ class KnownRepository:
             "branches": {name: each.indexed or None for name, each in self.branches.items()},
             "skipped_branches": self.skipped_branches,
             "pull_requests_problem": self.pulls_problem,
+            "readers_at": self.readers.at.isoformat() if self.readers is not None else None,
+            "readers_problem": self.readers_problem,
         } | {name: moment.isoformat() if moment else None for name, moment in times.items()}
 
     def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool, followed: tuple[str, ...]) -> bool:
@@ -196,6 +210,17 @@ class KnownRepository:
             for number, name in named.items()
         }
         return replace(self, branches=self.branches | known, pulls_etag=etag)
+
+    def with_readers(self, answer: KnownReaders | DriftlineError) -> KnownRepository:
+        """Return the repository after its host has said who may read it, or has failed to.
+
+        A host that fails leaves its last list in force, which expires; one that denies the list ends it.
+        """
+        if isinstance(answer, KnownReaders):
+            return replace(self, readers=answer)
+        is_denied = isinstance(answer, AccessDenied | SourceNotFound)
+        is_kept = self.readers is not None and not self.readers.everyone and not is_denied
+        return replace(self, readers=self.readers if is_kept else None, readers_problem=str(answer))
 
     def with_indexed(self, name: str, uri: str, settings: str) -> KnownRepository:
         """Return the repository after a run indexed the commit of its branch ``name``."""
@@ -277,10 +302,11 @@ def reconcile(
 ) -> dict[str, KnownRepository]:
     """Return the repositories after a listing: the listed ones, plus known ones missing from it.
 
-    A repository is treated as missing only if a complete listing lacks it, or if the fleet no longer selects it. A
-    missing repository that was never indexed is forgotten. Pull request problems are cleared.
+    A repository counts as missing only if a complete listing lacks it. A missing repository that was never indexed is
+    forgotten. A repository that the fleet no longer selects counts as missing, too. Problems with pull requests and
+    readers are forgotten.
     """
-    known = {identifier: replace(old, pulls_problem="") for identifier, old in known.items()}
+    known = {identifier: replace(old, pulls_problem="", readers_problem="") for identifier, old in known.items()}
     after: dict[str, KnownRepository] = {}
     for identifier, listed in listing.repositories.items():
         old = known.get(identifier) or KnownRepository(listed=listed)
@@ -335,6 +361,22 @@ def settled_stamp(host: Host, listing: Listing, repository: Repository) -> str:
     if after is None or pushed is None or listing.at is None or listing.at - pushed < after:
         return ""
     return repository.stamp
+
+
+def readable_by_login(record: FleetRecord) -> dict[str, list[tuple[Entity, datetime]]]:
+    """Return the indexed repositories that each login may read, and when the host said so; "" is everyone.
+
+    A repository that its host or the fleet no longer has is readable by nobody.
+    """
+    found = defaultdict[str, list[tuple[Entity, datetime]]](list)
+    for each in record.repositories.values():
+        if each.readers is None or each.excluded or each.missed_since is not None or not each.uris:
+            continue
+        entry = Entity.parse(each.entity), each.readers.at
+        listed = {login for page in each.readers.pages for login in page.ids if login[0] not in "-/"}
+        for login in {""} if each.readers.everyone else listed:
+            found[login].append(entry)
+    return dict(found)
 
 
 def entities_in_use(fleets: Iterable[FleetRecord]) -> set[str]:
