@@ -70,7 +70,7 @@ def trust(file: Path, content: bytes) -> None:
     mark = _mark(file, content)
     try:
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mark.write_text(f"{file}\n")
+        mark.write_bytes(os.fsencode(file) + b"\n")
     except OSError as error:
         raise UsageError("The trusted file cannot be recorded", str(mark), f"{error.strerror}.") from error
 
@@ -87,6 +87,7 @@ def _mark(file: Path, content: bytes) -> Path:
 
 log = logging.getLogger(__name__)
 
+LOGIN = "{login}"
 HOOK_HOSTS = ("github", "gitlab", "gitea", "bitbucket")
 
 
@@ -119,7 +120,8 @@ class ConfiguredFleet:
     entities.
 
     ``include`` and ``exclude`` are globs of files, ``branches`` globs of branches. ``pull_requests`` follows the open
-    ones. ``table`` is the table itself, for a machine without the file.
+    ones. ``readers`` is how a proxy spells a ``{login}`` of the host, whose list of readers expires after
+    ``readers_max_age_seconds``; "" ignores the list. ``table`` is the table itself, for a machine without the file.
     """
 
     name: str
@@ -132,6 +134,8 @@ class ConfiguredFleet:
     pull_requests: bool = False
     grace_days: float = 7.0
     schedule: Schedule | None = None
+    readers: str = ""
+    readers_max_age_seconds: float = 86400.0
     table: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -530,6 +534,8 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     if table.pull_requests and not host.has_pulls:
         fix = "Remove pull_requests, or follow branches."
         raise UsageError(f"A fleet of {provider} does not list pull requests", "", fix)
+    if table.readers is not None:
+        _check_readers(table.readers, host)
     selection = Selection(
         tuple(table.include),
         tuple(table.exclude),
@@ -543,8 +549,20 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     files = tuple(table.include_files), tuple(table.exclude_files), tuple(table.branches), table.pull_requests
     named = table.model_copy(update={"name": table.name or host.name, "url": url or None, "schedule": None})
     elsewhere = named.model_dump(mode="json", exclude_defaults=True)
-    schedule = _schedule(table.schedule)
-    return ConfiguredFleet(named.name or "", host, selection, template, *files, table.grace_days, schedule, elsewhere)
+    readers = table.readers or "", table.readers_max_age_seconds
+    moment = _schedule(table.schedule)
+    return ConfiguredFleet(
+        named.name or "", host, selection, template, *files, table.grace_days, moment, *readers, elsewhere
+    )
+
+
+def _check_readers(spelling: str, host: Host) -> None:
+    if spelling.count(LOGIN) != 1 or "{" in spelling.replace(LOGIN, ""):
+        fix = f'Write "{LOGIN}", or for example "{LOGIN}@example.org".'
+        raise UsageError("The spelling of readers has no {login}, or another placeholder", repr(spelling), fix)
+    if not host.has_readers:
+        what = f"A fleet of {host.provider} cannot follow who may read its repositories"
+        raise UsageError(what, "", "Remove readers. It needs a token of github or gitlab, or for an org of gitea.")
 
 
 def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Path, where: str) -> list[WorkspacePart]:

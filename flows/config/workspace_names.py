@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from driftline.storage.errors import UsageError
+from driftline.storage.option_table import path_or_uri
 from driftline.storage.user_folders import user_folder, with_home
 
 HOME_VARIABLE = "DRIFTLINE_HOME"
@@ -45,11 +46,12 @@ def local_path(uri: str) -> Path | None:
     return Path(match["rest"]) if match["scheme"].lower() in _LOCAL_SCHEMES else None
 
 
-def absolute_workspace(workspace: str, home: str | None = None) -> str:
+def absolute_workspace(workspace: str | os.PathLike[str], home: str | None = None) -> str:
     """Resolve ``@notes`` as the workspace of this name below ``home``; make a path absolute, and keep a URI.
 
     ``home`` is by default $DRIFTLINE_HOME, else in the user's data folder (XDG). Raises UsageError for an invalid name.
     """
+    workspace = path_or_uri("A workspace", workspace)
     if workspace.startswith(NAME_SIGN):
         name = workspace.removeprefix(NAME_SIGN)
         if not is_plain_name(name):

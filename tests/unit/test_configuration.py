@@ -150,6 +150,29 @@ def test_an_error_names_its_key_and_table(write: Write, text: str, complaint: st
     assert caught.value.exit_code == 2
 
 
+GITHUB = 'provider = "github"\norg = "acme"\n'
+TOKEN = 'token = "${T}"\n'
+
+
+@pytest.mark.parametrize(
+    ("table", "complaint"),
+    [
+        (GITHUB, "github cannot follow who may read"),
+        ('provider = "gitea"\nuser = "acme"\n' + TOKEN, "gitea cannot follow"),
+        ('provider = "bitbucket"\norg = "acme"\n' + TOKEN, "bitbucket cannot follow"),
+        ('provider = "folder"\nurl = "."\n', "folder cannot follow"),
+        (GITHUB + TOKEN.replace("token", "readers = 'ann'\ntoken"), r"no \{login\}"),
+        (GITHUB + TOKEN.replace("token", "readers = '{login}{mail}'\ntoken"), "another placeholder"),
+        (GITHUB + TOKEN + "readers_max_age_seconds = 0\n", "'readers_max_age_seconds' cannot be used"),
+    ],
+)
+def test_a_fleet_follows_only_hosts_that_list_all_readers(write: Write, table: str, complaint: str) -> None:
+    followed = table if "readers" in table else table + 'readers = "{login}"\n'
+    with pytest.raises(UsageError, match=complaint) as caught:
+        load_config(write(f"[[fleet]]\n{followed}"))
+    assert "[[fleet]] number 1" in str(caught.value)
+
+
 def test_a_file_that_is_not_text_is_an_error(write: Write) -> None:
     path = write("")
     path.write_bytes(b'workspace = "\xff"')
