@@ -179,8 +179,7 @@ def index(
         result = index_sources(request, progress).to_dict()
     show(result, as_json, partial(print_index, dry_run=dry_run, prices=configuration.prices if configuration else {}))
     _warn_of_empty(result["sources"], filtered=bool(include or exclude))
-    if not (workspace or configuration or dry_run):
-        _warn_of_joined(result["sources"], target)
+    _warn_of_joined(result["sources"], None if workspace or configuration or dry_run else target)
     return FAILED if result["failed"] else DONE
 
 
@@ -214,9 +213,9 @@ def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> N
         warn(f"Nothing of {source['uri']} is in the index: {why}{f' ({counts})' if counts else ''}{gone}.")
 
 
-def _warn_of_joined(sources: Sequence[Mapping[str, Any]], workspace: str) -> None:
-    """Say which new repositories joined a workspace found above them, which may be a forgotten one."""
-    if os.environ.get(WORKSPACE_VARIABLE):
+def _warn_of_joined(sources: Sequence[Mapping[str, Any]], workspace: str | None) -> None:
+    """Say which new repositories joined a ``workspace`` found above them, which may be a forgotten one."""
+    if workspace is None or os.environ.get(WORKSPACE_VARIABLE):
         return
     for source in sources:
         is_new = 0 < source["documents_total"] == source["new"]
