@@ -161,12 +161,11 @@ def index(
     how |= {"max_delete_fraction": max_delete_fraction, "max_file_bytes": max_file_bytes, "rebind": rebind}
     how |= {"max_document_bytes": max_document_bytes, "redact": redact or (configuration and configuration.redact)}
     how |= _of_documents({"archives": archives, "notebook_outputs": notebook_outputs}, configuration)
-    how |= {"reembed": reembed, "wait_seconds": wait, "indexes": indexes, "by_commit": by_commit}
+    how |= {"reembed": reembed, "wait_seconds": wait, "indexes": indexes, "by_commit": by_commit, "entity": entity}
     how |= {"deep": deep_model if deep is not False and deep_model else deep}
     request = IndexRequest(
         sources=requests_of(configuration.sources) if configuration else tuple(sources or ()),
         workspace=target,
-        entity=entity,
         include=tuple(include or ()),
         exclude=tuple(exclude or ()),
         model=configuration.model if configuration and model is None else model,
