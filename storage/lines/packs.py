@@ -1,13 +1,13 @@
 """Store the decoded text of documents in packs next to their lines, and search it exactly (decision 19).
 
 A pack contains consecutive lines of one document, including lines without a word, which have no row. Its grams are a
-filter of its trigrams; most packs without a match are ruled out by their grams and need not be read.
+filter of its trigrams and of its words' runs of four letters; they rule out most packs without a match, unread.
 """
 
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -29,13 +29,14 @@ from driftline.storage.lines.regex_patterns import GRAM_BYTES, Clause, folded
 PACK_BYTES = 16 * 2**10
 """Once a pack has this size, it ends before the next line with a row."""
 _HASH = np.uint32(0x9E3779B1)
-_MAX_GRAM_BITS = 1 << 17
-_MIN_GRAM_BITS = 1 << 9
+_HASH_BITS = 17
+_SHIFT = np.uint32(32 - _HASH_BITS)
 _BITS_PER_GRAM = 2
-"""Minimum number of bits in a filter per gram; the maximum is twice that. The test of a single gram has many false
+"""Minimum number of bits in a filter per gram; the maximum is 1.43 times that. The test of a single gram has many false
 positives, but a literal has several grams.
 """
-_SHIFT = np.uint32(32 - 17)
+_SIZES = sorted(part << exponent for part in (5, 7) for exponent in range(6, 15))
+"""The sizes of filters, in bits. Those of trigrams alone were powers of two."""
 
 
 def packs(
@@ -96,23 +97,28 @@ def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
     return "".join(f"{each}\n" for each in lines)
 
 
-def _hashes(data: bytes) -> NDArray[np.uint32]:
-    """Return a number below ``_MAX_GRAM_BITS`` for each trigram of folded text."""
+def _hashes(data: bytes, *, words: bool = True) -> NDArray[np.uint32]:
+    """Return a number of ``_HASH_BITS`` bits for each trigram of folded text, and for each four letters of ``words``.
+
+    Most texts hold the trigrams of any word, in other words, but few hold all its runs of four letters.
+    """
     codes = np.frombuffer(data, np.uint8).astype(np.uint32)
-    hashes: NDArray[np.uint32] = np.right_shift(
-        (codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]) * _HASH, _SHIFT, dtype=np.uint32
-    )
-    return hashes
+    grams = codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]
+    if words and len(codes) > GRAM_BYTES:
+        is_letter = (codes >= ord("a")) & (codes <= ord("z"))
+        four = is_letter[:-3] & is_letter[1:-2] & is_letter[2:-1] & is_letter[3:]
+        grams = np.concatenate([grams, (grams[:-1] << 8 | codes[3:])[four]])
+    return np.right_shift(grams * _HASH, _SHIFT)
 
 
 def grams(data: bytes) -> bytes:
-    """Return the filter of the trigrams of a text: a bit for each, at its hash modulo the size, a power of two."""
-    bits = np.zeros(_MAX_GRAM_BITS, np.bool_)
+    """Return the filter of the grams of a text: a bit for each, at its hash modulo the size of the filter."""
+    held = np.zeros(1 << _HASH_BITS, np.bool_)
     if len(data) >= GRAM_BYTES:
-        bits[_hashes(folded(data))] = True
-    size = max(_MIN_GRAM_BITS, 1 << (_BITS_PER_GRAM * int(np.count_nonzero(bits)) - 1).bit_length())
-    if size < _MAX_GRAM_BITS:
-        bits = np.asarray(bits.reshape(-1, size).any(axis=0))
+        held[_hashes(folded(data))] = True
+    found = np.flatnonzero(held)
+    bits = np.zeros(_SIZES[min(bisect_left(_SIZES, _BITS_PER_GRAM * len(found)), len(_SIZES) - 1)], np.bool_)
+    bits[found % len(bits)] = True
     return np.packbits(bits, bitorder="little").tobytes()
 
 
@@ -167,7 +173,7 @@ class Packs:
 
 def _hold(filters: NDArray[np.uint8], size: int, literal: bytes) -> NDArray[np.bool_]:
     left = np.ones(len(filters), np.bool_)
-    for each in {*(_hashes(literal) & np.uint32(size - 1)).tolist()}:
+    for each in {*(_hashes(literal, words=size in _SIZES) % np.uint32(size)).tolist()}:
         left &= (filters[:, each >> 3] >> (each & 7) & 1).astype(np.bool_)
     return left
 
@@ -227,10 +233,12 @@ _TEXTS: LRUCache[tuple[str | int, ...], pa.StringArray] = LRUCache(64 * 2**20, l
 
 def texts(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
     """Return the texts of packs, each of a query and a row id, in this order."""
-    keys = [(*query.exact_version, row) for query, row in packs]
+    queries = {id(query): query for query, _ in packs}
+    versions = {each: query.exact_version for each, query in queries.items()}
+    keys = [(*versions[id(query)], row) for query, row in packs]
     with _PACKS_AT_ONCE:
         known = {key: text for key in keys if (text := _TEXTS.get(key)) is not None}
-    for query in {id(query): query for query, _ in packs}.values():
+    for query in queries.values():
         missing = [row for key, (of, row) in zip(keys, packs, strict=True) if of is query and key not in known]
         if not missing:
             continue
