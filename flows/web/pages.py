@@ -18,13 +18,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from driftline.flows.output.html_report import bar_plot, line_plot, plots_of, run_row
+from driftline.flows.output.report_page import bar_plot, line_plot, plots_of, run_row
 from driftline.flows.output.run_history import Series
 from driftline.flows.web.api import HomeView, IndexView, SqlView
 from driftline.storage.errors import NotIndexed
 from driftline.storage.globs import literal_glob
 from driftline.storage.lines.outline import OF_TEXT
-from driftline.storage.request_options import Option
+from driftline.storage.option_table import Option
 from driftline.storage.workspace.records import RunRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.documents import Folder

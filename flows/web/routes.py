@@ -6,14 +6,16 @@ browser keeps it as a cookie that no script can read.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import Context
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from anyio.to_thread import run_sync
@@ -25,31 +27,20 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from driftline.flows.web import openapi, pages
 from driftline.flows.web.api import (
     MAX_QUERY_CHARACTERS,
-    MAX_RANK,
+    Api,
     BranchName,
-    Cursor,
-    DocumentLimit,
-    DocumentPath,
-    EntityName,
-    ExcerptLines,
     Line,
     Reader,
-    SourceName,
-    Text,
-    decode_cursor,
-    encode_cursor,
     given_by,
-    no_such_page,
     parameters,
 )
 from driftline.flows.web.authentication import COOKIE, Authentication, granted
 from driftline.flows.web.guard import HOOKS, MCP, SIGN_IN, UNAUTHORIZED, Guard, RateLimit, in_thread, is_page
-from driftline.flows.web.mcp_endpoint import Tools
 from driftline.flows.web.observability import INTERNAL_ERROR, UNEXPECTED, IndexMetrics, Metrics, Observed, Tracer
 from driftline.flows.web.pages import outline, split_address
 from driftline.flows.web.problems import (
@@ -64,10 +55,15 @@ from driftline.flows.web.problems import (
     wrong_parameters,
 )
 from driftline.storage.errors import DriftlineError
-from driftline.storage.request_options import spread
-from driftline.tasks.search.documents import DocumentCursor
+from driftline.storage.option_table import spread
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.request import MEMORY_OPTIONS, SearchRequest, options_in
+from driftline.tasks.search.request import SearchRequest, options_in
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from driftline.storage.memory.entries import MemoryEntry
+    from driftline.storage.memory.search import MemoryHits
 
 _AROUND = 4
 """Number of lines of context on each side of a hit."""
@@ -252,7 +248,7 @@ def make_app(
     api.add_exception_handler(Exception, _unexpected)
     api.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=COMPRESSION_LEVEL)
     api.state.shows_locations = authentication.is_open
-    programs, people, sign_in = _Api(reader), Pages(reader), SignIn(authentication)
+    programs, people, sign_in = Api(reader), Pages(reader), SignIn(authentication)
     for name in openapi.EXAMPLES:
         route = programs.search_memory if name == "memory/search" else getattr(programs, name)
         checked: dict[str, Any] = {"dependencies": [Depends(only_known_parameters)], "response_model": None}
@@ -365,68 +361,65 @@ def _static(name: str) -> Callable[[Request], Awaitable[Response]]:
     return answer
 
 
-@dataclass(frozen=True, slots=True)
-class _Api:
+@dataclass(slots=True)
+class Tools:
+    """The application that serves the tools of ``reader`` over streamable HTTP, without sessions.
+
+    Its libraries take a second to load: the first request waits for them, not the start of the server.
+    """
+
     reader: Reader
+    _app: asyncio.Future[ASGIApp] | None = None
+    _serving: asyncio.Task[None] | None = None
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @spread("given", parameters(options_in("http")))
-    def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: Cursor = None) -> Response:
-        """Find the lines that answer a query, best first, as ``driftline search --json`` prints them.
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is None:
+            self._app = asyncio.get_running_loop().create_future()
+            # An empty context: the access of the first request must not reach the others.
+            self._serving = asyncio.create_task(self._serve(self._app), context=Context())
+        app = await asyncio.shield(self._app)
+        await app(scope, receive, send)
 
-        The link 'next' of the answer leads to the next page.
-        """
-        begin = decode_cursor(cursor, int)[0] if cursor is not None else 0
-        search = SearchRequest.of(q, given_by(given))
-        end = min(begin + search.top_k, MAX_RANK)
-        if not 0 <= begin < end:
-            raise no_such_page()
-        report = self.reader.search(replace(search, top_k=end))
-        found = replace(report, results=report.results[begin:]).to_dict()
-        is_last = len(report.results) < end or end == MAX_RANK
-        return _page(request, found, None if is_last else encode_cursor(end))
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """If the application was started, stop it at the end of the block."""
+        try:
+            yield
+        finally:
+            self._stop.set()
+            if self._serving is not None:
+                await self._serving
 
-    def excerpt(
-        self, source: SourceName, path: DocumentPath, line: Line, n_lines: ExcerptLines = 20, branch: BranchName = None
-    ) -> Response:
-        """Read an indexed document around a line. Only indexed documents can be read."""
-        return JsonAnswer(self.reader.excerpt(source, path, line, n_lines, branch))
-
-    @spread("given", parameters(options_in("http", "sources", "dirs", "exts")))
-    def documents(
-        self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: Cursor = None
-    ) -> Response:
-        """List the documents, sorted by source and path. The link 'next' of the answer leads to the next page."""
-        after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None
-        page = self.reader.documents(SearchRequest.of("", given_by(given)), limit, after)
-        return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
-
-    @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode")}))
-    def search_memory(self, q: Text, entity: EntityName = None, *, given: dict[str, Any]) -> Response:
-        """Find memory entries that answer a query, as ``driftline memory search --json`` prints them."""
-        return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
-
-    def status(self) -> Response:
-        """Show the content of the workspace, as ``driftline status --json`` prints it."""
-        return JsonAnswer(self.reader.status())
-
-    def sources(self) -> Response:
-        """List the sources of the workspace, as ``driftline sources --json`` prints them."""
-        return JsonAnswer(self.reader.sources())
-
-    def branches(self) -> Response:
-        """List the branches of the sources, as ``driftline branches --json`` prints them."""
-        return JsonAnswer(self.reader.branches())
-
-    def ready(self) -> Response:
-        """Return whether the workspace can be read."""
-        self.reader.newest()
-        return JsonAnswer({"status": "ready"})
+    async def _serve(self, ready: asyncio.Future[ASGIApp]) -> None:
+        try:
+            answers, app = await run_sync(_application, self.reader)
+            async with app.router.lifespan_context(app):
+                ready.set_result(answers)
+                await self._stop.wait()
+        except BaseException as error:
+            if not ready.done():
+                ready.set_exception(error)
+            raise
 
 
-def _page(request: Request, content: dict[str, Any], cursor: str | None) -> Response:
-    """Return ``content`` with a link to the page that begins at ``cursor`` (RFC 8288)."""
-    answer = JsonAnswer(content)
-    if cursor is not None:
-        following = request.url.include_query_params(cursor=cursor)
-        answer.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
-    return answer
+def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
+    """Return the application that answers, and the one that provides its lifespan."""
+    from driftline.flows.mcp_server.server import UNCHECKED, WholePosts, WorkspaceTools, server_of
+    from driftline.flows.mcp_server.tools import LineTools, MemoryTools
+    from driftline.flows.served_memory import search_memory
+
+    lines = LineTools(reader.newest, lambda: granted("search").within, reader.run)
+    memory = reader.memory
+
+    def search(query: str, **options: Any) -> MemoryHits[MemoryEntry]:
+        assert memory is not None
+        settings, within = memory(), granted("memory").within
+        found: MemoryHits[MemoryEntry] = reader.run(
+            search_memory, settings.workspace, settings.configuration, within, query, **options
+        )
+        return found
+
+    server = server_of({"": WorkspaceTools(lines, MemoryTools(search) if memory is not None else None)})
+    app = server.streamable_http_app(transport_security=UNCHECKED, stateless_http=True, json_response=True)
+    return WholePosts(app), app

@@ -6,12 +6,15 @@ maintenance lease. Only rewriting is distributed over workers.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,8 +38,7 @@ from driftline.storage.lance.retries import (
     write_failed,
     writing,
 )
-from driftline.storage.layout import branch_table_path, table_path
-from driftline.storage.model import Range
+from driftline.storage.layout import Range, branch_table_path, table_path
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ class LanceTable:
     REBUILD: ClassVar[str] = "Index the sources into a new workspace: driftline index SOURCE --workspace NEW"
 
     def __init__(self, objects: ObjectStore, tenant: Entity, fingerprint: str, cut: str | None = None) -> None:
-        self.fingerprint, self.cut = fingerprint, cut
+        self.fingerprint, self.cut, self._tenant = fingerprint, cut, tenant
         self._main = table_path(tenant, self.KIND, fingerprint)
         self.path = branch_table_path(self._main, cut) if cut else self._main
         self.uri = objects.lance_uri(self.path)
@@ -131,9 +133,11 @@ class LanceTable:
         if self.exists():
             return
         try:
-            lance.write_dataset(
+            dataset = lance.write_dataset(
                 first, self.uri, mode="create", enable_stable_row_ids=True, storage_options=self.options
             )
+            self.sync_fragments([fragment.metadata for fragment in dataset.get_fragments()])
+            self.sync_newest_version()
         except OSError as error:  # includes CommitConflictError
             if not self.exists():
                 raise write_failed("Could not create a table", self.uri, error) from error
@@ -226,10 +230,43 @@ class LanceTable:
             )
 
     def _transact(self, transaction: Transaction) -> None:
-        """Commit ``transaction``. Raises lance.commit.CommitConflictError, and OSError for an unknown outcome."""
+        """Commit ``transaction`` durably.
+
+        Raises lance.commit.CommitConflictError, OSError for an unknown outcome, and StorageError if the disk fails.
+        """
         import lance
 
+        operation: Any = transaction.operation
+        self.sync_fragments(operation.new_fragments, operation.updated_fragments)
         lance.LanceDataset.commit(self.uri, transaction, storage_options=self.options)
+        self.sync_newest_version()
+
+    # Lance flushes nothing: after a power failure, a committed version could refer to files that the disk has lost.
+
+    def sync_fragments(self, new: Iterable[FragmentMetadata], updated: Iterable[FragmentMetadata] = ()) -> None:
+        """Flush the data files of ``new`` fragments, and the deletion files of ``updated`` ones."""
+        data = [f"data/{file.path}" for fragment in new for file in fragment.files]
+        deletions = [(each.deletion_file, each.id) for each in updated]
+        paths = [*data, *(file.path(fragment) for file, fragment in deletions if file is not None)]
+        self._objects.sync(f"{self.path}/{path}" for path in paths)
+
+    def sync_newest_version(self) -> None:
+        """Flush the newest version; its data must have been flushed before it was committed."""
+        if self.is_local:
+            versions = (info.path for info in self._objects.list(f"{self.path}/_versions"))
+            self._objects.sync([min(path for path in versions if path.endswith(".manifest"))])
+
+    def sync_branch(self, cut: str) -> None:
+        """Flush a new branch of this table."""
+        if self.is_local:
+            self._objects.sync(info.path for info in self._objects.list(f"{self.path}/_refs"))
+            type(self)(self._objects, self._tenant, self.fingerprint, cut).sync_newest_version()
+
+    def sync_indexes(self) -> None:
+        """Flush all indexes and the newest version. An index that is lost all the same is built again."""
+        if self.is_local:
+            self._objects.sync(info.path for info in self._objects.list(f"{self.path}/_indices"))
+            self.sync_newest_version()
 
 
 def _fragments(table: LanceTable) -> list[int]:
@@ -346,7 +383,9 @@ def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequen
     from lance.optimize import Compaction
 
     try:
+        table.sync_fragments(chain.from_iterable(each.new_fragments for each in rewritten))
         Compaction.commit(table.open(plan.version), list(rewritten), _OPTIONS)
+        table.sync_indexes()  # it may have adapted some
     except OSError as error:  # includes CommitConflictError
         if is_conflict(error):
             raise CommitConflict("A writer has changed the compacted fragments", table.uri, "Try again.") from error
@@ -378,3 +417,67 @@ def data_file(fragment: LanceFragment) -> str:
     # The public property defines a class at every access, which took half of the time of a commit to a table of 1,000
     # sources.
     return getattr(file, "_path", None) or str(file.path)
+
+
+VECTOR = "vector_idx"
+VECTOR_INDEX = "IVF_RQ"
+"""One bit per dimension makes the index small, and fast to search completely. Candidates are then compared by their
+full vectors."""
+VECTOR_BITS = 1
+VECTOR_METRIC: Literal["l2"] = "l2"
+"""Lance returns the squared distance; half of it is 1 - cosine, because vectors have length 1. With "cosine", Lance
+would normalise every vector again, which takes as long as the rest of the build."""
+EXACT_SEARCH_ROWS = 20_000
+"""Maximum number of filtered vectors to compare exactly, which is faster than a search of the whole index."""
+REFINED_ROWS = 200
+"""Minimum number of candidates from the approximate index that are compared exactly."""
+MIN_REFINE_FACTOR = 3
+
+
+def is_indexed(dataset: LanceDataset) -> bool:
+    """Return whether the table has a vector index."""
+    return any(index.name == VECTOR for index in dataset.describe_indices())
+
+
+def is_indexable(dataset: LanceDataset) -> bool:
+    """Return whether Lance can index the vectors: RaBitQ needs a multiple of 8 dimensions."""
+    return int(dataset.schema.field("vector").type.list_size) % 8 == 0
+
+
+def vector_options(dim: int) -> dict[str, Any]:
+    """Return Lance's options for an index of ``dim``-dimensional vectors, or for a segment of such an index.
+
+    There is one partition: a search would probe all partitions anyway, and assigning vectors to them takes most of a
+    build.
+    """
+    return {
+        "index_type": VECTOR_INDEX,
+        "metric": VECTOR_METRIC,
+        "num_partitions": 1,
+        "ivf_centroids": np.zeros((1, dim), np.float32),
+        "num_bits": VECTOR_BITS,
+        "rabitq_model": _rotation(dim),
+    }
+
+
+def create_vector_index(dataset: LanceDataset) -> None:
+    """Build the index of the column ``vector``."""
+    dim = dataset.schema.field("vector").type.list_size
+    dataset.create_index("vector", name=VECTOR, **vector_options(dim))
+
+
+def through_index(dataset: LanceDataset, limit: int) -> dict[str, int]:
+    """Return Lance's options for a search that probes the whole index, then compares candidates exactly."""
+    # Lance caps the probes at the number of partitions.
+    return {"nprobes": dataset.count_rows(), "refine_factor": max(MIN_REFINE_FACTOR, REFINED_ROWS // limit)}
+
+
+@cache
+def _rotation(dim: int) -> str:
+    """Return the random rotation of RaBitQ as Lance's JSON; fixed, so that segments can be merged and compared."""
+    import lance
+
+    model = json.loads(lance.lance.indices.build_rq_model(dim, VECTOR_BITS))
+    signs = len(model["fast_rotation_signs"])
+    model["fast_rotation_signs"] = list(hashlib.shake_256(f"driftline rotation {dim}".encode()).digest(signs))
+    return json.dumps(model)

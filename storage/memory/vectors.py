@@ -20,17 +20,22 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import CommitConflict, StorageError
-from driftline.storage.lance.lance_table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
-from driftline.storage.lance.retries import first_line, index_stats, reading, retried, with_indexes
-from driftline.storage.lance.vector_index import (
+from driftline.storage.lance.lance_table import (
+    COMMIT_ATTEMPTS,
     EXACT_SEARCH_ROWS,
     VECTOR,
     VECTOR_METRIC,
+    VECTOR_TYPE,
+    LanceTable,
     create_vector_index,
     is_indexable,
     is_indexed,
+    is_one_of,
+    quote,
     through_index,
+    without_rows,
 )
+from driftline.storage.lance.retries import first_line, index_stats, reading, retried, with_indexes
 from driftline.storage.layout import table_fingerprint, tables_directory
 from driftline.storage.lines.indexes import TOKENIZER
 from driftline.storage.lines.tokenizer import distinct_terms, query_for_index, spelled_for_index, terms
@@ -265,6 +270,7 @@ class VectorTable(LanceTable):
             if rows >= MIN_VECTOR_INDEX_ROWS and VECTOR not in known and is_indexable(dataset):
                 create_vector_index(dataset)
             dataset.optimize.optimize_indices()
+            self.sync_indexes()
         except OSError as error:
             raise StorageError(f"Could not build an index ({first_line(error)})", self.uri, "Try again.") from error
 
@@ -450,7 +456,9 @@ def _matches(words: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
 
 
 def _applied(dataset: LanceDataset) -> int:
-    return max(dataset.to_table(columns=["rev"], filter=_MARKER)["rev"].to_pylist(), default=0)
+    """Return the revision up to which the outbox is applied. Raises CorruptFile, StorageError, AccessDenied."""
+    with reading(VectorTable.TITLE, dataset.uri):
+        return max(dataset.to_table(columns=["rev"], filter=_MARKER)["rev"].to_pylist(), default=0)
 
 
 def _marker_row(last: int) -> VectorRow:

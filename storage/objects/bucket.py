@@ -11,7 +11,7 @@ import io
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,12 +38,11 @@ from driftline.storage.errors import (
     UnsafeStore,
     UsageError,
 )
-from driftline.storage.model import ObjectInfo, Range
+from driftline.storage.layout import ObjectInfo, Range
 from driftline.storage.objects.block_cache import cached_reads, read_ahead
 from driftline.storage.objects.bucket_options import BucketOptions
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX
-from driftline.storage.objects.request_counts import count
-from driftline.storage.objects.retries import delays, is_exhausted, with_retries
+from driftline.storage.objects.store_requests import count, delays, is_exhausted, with_retries
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ListResult, ObjectMeta, PutResult, UpdateVersion
@@ -454,6 +453,9 @@ class Bucket:
             for path in paths:
                 with contextlib.suppress(ObjectNotFound):
                     self._delete([path])
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Do nothing: a bucket has stored what it has acknowledged."""
 
     def _delete(self, paths: Sequence[str]) -> None:
         def delete() -> None:
