@@ -42,6 +42,8 @@ from driftline.tasks.search.links import address_of
 log = logging.getLogger(__name__)
 
 DEBOUNCE_SECONDS = 1.0
+MAX_DEBOUNCES = 10
+"""Further deliveries delay a run up to this many times, so that a busy repository is indexed as well."""
 """Delay before a run: a push and the pull requests that it updates arrive together, and a burst needs one run."""
 KNOWN_DELIVERIES = 10_000
 """Number of remembered deliveries; replaying a forgotten one costs one listing of the refs of its repository."""
@@ -458,7 +460,8 @@ class Hooks:
             for work in works:
                 known = self._waiting.get(work.key)
                 since = known.since if known is not None else now
-                self._waiting[work.key] = _Waiting(work, since, now + self.debounce_seconds)
+                due = min(now + self.debounce_seconds, since + MAX_DEBOUNCES * self.debounce_seconds)
+                self._waiting[work.key] = _Waiting(work, since, due)
             self._changed.notify()
         return ACCEPTED, "a run has been requested"
 

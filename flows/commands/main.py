@@ -107,8 +107,6 @@ _WRONG_USE_ERRORS: Any = _BASES[_BASES.index(Exception) - 1]
 """The base of the errors that typer raises for usage errors; its name depends on the version of typer."""
 _HANDLERS: list[Any] = []
 """The handlers that explain_aborts has installed, which must live as long as the process."""
-_GARBAGE_THRESHOLD = 50_000
-"""New objects between two garbage collections: imports create many objects and hardly any garbage."""
 
 
 def load(command: str | None = None) -> None:
@@ -120,7 +118,6 @@ def load(command: str | None = None) -> None:
 def command_line() -> int:
     """Run ``main``, and end the process."""
     _decode_names_as_utf8()
-    gc.set_threshold(_GARBAGE_THRESHOLD)
     explain_aborts(_wants_json(sys.argv[1:]))
     guard()
     _stop_on_signals()

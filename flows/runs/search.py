@@ -73,7 +73,7 @@ def search_request(query: str, given: Mapping[str, Any], **more: Any) -> SearchR
 
     None means that an option was not given; ``more`` are further fields. Raises UsageError.
     """
-    from driftline.flows.config.driftline_toml import search_settings  # loads pydantic
+    from driftline.flows.config.locate import search_settings
 
     settings = {name: value for name, value in search_settings().items() if name in OPTIONS}
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -86,7 +86,7 @@ def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
 
     Raises UsageError for an invalid file.
     """
-    from driftline.flows.config.driftline_toml import search_settings  # loads pydantic
+    from driftline.flows.config.locate import search_settings
 
     settings = search_settings()
     enabled = settings.get("cache", False) if cache is None else cache

@@ -25,7 +25,7 @@ from driftline.storage.lance.lance_table import (
     quote,
     without_rows,
 )
-from driftline.storage.lance.retries import with_indexes, write_failed
+from driftline.storage.lance.retries import reading, with_indexes, write_failed
 from driftline.storage.layout import Range
 from driftline.storage.lines.commit_marker import (
     CommitMarker,
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 PATHS_PER_LOOKUP = 2_000
 UNKNOWN_OUTCOMES = 3
 """Unknown outcomes tolerated per commit."""
-TEXT_COLUMN = "block"
+TEXT_COLUMN, TEXT = "block", "text_idx"
+"""The column of blocks, and its full-text index."""
 LINES_PER_BLOCK = 16
 """Lines per block of the full-text index. Blocks need fewer postings than lines, and words of neighbouring lines add
 up. A block has at most this many rows."""
@@ -57,10 +58,15 @@ END_BYTES_PER_ROW, PLACE_BYTES_PER_ROW = 11, 5
 ``entity`` on. The metadata of the file follows them."""
 PACK_COLUMN, PACK_LINE_COLUMN, GRAMS_COLUMN = "pack", "pack_line", "grams"
 SPELLED, CONTINUED = "\x1f", "\r"
-_COMPRESSED = {"lance-encoding:compression": "zstd", "lance-encoding:structural-encoding": "miniblock"}
-"""Neighbouring values are compressed together, in half the bytes, and a value is read without looking up its offset."""
-_PACKED = {**_COMPRESSED, "lance-encoding:minichunk-size": "65536", "lance-encoding:compression-level": "6"}
-"""For packs, most of which a search reads once: more of them share a chunk, in three quarters of the bytes."""
+_COMPRESSED = {
+    "lance-encoding:compression": "zstd",
+    "lance-encoding:structural-encoding": "miniblock",
+    "lance-encoding:minichunk-size": str(2**14),
+}
+"""Neighbouring values are compressed together, in a third of the bytes, and a value is read without looking up its
+offset. Chunks of Lance's default size, 4 KiB, would make texts a third larger."""
+_PACKED = {**_COMPRESSED, "lance-encoding:minichunk-size": str(2**16), "lance-encoding:compression-level": "6"}
+"""Packs are larger than blocks, and most are read once: several share a chunk, in three quarters of the bytes."""
 
 
 def schema(dim: int) -> pa.Schema:
@@ -90,7 +96,7 @@ def schema(dim: int) -> pa.Schema:
             pa.field("parent_dirs", pa.list_(pa.string())),
             pa.field("ext", pa.string()),
             pa.field(PACK_LINE_COLUMN, pa.int32()),
-            pa.field(GRAMS_COLUMN, pa.binary(), metadata=_PACKED),
+            pa.field(GRAMS_COLUMN, pa.binary(), metadata=_COMPRESSED),
             pa.field(PACK_COLUMN, pa.string(), metadata=_PACKED),
             pa.field(TEXT_COLUMN, pa.string(), metadata=_COMPRESSED),
             pa.field(CODE_COLUMN, pa.binary(), metadata=_COMPRESSED),
@@ -245,8 +251,12 @@ class LineTable(LanceTable):
     # -- reading -----------------------------------------------------------------------------
 
     def count(self, where: str | None = None) -> int:
-        """Return the number of lines, or of lines that match the filter ``where``."""
-        return int(self.open().count_rows(lines_only(where)))
+        """Return the number of lines, or of lines that match the filter ``where``.
+
+        Raises StorageError, CorruptFile.
+        """
+        with reading(self.TITLE, self.uri):
+            return int(self.open().count_rows(lines_only(where)))
 
     def paths(self, entity: Entity) -> set[str]:
         """Return the paths of the documents of a source that have lines; reads the path of every line."""
@@ -261,8 +271,9 @@ class LineTable(LanceTable):
         return pa.concat_tables([dataset.schema.empty_table(), *found])
 
     def rows(self, columns: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the lines in batches, unordered."""
-        yield from self.open().to_batches(columns=list(columns), filter=lines_only(where))
+        """Yield the lines in batches, unordered. Raises StorageError, CorruptFile."""
+        with reading(self.TITLE, self.uri):
+            yield from self.open().to_batches(columns=list(columns), filter=lines_only(where))
 
 
 def _read(dataset: LanceDataset, where: str, indexed: bool) -> pa.Table:

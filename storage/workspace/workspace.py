@@ -50,6 +50,7 @@ from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.sources.source import LOCAL, SourceAccess
 from driftline.storage.workspace.records import (
+    CHANGE_ATTEMPTS,
     BranchRecord,
     DeepRecord,
     RunHistory,
@@ -58,6 +59,7 @@ from driftline.storage.workspace.records import (
     parse_record,
     read_copy_record,
     read_record,
+    too_many_changes,
 )
 from driftline.storage.workspace.stats import WorkspaceStats
 
@@ -228,7 +230,9 @@ class Workspace:
         return replace(self, config=config)
 
     @classmethod
-    def open_for_writing(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> Workspace:
+    def open_for_writing(
+        cls, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
+    ) -> Workspace:
         """Open a workspace, or create it.
 
         Raises UnsafeStore, UnknownScheme, UsageError, WorkspaceTooNew, CorruptFile, AccessDenied, StorageError.
@@ -271,7 +275,7 @@ class Workspace:
 
         Raises FingerprintMismatch if the workspace has a third fingerprint.
         """
-        while True:
+        for _ in range(CHANGE_ATTEMPTS):
             data, version = self.objects.get_versioned(CONFIG)
             current = parse_record(self.objects, CONFIG, data, WorkspaceConfig)
             if current.fingerprint == fingerprint and current.model is not None:
@@ -284,11 +288,12 @@ class Workspace:
             except PreconditionFailed:
                 continue
             return replace(self, config=bound)
+        raise too_many_changes(CONFIG, self.objects.uri)
 
     def bind_deep(self, model: DeepModel | None) -> Workspace:
         """Make the definitions that ``model`` embedded the current ones; None means that there are none. Idempotent."""
         record = DeepRecord(model=model.name, fingerprint=model.fingerprint, dim=model.dim) if model else None
-        while True:
+        for _ in range(CHANGE_ATTEMPTS):
             data, version = self.objects.get_versioned(CONFIG)
             current = parse_record(self.objects, CONFIG, data, WorkspaceConfig)
             if current.deep == record:
@@ -299,6 +304,7 @@ class Workspace:
             except PreconditionFailed:
                 continue
             return replace(self, config=bound)
+        raise too_many_changes(CONFIG, self.objects.uri)
 
     @property
     def deep_model(self) -> DeepModel | None:
