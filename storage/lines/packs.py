@@ -1,7 +1,7 @@
-"""Store the decoded text of documents in packs next to their lines, and search it exactly (decision 19).
+"""Store decoded document text in packs next to the lines, and search it exactly (decision 19).
 
-A pack contains consecutive lines of one document, including lines without a word, which have no row. Its grams are a
-filter of its trigrams and its runs of four letters, which rules out most packs without a match, unread.
+A pack contains consecutive lines of one document, including lines with no words, which have no row. Its grams are a
+filter over its trigrams and runs of four letters that rules out most non-matching packs without reading them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from driftline.storage.lines.regex_patterns import GRAM_BYTES, Clause, folded
 from driftline.storage.shared_cache import SharedCache
 
 PACK_BYTES = 16 * 2**10
-"""Once a pack has this size, it ends before the next line with a row."""
+"""A pack that has reached this size ends before the next line that has a row."""
 _HASH = np.uint32(0x9E3779B1)
 _HASH_BITS = 17
 _SHIFT = np.uint32(32 - _HASH_BITS)
 _BITS_PER_GRAM = 2
-"""Minimum number of bits in a filter per gram; the maximum is 1.43 times that. The test of a single gram has many false
-positives, but a literal has several grams.
+"""Minimum number of filter bits per gram; the maximum is 1.43 times that. A single gram has many false positives, but a
+literal has several grams.
 """
 _SIZES = sorted(part << exponent for part in (5, 7) for exponent in range(6, 15))
 """The sizes of filters, in bits. None is a power of two, as are those of filters of trigrams alone."""
@@ -53,10 +53,10 @@ def packs(
     column: NDArray[np.int32],
     first_line: int = 0,
 ) -> dict[str, pa.Array]:
-    """Return the columns PACK, PACK_LINE and GRAMS, ``(n,)`` each, null except in rows with a pack.
+    """Return the columns PACK, PACK_LINE and GRAMS, ``(n,)`` each, null except in rows that hold a pack.
 
-    ``document`` points into ``texts``, the documents' texts from ``first_line`` on. The rows are in order, and each
-    document that has a line has a row. The packs of a document follow one another from its first line to its last.
+    ``document`` holds indices into ``texts``, the documents' texts starting at ``first_line``. The rows are in order,
+    and every document that has lines has a row. A document's packs are contiguous from its first line to its last.
     """
     rows: list[int] = []
     first_lines: list[int] = []
@@ -82,7 +82,7 @@ def packs(
 
 
 def _cuts(data: bytes, line: NDArray[np.int32], column: NDArray[np.int32]) -> list[tuple[int, int, int]]:
-    """Return the row of each pack of a document, the byte where it begins, and the number of its first line."""
+    """Return, for each pack of a document, its row, its first byte, and the number of its first line."""
     cuts = [(0, 0, 0)]
     if len(data) <= PACK_BYTES:
         return cuts
@@ -97,7 +97,9 @@ def _cuts(data: bytes, line: NDArray[np.int32], column: NDArray[np.int32]) -> li
 
 
 def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
-    """Return a text with each row on its line, and empty lines elsewhere. Rows of one line are consecutive."""
+    """Return a text with each row on its line, and empty lines elsewhere. Rows of the same line are adjacent in the
+    input.
+    """
     lines = [""] * (max(line, default=-1) + 1)
     for number, part in zip(line, text, strict=True):
         lines[number] += part.replace("\n", " ")
@@ -132,11 +134,11 @@ def grams(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """The packs of one version of a table, without their texts.
+    """The packs of one table version, without their texts.
 
-    ``rows`` has ``entity``, ``path``, ``hash``, ``line``, the number of the first line, and ``_rowid``. ``documents``
-    ``(n,)`` is the document number of each pack. ``filters`` holds the grams, grouped by size, each group with the
-    positions of its packs in ``rows``.
+    ``rows`` has the columns ``entity``, ``path``, ``hash``, ``line`` (the number of the first line) and ``_rowid``.
+    ``documents`` ``(n,)`` holds the document number of each pack. ``filters`` holds the grams, grouped by size, each
+    group with the positions of its packs in ``rows``.
     """
 
     rows: pa.Table
@@ -149,7 +151,7 @@ class Packs:
         return int(self.rows.nbytes) + sum(positions.nbytes + grams.nbytes for positions, grams in self.filters)
 
     def of(self, documents: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[list[int], list[int]]]:
-        """Return the first lines of the packs of ``documents``, entities and paths, in order, and their row ids."""
+        """Return the packs' first lines, in order, and their row ids, for each of ``documents``, ``(entity, path)``."""
         paths = pa.array([path for _, path in documents], pa.string())
         rows = self.rows.filter(pc.is_in(self.rows["path"], value_set=paths)).sort_by("line")
         found: dict[tuple[str, str], tuple[list[int], list[int]]] = {document: ([], []) for document in documents}
@@ -161,7 +163,7 @@ class Packs:
         return found
 
     def may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
-        """Return ``(n,)``: whether each pack may hold a literal of every clause."""
+        """Return ``(n,)``: whether each pack may contain a literal from every clause."""
         possible = np.ones(len(self.rows), np.bool_)
         for positions, filters in self.filters:
             size = 8 * filters.shape[1]
@@ -172,7 +174,9 @@ class Packs:
         return possible
 
     def documents_that_may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
-        """Return ``(n,)``: the packs of documents that may contain, for each clause, one of its literals."""
+        """Return ``(n,)``: the packs of documents that may contain a literal from every clause, possibly in different
+        packs.
+        """
         possible = np.ones(len(self.rows), np.bool_)
         for clause in required:
             possible &= (np.bincount(self.documents, self.may_hold([clause])) > 0)[self.documents]
@@ -187,7 +191,7 @@ def _hold(filters: NDArray[np.uint8], size: int, literal: bytes) -> NDArray[np.b
 
 
 _PACKS: SharedCache[tuple[str | int, ...], Packs] = SharedCache(LRUCache(256 * 2**20, lambda packs: packs.nbytes))
-"""The packs of each version that this process has searched."""
+"""The packs of each version that this process searched."""
 
 
 def packs_of(query: LineQuery) -> Packs:
@@ -214,13 +218,13 @@ def _read_packs(query: LineQuery) -> Packs:
 
 def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     positions = np.flatnonzero(sizes == size)
-    # A list, because for an array Arrow imports numpy.ma, as np.unique does, which takes longer than a search.
+    # A list: for an array, Arrow imports numpy.ma (as does np.unique), which takes longer than a search.
     joined = b"".join(rows[GRAMS_COLUMN].take(pa.array(positions.tolist(), pa.int64())).to_pylist())
     return positions, np.frombuffer(joined, np.uint8).reshape(len(positions), size)
 
 
 def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
-    """Return ``(n,)``: the packs of documents that the filter of ``query`` allows."""
+    """Return ``(n,)``: the packs of documents that pass the filter of ``query``."""
     if query.sql is None:
         return np.ones(len(found.rows), np.bool_)
     rows = _scan(query, [], f"{PACK_LINE_COLUMN} IS NOT NULL AND ({query.sql})")
@@ -228,18 +232,19 @@ def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
 
 
 def documents_of(query: LineQuery) -> Iterator[tuple[str, str, str]]:
-    """Yield path, entity and hash of each document that the filter of ``query`` allows, unordered."""
+    """Yield path, entity and hash of each document that passes the filter of ``query``, unordered."""
     first = f"{PACK_LINE_COLUMN} = 0" + (f" AND ({query.sql})" if query.sql else "")
     rows = _scan(query, ["path", "entity", "hash"], first)
     yield from zip(*(rows[name].to_pylist() for name in ("path", "entity", "hash")), strict=True)
 
 
 _TEXTS: SharedCache[tuple[str | int, ...], pa.StringArray] = SharedCache(LRUCache(64 * 2**20, lambda text: text.nbytes))
-"""The packs that this process has read, keyed by version and row id. Packs with many trigrams are read repeatedly."""
+"""Pack texts that this process already read, keyed by version and row id. Packs with many trigrams are read repeatedly.
+"""
 
 
 def texts(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
-    """Return the texts of packs, each of a query and a row id, in this order."""
+    """Return the texts of packs, each given as a query and a row id, in this order."""
     keys = [(*query.exact_version, row) for query, row in packs]
     known = {key: text for key in keys if (text := _TEXTS.get(key)) is not None}
     for query in {id(query): query for query, _ in packs}.values():
@@ -256,18 +261,19 @@ def texts(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
 
 
 LINES_BEFORE = 2_048
-"""Lines before a passage among which to look for the row of its pack: few packs have more."""
+"""How many lines before a passage to search for the row of its pack: few packs have more."""
 
 
 _WITH_PASSAGES: SharedCache[tuple[str | int, ...], bool] = SharedCache(LRUCache(1_024))
-"""The versions of which this process has read passages. In a bucket, the first time looks through the paths of all
-rows, which a search has read anyway: the index of paths would take two more rounds."""
+"""Versions from which this process already read passages. In a bucket, the first read scans the paths of all rows,
+which a search has loaded anyway: the path index would take two more round trips.
+"""
 
 
 def lines_of(query: LineQuery, passages: Collection[Passage]) -> dict[Passage, list[str]]:
-    """Return the lines of passages as they were indexed, except those beyond the end of a document.
+    """Return the lines of passages as they were indexed, omitting lines past the end of a document.
 
-    Documents that do not exist, or that the filter excludes, have no lines.
+    Documents that do not exist or do not pass the filter have no lines.
     """
     near = {each: f"line_number BETWEEN {each.first - LINES_BEFORE} AND {each.last}" for each in passages}
     found = _lines_among(query, near)
@@ -276,10 +282,10 @@ def lines_of(query: LineQuery, passages: Collection[Passage]) -> dict[Passage, l
 
 
 def _lines_among(query: LineQuery, rows: Mapping[Passage, str]) -> dict[Passage, list[str]]:
-    """Return the lines of the passages whose first pack is among their ``rows``, each a condition."""
+    """Return the lines of passages whose first pack matches their condition in ``rows``."""
     if not rows:
         return {}
-    paths = is_one_of("path", sorted({each.path for each in rows}))  # which the index finds
+    paths = is_one_of("path", sorted({each.path for each in rows}))  # uses the path index
     each_of = [f"({is_one_of('path', [each.path])} AND {condition})" for each, condition in rows.items()]
     where = f"{paths} AND ({' OR '.join(each_of)})" + (f" AND ({query.sql})" if query.sql else "")
     version = query.exact_version

@@ -127,7 +127,7 @@ class Staged:
     data: bytes
 
 
-class Dissolved(Exception):
+class GroupCommitFailed(Exception):
     """The transaction of a group of sources can never be committed: each source must be committed alone."""
 
 
@@ -135,21 +135,21 @@ def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: S
     """Commit changes of several sources, whose rows share ``fragments``, in one transaction of their table.
 
     Each source has its own staged delta and commit marker, so after a crash at any step each of them is settled alone.
-    The caller publishes the returned deltas. Raises Dissolved if a source cannot take part, after it has removed the
+    The caller publishes the returned deltas. Raises GroupCommitFailed if a source cannot take part, after removing the
     staged deltas; CommitConflict and StorageError if the outcome may be unknown, which later runs determine.
     """
     first = changes[0][0]
     first.table.create(first.dim)
     try:
-        staged = [*first.workspace.side_by_side(lambda each: each[0].stage(each[1]), changes)]
+        staged = [*first.workspace.map_parallel(lambda each: each[0].stage(each[1]), changes)]
     except DriftlineError as error:
         _discard(committer for committer, _ in changes)
-        raise Dissolved from error
+        raise GroupCommitFailed from error
     try:
         first.table.commit_together([each.part for each in staged], fragments)
     except LeaseLost as error:
         _discard(committer for committer, _ in changes)
-        raise Dissolved from error
+        raise GroupCommitFailed from error
     return staged
 
 
@@ -166,7 +166,7 @@ def publish_together(staged: Sequence[Staged]) -> list[DriftlineError | None]:
             return error
         return None
 
-    failures = [*staged[0].committer.workspace.side_by_side(publish, staged)]
+    failures = [*staged[0].committer.workspace.map_parallel(publish, staged)]
     try:
         _discard(each.committer for each, failure in zip(staged, failures, strict=True) if failure is None)
     except DriftlineError as error:
