@@ -1,7 +1,7 @@
-"""Refuse requests that do not name the server, that come from foreign pages, or whose body is too large.
+"""Reject requests with a wrong Host, from cross-origin pages, or with too large a body.
 
 ``driftline mcp`` and ``driftline web`` share these checks. Checking Host and Origin prevents DNS rebinding: a web page
-must not reach the server through the browser of its visitor.
+must not reach the server through its visitor's browser.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_BODY_BYTES = 1 << 20
 
 
 class Refusal(NamedTuple):
-    """The answer to a refused request."""
+    """The response to a rejected request."""
 
     status: int
     text: str
@@ -33,16 +33,16 @@ def refusal_of(
     max_body_bytes: int = MAX_BODY_BYTES,
     any_origin: bool = False,
 ) -> Refusal | None:
-    """Return why a request to one of ``addresses`` (host:port) is refused, or None if it is allowed.
+    """Return why a request to one of ``addresses`` (host:port) is rejected; None if it is allowed.
 
     Browsers may send requests from pages at ``addresses`` and ``origins``, or from any page if ``any_origin`` is set.
     """
     headers = Headers(scope=scope)
     if headers.getlist("host") not in [[address] for address in addresses]:
-        return Refusal(MISDIRECTED, "The request does not name this server")
+        return Refusal(MISDIRECTED, "The Host header is not an address of this server")
     own = [*origins, *(f"{scope['scheme']}://{address}" for address in addresses)]
     if not any_origin and any(origin not in own for origin in headers.getlist("origin")):
-        return Refusal(FORBIDDEN, "The request comes from the page of another server")
+        return Refusal(FORBIDDEN, "The request comes from a page on another server")
     announced = headers.get("content-length", "0")
     if announced.isascii() and announced.isdigit() and int(announced) > max_body_bytes:
         return too_large(max_body_bytes)
@@ -50,13 +50,13 @@ def refusal_of(
 
 
 def too_large(max_body_bytes: int) -> Refusal:
-    """Return the answer to a request whose body exceeds ``max_body_bytes``."""
-    return Refusal(TOO_LARGE, f"The body has more than {max_body_bytes:,} bytes")
+    """Return the response to a request whose body exceeds ``max_body_bytes``."""
+    return Refusal(TOO_LARGE, f"The body is larger than {max_body_bytes:,} bytes")
 
 
 @dataclass(slots=True)
 class LimitedBody:
-    """The body of a request; ``receive`` reports a disconnected client once the body exceeds ``max_bytes``.
+    """A request body; ``receive`` reports a disconnected client once the body exceeds ``max_bytes``.
 
     Chunked bodies do not announce their length.
     """
@@ -77,7 +77,7 @@ class LimitedBody:
 
 @dataclass(frozen=True, slots=True)
 class HttpGuard:
-    """Passes allowed requests to ``app``, which must read the body of a request before it answers."""
+    """Passes allowed requests to ``app``, which must read the request body before responding."""
 
     app: ASGIApp
     addresses: Collection[str]

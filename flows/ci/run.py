@@ -1,7 +1,7 @@
-"""Run ``driftline ci``: update the index to the commit of a build, or report how old the index is.
+"""Run ``driftline ci``: update the index to a build's commit, or report the index's age.
 
-``ages`` reads the age of the index from the run history and git. ``run_deployments`` starts Prefect deployments, once
-for each commit, and waits for their runs. ``lines`` and ``markdown`` format the report as text and as a job summary.
+``ages`` computes the age from the run history and git. ``run_deployments`` starts Prefect deployments, once per commit,
+and waits for their runs. ``lines`` and ``markdown`` format the report as text and as a job summary.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ INDEX_FLOW = "driftline-index"
 FLEET_FLOW = "driftline-fleet"
 POLL_SECONDS = 1.0
 MAX_ATTEMPTS = 20
-"""Maximum number of runs of one commit: another build of the commit restarts a failed run."""
+"""Maximum number of runs per commit: another build of the commit restarts a failed run."""
 
 
 def run_deployments(
     names: Sequence[str], commit: str, timeout_seconds: float, on_message: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Start each deployment (``NAME`` of the index flow, or ``FLOW/NAME``) and wait until all have ended.
+    """Start each deployment (``NAME`` of the index flow, or ``FLOW/NAME``) and wait until all have finished.
 
-    The commit is the idempotency key: if its run is in progress or has completed, wait for that run. Returns
-    ``{deployment, id, name, state, url, seconds}`` for each. Raises UsageError without a server or for an unknown name,
-    DeploymentFailed.
+    The commit is the idempotency key: if the commit already has a run that did not fail, wait for that run. Returns
+    ``{deployment, id, name, state, url, seconds}`` for each. Raises DeploymentFailed, and UsageError for an unknown
+    name or if there is no server.
     """
     server_url()
     deadline = time.monotonic() + timeout_seconds
@@ -61,7 +61,9 @@ def run_deployments(
             on_message(f"{name}: waiting for run {run.name} ({url_for(run) or run.id})")
         while not all(_has_ended(run) for run in runs.values()):
             if time.monotonic() > deadline:
-                raise _failure("has not ended in time", runs, "It continues: follow it, or allow a longer --timeout.")
+                raise _failure(
+                    "did not finish in time", runs, "It is still running: follow it, or set a longer --timeout."
+                )
             time.sleep(POLL_SECONDS)
             runs = {name: run if _has_ended(run) else client.read_flow_run(run.id) for name, run in runs.items()}
     if not all(_has_completed(run) for run in runs.values()):
@@ -70,16 +72,17 @@ def run_deployments(
 
 
 def start_index_run(source: SourceRequest, commit: str, branch: str | None = None) -> None:
-    """Start the deployment of a source for a commit of its main index or of a branch, once for each commit.
+    """Start a source's deployment for a commit of its main index or of a branch, once per commit.
 
-    Does not wait for the run. Raises UsageError without a server or deployment, DeploymentFailed, StorageError.
+    Does not wait for the run. Raises DeploymentFailed, StorageError, and UsageError if there is no server or
+    deployment.
     """
     name = _full_name(deployment_name(Entity.parse(str(source.entity))))
     _start_run(name, commit, {"sources": [source.uri], "branch": branch} if branch is not None else None)
 
 
 def start_fleet_run(deployment: str, commit: str) -> None:
-    """Start the deployment of a fleet for a commit in one of its repositories, like ``start_index_run``."""
+    """Start a fleet's deployment for a commit in one of its repositories, like ``start_index_run``."""
     _start_run(f"{FLEET_FLOW}/{deployment}", commit, None)
 
 
@@ -97,7 +100,7 @@ def _start(
 ) -> FlowRun:
     of = f"{name}@{parameters['branch']}" if parameters else name
     for attempt in range(1, MAX_ATTEMPTS + 1):
-        # Prefect scopes these keys to a flow, which all index deployments share.
+        # Prefect scopes these keys to a flow, and all index deployments share one.
         key = f"{commit}:{of}" if attempt == 1 else f"{commit}:{of}:{attempt}"
         run = client.create_flow_run_from_deployment(
             deployment, parameters=parameters, idempotency_key=key, tags=["ci", f"commit:{commit}"]
@@ -145,7 +148,7 @@ def _report(name: str, run: FlowRun) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SourceAge:
-    """The age of one source of the index relative to a commit; ``seconds`` is None if it was never indexed."""
+    """The age of an indexed source relative to a commit; ``seconds`` is None if it was never indexed."""
 
     uri: str
     entity: str | None = None
@@ -154,7 +157,7 @@ class SourceAge:
     seconds: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``ci --json`` prints; ``indexed`` is the commit that was indexed last."""
+        """Return the ``ci --json`` object; ``indexed`` is the last indexed commit."""
         return {
             "uri": self.uri,
             "entity": self.entity,
@@ -165,10 +168,10 @@ class SourceAge:
 
 
 def ages(workspace: Workspace, uris: Sequence[str], commit: str, committed: datetime) -> list[SourceAge]:
-    """Return the age of every source that ``uris`` name, relative to ``commit``, which was made at ``committed``.
+    """Return the age of the sources at ``uris`` relative to ``commit``, which was made at ``committed``.
 
-    An index of ``commit`` or of one of its descendants has age 0. Otherwise, it is as old as its own commit, if the
-    work tree has that commit, and at least as old as its run.
+    An index of ``commit`` or of a descendant has age 0. Otherwise, its age is that of its own commit, if the working
+    tree has it, and at least that of its run.
     """
     known = list(workspace.readable_sources())
     result: list[SourceAge] = []
@@ -200,7 +203,7 @@ def _age(workspace: Workspace, entity: Entity, uri: str, commit: str, committed:
 
 
 def _source_of(run: RunRecord, entity: Entity) -> Mapping[str, Any] | None:
-    """Return what ``run`` reported about a source, or None if it did not update the source."""
+    """Return a source's entry in the report of ``run``; None if it did not update the source."""
     if run.kind != "index":
         return None
     failed = {failure["uri"] for failure in run.report.get("failed", ())}
@@ -225,10 +228,10 @@ def _record(uri: str) -> SourceRecord:
 class CiRequest:
     """The inputs of ``driftline ci``.
 
-    Without ``deployments`` (of Prefect), this process indexes. If ``max_staleness_seconds`` is set, it only checks the
-    age of the index. With ``only_branch``, builds of that branch update the main index, and others are skipped;
-    otherwise, a build of any branch but ``default_branch`` (which CI usually names) indexes that branch of the sources.
-    If ``duplicates_of`` is main, new functions of the branch are compared with existing code.
+    Without (Prefect) ``deployments``, this process indexes. If ``max_staleness_seconds`` is set, it only checks the
+    index's age. With ``only_branch``, builds of that branch update the main index, and all other builds are skipped;
+    otherwise, a build of any branch except ``default_branch`` (usually reported by CI) indexes that branch of the
+    sources. If ``duplicates_of`` is main, the branch's new functions are compared with existing code.
     """
 
     build: Build
@@ -250,8 +253,8 @@ class CiRequest:
 class CiReport:
     """The outcome of ``driftline ci``.
 
-    ``action`` is ``indexed``, ``deployed``, ``checked``, ``skipped``, or ``stale`` if a newer build has indexed the
-    branch. ``index_branch`` is the branch of the index, None for the main index.
+    ``action`` is ``indexed``, ``deployed``, ``checked``, ``skipped``, or ``stale`` if a newer build already indexed the
+    branch. ``index_branch`` is the index branch, None for the main index.
     """
 
     build: Build
@@ -265,11 +268,11 @@ class CiReport:
 
     @property
     def failed(self) -> bool:
-        """Return whether a source failed while others were indexed."""
+        """Return whether some sources failed while others were indexed."""
         return bool(self.run and self.run["failed"])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``ci --json`` prints."""
+        """Return the ``ci --json`` object."""
         return {
             "action": self.action,
             "commit": self.build.commit,
@@ -285,9 +288,9 @@ class CiReport:
 
 
 def run_ci(request: CiRequest, report: CiReport, progress: Progress) -> None:
-    """Carry out ``request`` and fill ``report``, also on failure.
+    """Execute ``request`` and fill in ``report``, even on failure.
 
-    Raises DeploymentFailed, StaleIndex, UsageError, and the errors of an index run.
+    Raises DeploymentFailed, StaleIndex, UsageError, and errors from the index run.
     """
     clock = time.monotonic()
     try:
@@ -340,13 +343,13 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
 
 
 def _duplicates(request: CiRequest, report: CiReport, progress: Progress) -> list[dict[str, Any]]:
-    """Return existing code that resembles new functions of the branch, if requested."""
+    """Find existing code that resembles the branch's new functions, if requested."""
     if request.duplicates_of is None or report.index_branch is None:
         return []
     from driftline.storage.workspace.branch_cuts import on_branch
     from driftline.tasks.search.branch_diff import find_duplicates
 
-    progress.phase("looking for what was written before")
+    progress.phase("looking for similar existing code")
     workspace = Workspace.open(request.workspace, request.storage_options)
     return [asdict(each) for each in find_duplicates(on_branch(workspace, report.index_branch))]
 
@@ -368,13 +371,13 @@ def _check(request: CiRequest, report: CiReport, limit: float) -> None:
 
 
 def sources_here(configuration: Configuration, folder: str) -> tuple[SourceRequest, ...]:
-    """Return the configured sources in the same work tree as ``folder``. Raises UsageError if there is none."""
+    """Return the configured sources in the same working tree as ``folder``. Raises UsageError if there are none."""
     tree = find_work_tree(os.path.realpath(folder))
     if tree is None:
-        raise UsageError("Not a git work tree", folder, "Run the command in one, or name the SOURCE.")
+        raise UsageError("Not a git working tree", folder, "Run the command in one, or pass SOURCE.")
     here = [source for source in configuration.sources if _is_within(source.uri, tree.top)]
     if not here:
-        raise UsageError(f"No source of {configuration.path} is in this work tree", tree.top, "Name the SOURCE.")
+        raise UsageError(f"No source of {configuration.path} is in this working tree", tree.top, "Name the SOURCE.")
     return requests_of(here)
 
 
@@ -390,7 +393,7 @@ _DONE = {"stale": "a newer build has replaced", "skipped": "nothing to do for", 
 
 
 def lines(report: CiReport) -> list[str]:
-    """Return plain lines; the first one summarizes the others."""
+    """Format the report as plain lines, starting with a summary."""
     commit = (report.build.commit or "the commit")[:12]
     printed = [f"{_headline(report, None)} ({report.seconds:.1f} s)"]
     for source in report.run["sources"] if report.run else ():
@@ -405,7 +408,7 @@ def lines(report: CiReport) -> list[str]:
 
 
 def markdown(report: CiReport, error: DriftlineError | None = None) -> str:
-    """Return a section for the job summary of a CI system, with the error if there is one."""
+    """Format the report as a section of a CI job summary, including the error if there is one."""
     parts = [f"### Driftline: {_escape(_headline(report, error))}", ""]
     if error is not None:
         parts += [f"**{_escape(str(error))}**", ""]

@@ -1,4 +1,4 @@
-"""Define ``driftline grep``: search files and pipes by meaning, without a workspace."""
+"""Define ``driftline grep``: semantic search in files and pipes, without a workspace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from driftline.storage.model import SkipReason
 
 _NAMED_SKIPS = 5
-"""Maximum number of skipped files to name; more are counted by reason."""
+"""Maximum number of skipped files to list; if there are more, they are counted by reason."""
 
 
 _LIMITS = ("top_k", "max_distance", "min_relevance", "n_lines")
@@ -46,10 +46,10 @@ def grep(
     given: dict[str, Any],
     ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
     model: ModelOption = None,
-    redact: Annotated[Redaction, typer.Option(help="Which credentials inside text to replace.")] = DEFAULT_REDACTION,
+    redact: Annotated[Redaction, typer.Option(help="Which credentials in the text to redact.")] = DEFAULT_REDACTION,
     as_json: JsonOption = False,
 ) -> int:
-    """Search FILE by meaning, without an index. Exit code 1 if nothing is found."""
+    """Search FILE semantically, without an index. Exit code 1 if nothing is found."""
     from driftline.flows.output.plain_text import print_search
     from driftline.tasks.search.grep import grep as search_texts
     from driftline.tasks.search.grep import open_embedder, read_texts
@@ -60,19 +60,19 @@ def grep(
     request = SearchRequest.of(query, given)
     try:
         result = search_texts(request, texts, open_embedder(model), ignore_case=ignore_case).to_dict()
-    except SourceNotFound as error:  # the second of several words counts as the first file
-        fix = f"{error.fix} Put a query of several words in quotes."
+    except SourceNotFound as error:  # of several unquoted words, the second is taken as the first file
+        fix = f"{error.fix} Quote a query of several words."
         raise SourceNotFound(error.what, error.where, fix) from error
     _warn_of_skipped(skipped)
     return show_search(result, as_json, partial(print_search, folders={"": os.getcwd()}))
 
 
 def _warn_of_skipped(skipped: Sequence[tuple[str, SkipReason]]) -> None:
-    """Name the skipped files on standard error, or count them by reason if there are many."""
+    """List the skipped files on standard error, or count them by reason if there are many."""
     if len(skipped) <= _NAMED_SKIPS:
         for path, reason in skipped:
             warn(f"{path} is not searched: {reason}")
         return
     reasons = Counter(str(reason) for _, reason in skipped).most_common()
     counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
-    warn(f"{len(skipped):,} files are not searched: {counts}")
+    warn(f"{len(skipped):,} files were not searched: {counts}")

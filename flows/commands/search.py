@@ -34,25 +34,25 @@ if TYPE_CHECKING:
 
 
 def named_server(given: str | None, workspace: str | None) -> str | None:
-    """Return the server to query: ``given``, else $DRIFTLINE_SERVER unless a workspace is named.
+    """Return the server to query: ``given``, or $DRIFTLINE_SERVER unless a workspace is given.
 
     Raises UsageError for both.
     """
     if given and workspace:
-        raise UsageError("--server and --workspace exclude each other", given, "Leave out one of them.")
+        raise UsageError("--server and --workspace are mutually exclusive", given, "Omit one of them.")
     return given or (None if workspace else os.environ.get(SERVER_VARIABLE) or None)
 
 
 def search_on(server: str, request: SearchRequest, only_here: Mapping[str, Any], *, as_json: bool) -> int:
-    """Search on ``server``, and print the results in the same form as for a local workspace.
+    """Search on ``server``, and print the results in the same format as for a local workspace.
 
-    Raises UsageError if an option in ``only_here``, or any other that servers do not accept, is set.
+    Raises UsageError if an option in ``only_here``, or any other that servers do not support, is set.
     """
     from driftline.flows.client import Connection, search_parameters  # loads http and ssl
 
     for option, value in only_here.items():
         if value not in (None, False):
-            raise UsageError("A server does not support this option", option, "Leave it out, or search a --workspace.")
+            raise UsageError("Servers do not support this option", option, "Omit it, or search a --workspace.")
     found = Connection.to(server).get("search", search_parameters(request))
     return show_search(found, as_json, print_search)
 
@@ -92,11 +92,11 @@ def search(
 ) -> int:
     """Search the indexed lines. Exit code 1 if nothing is found.
 
-    Defaults come from [search] of driftline.toml.
+    Defaults come from [search] in driftline.toml.
     """
     query, given = " ".join(words or ()), without_empty(given)
     if not words and not given.get("fixed") and not given.get("regex"):
-        raise UsageError("The argument QUERY is missing", fix="Give words, or exact text with -F or -E.")
+        raise UsageError("The argument QUERY is missing", fix="Pass words, or exact text with -F or -E.")
     if rerank_windows is not None and given["rerank"] is not False:
         given["rerank"] = rerank_windows
     if (remote := named_server(server, workspace)) is not None:
@@ -116,7 +116,7 @@ EXACT_LINES = 100
 
 
 def _exact_defaults(query: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults that differ for an exact search: more results, without context."""
+    """Return the defaults that differ for an exact search: more results, no context."""
     from driftline.tasks.search.query_language import parse
 
     if not given.get("fixed") and not given.get("regex") and not parse(query).is_exact:
@@ -126,7 +126,7 @@ def _exact_defaults(query: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cached(workspace: Workspace, given: bool | None) -> Workspace:
-    """Return the up-to-date copy of a workspace in a bucket, if a copy is requested."""
+    """Return an up-to-date local copy of a workspace in a bucket, if a copy is requested."""
     is_wanted, max_bytes = cache_settings(given)
     if not is_wanted or workspace.objects.is_local:
         return workspace
@@ -148,7 +148,7 @@ def _print_hits(workspace: Workspace, result: dict[str, Any]) -> None:
 
 
 def open_workspace(workspace: str, given: str | None = None, config: str | None = None) -> Workspace:
-    """Open the workspace ``given``, or the nearest one. If ``driftline.toml`` names it, its storage options apply."""
+    """Open the workspace ``given``, or the nearest one, with the storage options in its ``driftline.toml``, if any."""
     from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.config.locate import source_access
     from driftline.storage.workspace.workspace import Workspace
@@ -159,7 +159,7 @@ def open_workspace(workspace: str, given: str | None = None, config: str | None 
 
 
 def _local_folders(opened: Workspace, hits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the folder of each local source that has hits, for links."""
+    """Return the folder of each local source with hits, for links."""
     from driftline.flows.config.environment import local_path
     from driftline.storage.entities import Entity
 

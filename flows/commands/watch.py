@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from driftline.storage.workspace.workspace import Workspace
 
 WAIT_SECONDS = 30.0
-"""Maximum time that a run waits for another run of the same source."""
+"""How long a run waits for another run of the same source."""
 
-SourceArgument = Annotated[str, typer.Argument(metavar="[SOURCE]", help="The folder; default: this one.")]
+SourceArgument = Annotated[str, typer.Argument(metavar="[SOURCE]", help="The folder; default: the current folder.")]
 
 
 @app.command()
@@ -41,7 +41,7 @@ def watcher_of(source: str, workspace: str, model: str | None = None) -> Watcher
     from driftline.flows.runs.plan import IndexRequest
     from driftline.flows.runs.watch import Watcher
 
-    # One process embeds a person's changes faster than it starts others.
+    # One process embeds a user's edits faster than it could start others.
     request = IndexRequest((source,), workspace, model=model, executor="inline", wait_seconds=WAIT_SECONDS)
     return Watcher(request, _report, _failed)
 
@@ -58,7 +58,7 @@ def _failed(error: DriftlineError) -> None:
 
 @contextmanager
 def watching_sources(workspace: Workspace) -> Iterator[None]:
-    """Update each local source of ``workspace`` on changes, in its own thread, until the end of the block."""
+    """Update each local source of ``workspace`` on changes, in its own thread, until the context exits."""
     from driftline.storage.sources.source import known_source
 
     local = [record.uri for _, record in workspace.sources() if known_source(record.uri).is_local]
@@ -89,9 +89,9 @@ def pull(
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Copy the newest version of a workspace to a local disk, to search it offline and without credentials.
+    """Copy the newest version of a workspace to local disk, to search it offline and without credentials.
 
-    Later pulls fetch only new files. Searches see either the old or the new version.
+    Later pulls fetch only new files. A search sees either the old or the new version.
     """
     from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.output.progress import open_progress

@@ -1,4 +1,4 @@
-"""Resolve the paths, URIs and names of workspaces that people write, in the current folder and environment."""
+"""Resolve workspace paths, URIs and names from user input, in the current folder and environment."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from driftline.storage.defaults import user_folder, with_home
 from driftline.storage.errors import UsageError
 
 HOME_VARIABLE = "DRIFTLINE_HOME"
-"""Names the folder of named workspaces, such as ``@notes``."""
+"""The folder with named workspaces, such as ``@notes``."""
 DATABASE_VARIABLE = "DATABASE_URL"
-"""Names the catalog of the memory store."""
+"""The URL of the memory catalog."""
 SERVER_VARIABLE = "DRIFTLINE_SERVER"
-"""The URL of the web server that searches query, and that reports of flows link to."""
+"""The URL of the web server that searches query and flow reports link to."""
 WORKSPACE_FOLDER = ".driftline"
 
 # A single letter before the colon is a Windows drive, not a scheme.
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _OF_HOST = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9._-]+:.")
-"""``git@host:path``, a repository reached over ssh."""
+"""``git@host:path``, an ssh repository."""
 NAME_SIGN = "@"
 """The first character of a workspace name: anything else is a path or a URI."""
 _LOCAL_SCHEMES = frozenset({"file", "local"})
 
 
 def local_path(uri: str) -> Path | None:
-    """Return the local path that ``uri`` names (a bare path or ``file://``), else None.
+    """Return the local path of ``uri`` (a bare path or ``file://``); None for other URIs.
 
     Percent escapes are kept.
     """
@@ -43,14 +43,14 @@ def local_path(uri: str) -> Path | None:
 
 
 def absolute_workspace(workspace: str, home: str | None = None) -> str:
-    """Resolve ``@notes`` as the workspace of this name below ``home``; make a path absolute, and keep a URI.
+    """Resolve ``@notes`` to the workspace ``notes`` in ``home``; make paths absolute, and leave URIs unchanged.
 
-    ``home`` is by default $DRIFTLINE_HOME, else in the user's data folder (XDG). Raises UsageError for an invalid name.
+    ``home`` defaults to $DRIFTLINE_HOME, then to the user's data folder (XDG). Raises UsageError for an invalid name.
     """
     if workspace.startswith(NAME_SIGN):
         name = workspace.removeprefix(NAME_SIGN)
         if not is_plain_name(name):
-            fix = f"A name has letters, digits, - and _; for a folder, write ./{workspace}"
+            fix = f"Names consist of letters, digits, - and _; for a folder, write ./{workspace}"
             raise UsageError("Not a valid workspace name", workspace, fix)
         home = home or os.environ.get(HOME_VARIABLE)
         folder = with_home(home) if home else user_folder("XDG_DATA_HOME") / "driftline" / "workspaces"
@@ -59,7 +59,7 @@ def absolute_workspace(workspace: str, home: str | None = None) -> str:
 
 
 def is_plain_name(workspace: str) -> bool:
-    """Return whether ``workspace`` looks like a name without its @, rather than like a path or a URI."""
+    """Return whether ``workspace`` looks like a name missing its @, rather than a path or a URI."""
     return _PLAIN_NAME.fullmatch(workspace) is not None
 
 
@@ -87,9 +87,7 @@ def nearest_workspace(start: Path) -> Path | None:
 
 
 def location_of(path: Path, table: str = "", row: int | None = None) -> str:
-    """Return the location of a mistake in a configuration file for messages; ``row`` is 0-based, messages count
-    from 1.
-    """
+    """Format the location of an error in a configuration file; ``row`` is 0-based, the result 1-based."""
     if not table:
         return str(path)
     return f"{path}, {table}" if row is None else f"{path}, [[{table}]] number {row + 1}"

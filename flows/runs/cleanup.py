@@ -1,7 +1,7 @@
-"""Run a cleanup: survey, judge, fence, judge again, delete (DESIGN, "Cleanup").
+"""Run a cleanup: scan references, classify, fence, classify again, delete (DESIGN, "Cleanup").
 
 A cleanup deletes an object only if it is an orphan both before and after its writers are fenced off. ``clean_within``
-cleans below one entity: it looks only at blobs of memory, and neither counts, names nor deletes anything outside.
+cleans below one entity: it looks only at memory blobs, and neither counts, reports nor deletes anything outside.
 """
 
 from __future__ import annotations
@@ -62,14 +62,17 @@ class CleanupRequest:
     """List everything, not only tenants whose leases indicate garbage; done automatically once a week."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     catalog_url: str | None = field(default=None, repr=False)
-    """The memory catalog; default: the configured one, else the one in the workspace. Without it, blobs are kept."""
+    """The memory catalog; default: the configured catalog, then the workspace's own.
+
+    If there is none, blobs are kept.
+    """
 
 
 @dataclass(slots=True)
 class CleanupReport:
     """The report of a cleanup.
 
-    ``full`` says whether everything was listed. ``published`` counts the commits that it completed for killed runs,
+    ``full`` is set if everything was listed. ``published`` counts the commits that it completed for killed runs,
     ``versions_removed`` the table versions that only deleted branches needed.
     """
 
@@ -87,7 +90,7 @@ class CleanupReport:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``cleanup --json`` prints."""
+        """Return the ``cleanup --json`` object."""
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,
@@ -107,9 +110,9 @@ class CleanupReport:
 
 
 def clean_workspace(request: CleanupRequest, progress: Progress | None = None) -> CleanupReport:
-    """Delete the orphans of a workspace; a dry run only reports them.
+    """Delete a workspace's orphans; a dry run only reports them.
 
-    Raises CleanupAborted if anything cannot be listed or read, before anything is deleted. Raises StorageError or
+    Raises CleanupAborted, before deleting anything, if anything cannot be listed or read. Raises StorageError or
     LeaseLost during the deletion; the log and the run history then list the deleted objects. Raises UsageError,
     WorkspaceNotFound.
     """
@@ -146,7 +149,7 @@ class _Cleanup:
             self._catalog.check(self._workspace.config.workspace_id)
         problem = at_hand.problem(self._workspace)
         if problem is not None:
-            self._skip(f"All of the memory is kept, because {problem}. Run: driftline verify")
+            self._skip(f"All memory files are kept, because {problem}. Run: driftline verify")
             self._catalog = None
         elif self._catalog is not None and not self._request.dry_run:
             try:
@@ -170,9 +173,9 @@ class _Cleanup:
         return self._report
 
     def _judge(self, fence: Fence, deletion: Deletion) -> tuple[Orphan, ...]:
-        """Return the orphans to delete, judged again behind ``fence``; a dry run takes no lease.
+        """Return the orphans to delete, classified again behind ``fence``; a dry run takes no lease.
 
-        If a full disk has no space for a lease, orphans that need no lease are deleted first.
+        If the disk is too full for a lease, orphans that need no lease are deleted first.
         """
         objects = self._workspace.objects
         self._traces = read_traces(self._workspace, now=datetime.now(UTC), full=self._request.full)
@@ -180,7 +183,7 @@ class _Cleanup:
         self._progress.phase(f"surveying {objects.uri}")
         surveyed = self._survey()
         if self._catalog is None and any(name.kind is Kind.BLOB for _, name in surveyed.listing):
-            self._skip(f"Memory blobs are not judged without their catalog: set {WHERE_CATALOGS_ARE_NAMED}.")
+            self._skip(f"Memory blobs cannot be checked without their catalog: set {WHERE_CATALOGS_ARE_NAMED}.")
         listed = [info for info, _ in surveyed.listing]
         self._now = now = store_time(objects, listed, may_write=not self._request.dry_run)
         first = self._verdict(surveyed, now)
@@ -203,7 +206,7 @@ class _Cleanup:
             free = within(first.orphans, (), ())
             if not is_disk_full(error) or not free:
                 raise
-            self._skip(f"Deleted {len(free)} objects before taking leases, because none could be written: {error}")
+            self._skip(f"Deleted {len(free)} objects before taking leases, because no lease could be written: {error}")
             deletion.run(free)
             _take(fence, surveyed, tenants, sources)
         surveyed = self._survey()
@@ -212,7 +215,7 @@ class _Cleanup:
         return (*deletion.deleted, *rest)
 
     def _survey(self) -> Survey:
-        """Survey all tenants, or only tenants that may hold garbage; note the objects that are garbage at any age."""
+        """Scan all tenants, or only tenants that may have garbage; note the objects that are garbage at any age."""
         tenants = None if self._report.full else self._traces.suspects
         surveyed = survey(self._workspace, self._catalog, tenants)
         ever = find_orphans(
@@ -222,7 +225,7 @@ class _Cleanup:
             max_age=timedelta(0),
             run_retention=timedelta.max,
         )
-        retired = surveyed.references.retired  # named by the catalog, so the next cleanup finds them without traces
+        retired = surveyed.references.retired  # listed in the catalog, so the next cleanup finds them without traces
         self._left = [orphan for orphan in ever.orphans if orphan.path not in retired]
         self._unfinished = tenants_with_other_models(self._workspace, surveyed.references.tracked)
         return surveyed
@@ -233,7 +236,7 @@ class _Cleanup:
         try:
             write_traces(self._workspace, self._traces, now=self._now, garbage=left | self._unfinished)
         except StorageError as error:
-            self._skip(f"The next cleanup lists what this one has: {error}")
+            self._skip(f"The next cleanup will list the same objects again: {error}")
 
     def _verdict(self, surveyed: Survey, now: datetime) -> Verdict:
         return find_orphans(
@@ -245,7 +248,7 @@ class _Cleanup:
         )
 
     def _delete(self, deletion: Deletion, fence: Fence) -> None:
-        """Delete the orphans; leases of deleted branches last, because a remaining lease shows that garbage is left."""
+        """Delete the orphans; deleted branches' leases last, because a remaining lease shows that garbage is left."""
         orphans = self._report.orphans
         self._progress.phase("deleting orphans", total=len(orphans))
         tenants = [Entity.of_directory(tenant) for tenant in self._traces.leases]
@@ -269,9 +272,9 @@ class _Cleanup:
             self._record(outcome, tenants)
 
     def _remove_versions_of_branches(self, fence: Fence) -> set[str]:
-        """Remove the old versions of main that only deleted branches needed, with their files.
+        """Remove main's old versions that only deleted branches needed, along with their files.
 
-        Returns the directories of tenants where this failed; the next cleanup or compaction removes them.
+        Returns the tenant directories where this failed; the next cleanup or compaction retries.
         """
         gone = {each.path.partition("/")[0] for each in self._report.orphans if each.reason is Reason.NO_BRANCH}
         kept = set()
@@ -287,7 +290,7 @@ class _Cleanup:
         return kept
 
     def _record(self, outcome: str, tenants: Sequence[Entity]) -> None:
-        """Record the run in each tenant, with the deletions of that tenant only."""
+        """Record the run in each tenant, with only that tenant's deletions."""
         for tenant in tenants:
             own = f"{tenant.directory}/"
             deleted = [_as_dict(orphan) for orphan in self._report.deleted if orphan.path.startswith(own)]
@@ -325,7 +328,7 @@ def _take(fence: Fence, surveyed: Survey, tenants: Iterable[Entity], sources: It
 def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orphan, ...]:
     """Return the orphans of ``second`` that are also in ``first``.
 
-    The files of a superseded table are returned only together.
+    A superseded table's files are returned only together.
     """
     first_paths = {orphan.path for orphan in first}
     growing = {
@@ -337,10 +340,9 @@ def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orpha
 
 
 def within(orphans: Iterable[Orphan], tenants: Container[str], sources: Container[str]) -> tuple[Orphan, ...]:
-    """Return the ``orphans`` that are safe to delete behind a fence around these directories of ``tenants`` and
-    ``sources``.
+    """Return the ``orphans`` that are safe to delete behind a fence around these tenant and source directories.
 
-    Drops the table files of other tenants and the staged deltas of other sources.
+    Drops other tenants' table files and other sources' staged deltas.
     """
 
     def is_safe(orphan: Orphan) -> bool:
@@ -372,9 +374,9 @@ def _as_dict(orphan: Orphan) -> dict[str, Any]:
 def clean_within(
     workspace: Workspace, catalog: Catalog, top: Entity, max_age_seconds: float, *, dry_run: bool
 ) -> CleanupReport:
-    """Delete the memory blobs at and below ``top`` that no entry refers to; a dry run only reports them.
+    """Delete unreferenced memory blobs at and below ``top``; a dry run only reports them.
 
-    Raises UsageError, CatalogError, StorageError; the log ``driftline.audit`` has earlier deletions.
+    Raises UsageError, CatalogError, StorageError; the log ``driftline.audit`` then lists earlier deletions.
     """
     if max_age_seconds < 0:
         raise UsageError("An age cannot be negative", f"{max_age_seconds:g} s", "Pass 0 or more.")
@@ -383,7 +385,7 @@ def clean_within(
     named = [(info, parse_name(info.path)) for info in objects.list(top.directory)]
     named = [(info, name) for info, name in named if name.kind is Kind.BLOB]
     now = store_time(objects, [info for info, _ in named], may_write=not dry_run)
-    blobs, retired = catalog.read(blob_references)  # after the listing: a listed blob has its entry by now
+    blobs, retired = catalog.read(blob_references)  # read after the listing: by now, each listed blob has its entry
     references = References(blobs=blobs, retired=retired)
     verdict = find_orphans(named, references, now=now, max_age=timedelta(seconds=max_age_seconds))
     report.scanned, report.orphans = len(named), verdict.orphans

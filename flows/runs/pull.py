@@ -1,8 +1,8 @@
-"""Pull the newest version of a workspace to the local disk, where searches need no network (decision 0011).
+"""Pull a workspace's newest version to local disk, so that searches need no network (decision 0011).
 
-Only files that are new since the last pull are fetched. An interrupted pull leaves the copy unchanged, and the next one
-continues with the fetched files. ``follow`` and ``FollowedWorkspace`` keep copies of workspaces in buckets for
-searches, in one folder with a size limit.
+Only files that are new since the last pull are fetched. An interrupted pull leaves the copy unchanged, and the next
+pull reuses the fetched files. ``follow`` and ``FollowedWorkspace`` keep local copies of bucket workspaces for searches,
+in one folder with a size limit.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from driftline.storage.workspace.snapshot import files_of_newest_version, heads_
 from driftline.storage.workspace.workspace import Workspace
 
 ATTEMPTS = 3
-"""Attempts to copy a snapshot, which a compaction of the original may invalidate, before the pull gives up."""
+"""Attempts to copy a snapshot, which a compaction of the original may invalidate, before the pull fails."""
 THREADS = 4
-"""Number of files to fetch in parallel; each is kept in memory, and may take about 100 MB."""
+"""Number of files to fetch in parallel; each is held in memory, and may be about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """The inputs of a pull: the URI of the original, and the folder of the copy.
+    """The inputs of a pull: the original's URI and the copy's folder.
 
-    ``admit`` is called with the number of bytes that the pull is about to add to the disk, and raises to refuse them.
-    If ``wait``, the pull waits for the pull of another process.
+    ``admit`` is called with the number of bytes that the pull is about to write, and raises an error to reject them. If
+    ``wait`` is set, the pull waits for another process's pull.
     """
 
     origin: str
@@ -57,7 +57,7 @@ class PullRequest:
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """The result of a pull: the copy has ``files``, of which ``fetched`` are new; these have ``bytes`` in all."""
+    """The result of a pull: the copy's number of ``files``, how many were ``fetched``, and their total ``bytes``."""
 
     origin: str
     copy: str
@@ -68,7 +68,7 @@ class PullReport:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``pull --json`` prints."""
+        """Return the ``pull --json`` object."""
         return {**asdict(self), "seconds": round(self.seconds, 3)}
 
 
@@ -100,10 +100,10 @@ def _pull_newest(
     for attempt in range(ATTEMPTS):
         try:
             return _pull(workspace.reread() if attempt else workspace, copy, admit, progress)
-        except ObjectNotFound as error:  # a compaction has replaced it since the listing
+        except ObjectNotFound as error:  # a compaction replaced it after the listing
             vanished = error
     raise StorageError(
-        f"Files vanished in each of {ATTEMPTS} attempts to copy a version", vanished.where, "Pull again."
+        f"Files disappeared in each of {ATTEMPTS} attempts to copy a version", vanished.where, "Pull again."
     ) from vanished
 
 
@@ -133,15 +133,15 @@ def _pull(
 
 
 def _is_newest(known: CopyRecord, heads: Sequence[ObjectInfo]) -> bool:
-    """Return whether a copy has the version with these ``heads``, which determine all other files."""
+    """Return whether a copy is at the version with these ``heads``, which determine all other files."""
     copied = {path: identity for path, identity in known.files.items() if is_head(path)}
     return copied == {info.path: (info.size_bytes, info.version) for info in heads}
 
 
 def _is_fetched(target: Path, info: ObjectInfo) -> bool:
-    """Return whether an interrupted pull has fetched the file, or it was linked.
+    """Return whether the file was linked, or fetched by an interrupted pull.
 
-    Only files with unique names are trusted without a check.
+    Only files with unique names are trusted without checking.
     """
     try:
         status = target.stat()
@@ -158,7 +158,7 @@ def _fetch(objects: ObjectStore, missing: Sequence[ObjectInfo], folder: Path, pr
     def fetch(info: ObjectInfo) -> None:
         data = objects.get(info.path)
         if len(data) != info.size_bytes:
-            raise ObjectNotFound("The object has changed since it was listed", f"{objects.uri}/{info.path}")
+            raise ObjectNotFound("The object changed since it was listed", f"{objects.uri}/{info.path}")
         target = folder / info.path
         temporary = target.with_name(f".tmp-{target.name}")
         try:
@@ -166,8 +166,8 @@ def _fetch(objects: ObjectStore, missing: Sequence[ObjectInfo], folder: Path, pr
             temporary.write_bytes(data)
             temporary.replace(target)
         except OSError as error:
-            fix = "Free some space, then pull again: what was fetched is kept."
-            raise StorageError(f"A file cannot be written ({error.strerror})", str(target), fix) from error
+            fix = "Free some space, then pull again: fetched files are kept."
+            raise StorageError(f"Cannot write a file ({error.strerror})", str(target), fix) from error
 
     with ThreadPoolExecutor(THREADS, "driftline-pull") as pool:
         context = contextvars.copy_context
@@ -194,16 +194,16 @@ def _check(folder: Path, original: Workspace) -> None:
 
 FOLDER_VARIABLE = "DRIFTLINE_CACHE"
 REFRESH_SECONDS = 60
-"""Interval at which a server compares its copy with the bucket."""
+"""How often a server compares its copy with the bucket."""
 STOP_SECONDS = 10
-"""Time that a server waits at shutdown for a refresh of its copy; the next pull continues an interrupted one."""
+"""How long a server waits for a refresh of its copy at shutdown; the next pull continues an interrupted refresh."""
 RECENT_SECONDS = 3600
-"""A copy that was searched more recently than this is kept, because a search may still be reading it."""
+"""Keep copies searched within this time, because a search may still be reading them."""
 _USED = "used"
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of all copies: $DRIFTLINE_CACHE, else ``driftline`` in the user's cache folder."""
+    """Return the folder of all copies: $DRIFTLINE_CACHE, or ``driftline`` in the user's cache folder."""
     return cache_folder_of(FOLDER_VARIABLE, "workspaces", environ)
 
 
@@ -215,11 +215,11 @@ def follow(
     warn: Callable[[str], None],
     progress: Progress | None = None,
 ) -> str:
-    """Return the newest version of the workspace ``origin`` to search: a copy, or ``origin`` if none can be kept.
+    """Return the URI to search for the newest version of ``origin``: a copy's, or ``origin`` if there can be no copy.
 
-    All copies together take at most ``max_bytes`` on the disk; the least recently searched ones are evicted. Without a
-    connection, the existing copy is searched. ``warn`` reports failures of the copy, which stop no search. Raises
-    WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
+    All copies together use at most ``max_bytes`` of disk; the least recently searched copies are evicted. If there is
+    no connection, the existing copy is searched. ``warn`` receives failures to update the copy, which never fail a
+    search. Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
     """
     objects = ObjectStore.open(origin, storage_options)
     if objects.is_local:
@@ -247,9 +247,10 @@ def follow(
 
 @dataclass(slots=True)
 class FollowedWorkspace:
-    """The newest copy of ``workspace`` for the searches of a server; only the first search waits for it.
+    """The newest copy of ``workspace`` for a server's searches; only the first search waits for it.
 
-    Searches keep the version that they began with. The next version is ``prepared`` before searches see it.
+    Searches keep the version that they started with. ``prepare`` is called with the next version before searches see
+    it.
     """
 
     workspace: Workspace
@@ -261,17 +262,17 @@ class FollowedWorkspace:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self) -> Workspace:
-        """Return the copy as of the last comparison. Raises the error of ``follow``."""
+        """Return the copy as of the last comparison. Propagates errors from ``follow``."""
         with self._lock:
             if self._copy is None:
                 self._copy, self._failure = self._newest(), None
         if self._failure is not None:
-            raise duplicate(self._failure)  # an exception that is raised repeatedly accumulates tracebacks
+            raise duplicate(self._failure)  # re-raising the same exception would accumulate tracebacks
         return self._copy
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Compare the copy, once there is one, with the bucket every REFRESH_SECONDS, until the end of the block."""
+        """Once there is a copy, compare it with the bucket every REFRESH_SECONDS until the context exits."""
         stop = threading.Event()
         thread = threading.Thread(target=self._follow, args=(stop,), daemon=True)
         thread.start()
@@ -291,12 +292,12 @@ class FollowedWorkspace:
                 self._failure = error
                 self.warn(str(error))
             except Exception as error:  # the thread must survive a single failure
-                self.warn(f"The copy of {self.workspace.objects.uri} could not be refreshed: {error}")
+                self.warn(f"Cannot refresh the copy of {self.workspace.objects.uri}: {error}")
 
     def _newest(self) -> Workspace:
         found = open_copy(self.workspace, max_bytes=self.max_bytes, warn=self.warn)
         if found.objects.is_local:
-            # The link of a copy leads to another version after the next pull.
+            # The copy's link points to another version after the next pull.
             found = Workspace.open(os.path.realpath(found.objects.uri), None, self.workspace.access)
         self.prepare(found)
         return found
@@ -311,9 +312,9 @@ def newest_of(
     warn: Callable[[str], None],
     prepare: Callable[[Workspace], object] = lambda _: None,
 ) -> Iterator[Callable[[], Workspace]]:
-    """Yield a function that opens the newest ``workspace`` for each search of a server.
+    """Yield a function that opens the newest version of ``workspace`` for each of a server's searches.
 
-    With ``cache``, it opens the copy of a workspace in a bucket.
+    With ``cache``, it opens the local copy of a bucket's workspace.
     """
     if not cache or workspace.objects.is_local:
         yield workspace.reread
@@ -324,7 +325,7 @@ def newest_of(
 
 
 def has_copy(workspace: Workspace) -> bool:
-    """Return whether a search has kept a copy of ``workspace``, which is in a bucket."""
+    """Return whether an earlier search left a copy of ``workspace``, which is in a bucket."""
     return WorkspaceCopy(_folder_of(workspace.objects) / "copy").current is not None
 
 
@@ -335,7 +336,7 @@ def _folder_of(objects: ObjectStore) -> Path:
 def open_copy(
     workspace: Workspace, *, max_bytes: int, warn: Callable[[str], None], progress: Progress | None = None
 ) -> Workspace:
-    """Open the copy of ``workspace``, or itself, with its access policy. Raises the errors of ``follow``."""
+    """Open the copy of ``workspace``, or itself, with its access policy. Propagates errors from ``follow``."""
     objects = workspace.objects
     location = follow(objects.uri, objects.storage_options, max_bytes=max_bytes, warn=warn, progress=progress)
     return (
@@ -344,11 +345,11 @@ def open_copy(
 
 
 class _DoesNotFit(Exception):
-    """The cache has no room for a copy."""
+    """The cache has no space for a copy."""
 
 
 def _make_room(folder: Path, size_bytes: int, *, max_bytes: int) -> None:
-    """Evict the least recently searched copies, except the one in ``folder``, until ``size_bytes`` more fit."""
+    """Evict the least recently searched copies, except the copy in ``folder``, until ``size_bytes`` more fit."""
     used = {each: _size_bytes(each) for each in cache_folder().iterdir() if each.is_dir()}
     excess = sum(used.values()) + size_bytes - max_bytes
     for other in sorted(used.keys() - {folder}, key=_last_used):
@@ -356,8 +357,8 @@ def _make_room(folder: Path, size_bytes: int, *, max_bytes: int) -> None:
             excess -= used[other]
     if excess > 0:
         raise _DoesNotFit(
-            f"the copy takes {(used[folder] + size_bytes) / 1e9:.1f} GB, {excess / 1e9:.1f} GB more than there is room "
-            f"for in {cache_folder()}. Raise cache_bytes in [search] of driftline.toml, or search without --cache."
+            f"the copy takes {(used[folder] + size_bytes) / 1e9:.1f} GB, {excess / 1e9:.1f} GB more than the space "
+            f"left in {cache_folder()}. Raise cache_bytes in [search] of driftline.toml, or search without --cache."
         )
 
 
@@ -379,7 +380,7 @@ def _last_used(folder: Path) -> float:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Return the bytes that a copy takes on the disk, where its versions share files."""
+    """Return the number of bytes that a copy uses on disk; its versions share files."""
     files: dict[int, int] = {}
     for parent, _, names in os.walk(folder):
         for name in names:

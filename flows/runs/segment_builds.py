@@ -1,4 +1,4 @@
-"""Build the segments of search indexes on workers, while a run embeds the next documents (decision 0010)."""
+"""Build search index segments on workers while a run embeds the next documents (decision 0010)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from driftline.tasks.indexing.commit import SegmentTask, build
 
 
 def build_on(executor: Executor, owner: Entity, table: LineTable, specs: Iterable[SegmentSpec]) -> Generator[Segment]:
-    """Build ``specs`` of ``table`` on ``executor``, in any order."""
+    """Build the segments ``specs`` of ``table`` on ``executor``, in any order."""
     yield from executor.map(build, (SegmentTask(owner, table.fingerprint, spec) for spec in specs))
 
 
 class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
-    """Builds the segments of new fragments while the next ones are embedded.
+    """Builds the segments of new fragments while the next documents are embedded.
 
     ``finish`` hands them to the holder of the maintenance lease. Unpublished segments are orphans.
     """
@@ -35,12 +35,12 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
         self._planned: dict[Entity, set[int]] = {}
         self._builds: dict[Entity, list[Future[list[Segment]]]] = {}
         self.have_failed = False
-        """Whether a build has failed, which may have left files."""
+        """Whether a build failed: it may have left files."""
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
     def committed(self, owner: Entity, table: LineTable) -> None:
-        """Start to build the segments of lines committed to ``table``, once there are enough of them."""
+        """Start building segments for the lines committed to ``table``, once there are enough of them."""
         if self._scope == "none":
             return
         with self._lock:
@@ -50,14 +50,14 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
                 self._builds.setdefault(owner, []).append(work)
 
     def finish(self, owner: Entity) -> list[Segment]:
-        """Return the segments of a table, once they are built. A failed build is reported and left to the end."""
+        """Wait for and return a table's segments. A failed build is reported and left to the end of the run."""
         built: list[Segment] = []
         for work in self._builds.pop(owner, []):
             try:
                 built += work.result()
             except DriftlineError as error:
                 self.have_failed = True
-                self._progress.message(f"A segment of the search indexes of {owner} is built again: {error}")
+                self._progress.message(f"Rebuilding a search index segment of {owner}: {error}")
         return built
 
     def _build(self, owner: Entity, table: LineTable, specs: list[SegmentSpec]) -> list[Segment]:

@@ -1,4 +1,4 @@
-"""Serve the MCP tools at /mcp: each call has the access of its request."""
+"""Serve the MCP tools at /mcp: each call has its request's access."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Tools:
-    """The application that serves the tools of ``reader`` over streamable HTTP, without sessions.
+    """The application that serves the tools of ``reader`` over stateless streamable HTTP.
 
-    Its libraries take a second to load: the first request waits for them, not the start of the server.
+    Its libraries take a second to load: the first request waits for them, not server startup.
     """
 
     reader: Reader
@@ -37,14 +37,14 @@ class Tools:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
             self._app = asyncio.get_running_loop().create_future()
-            # An empty context: the access of the first request must not reach the others.
+            # An empty context: the first request's access must not leak into others.
             self._serving = asyncio.create_task(self._serve(self._app), context=Context())
         app = await asyncio.shield(self._app)
         await app(scope, receive, send)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """If the application was started, stop it at the end of the block."""
+        """Stop the application, if it was started, when the context exits."""
         try:
             yield
         finally:
@@ -65,7 +65,7 @@ class Tools:
 
 
 def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
-    """Return the application that answers, and the one that provides its lifespan."""
+    """Return the application that handles requests, and the one that provides its lifespan."""
     from driftline.flows.mcp_server.server import UNCHECKED, WholePosts, WorkspaceTools, server_of
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
     from driftline.flows.memory_stores import search_memory

@@ -1,7 +1,7 @@
-"""Define the routes: pages for people, ``/api/v1`` for programs, ``/healthz`` and ``/readyz`` for operators.
+"""Define the routes: web pages, the API at ``/api/v1``, and ``/healthz`` and ``/readyz`` for operators.
 
-``Pages`` shows a search, a document and the index. On the page of ``SignIn``, people enter their token once, and their
-browser keeps it as a cookie that no script can read.
+``Pages`` shows searches, documents and the index. On the ``SignIn`` page, users enter their token once, and the browser
+stores it in a cookie that no script can read.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.request import MEMORY_OPTIONS, SearchRequest, options_in
 
 _AROUND = 4
-"""Number of lines of context on each side of a hit."""
+"""Lines of context on each side of a hit."""
 _SIMILAR = 5
-"""Number of lines to show that resemble the line at which a document is opened."""
+"""How many lines similar to an opened document's line to show."""
 _OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("n_lines", "facets")}
 
 
@@ -84,7 +84,7 @@ class Pages:
 
     @spread("given", parameters(_OF_PAGE))
     def search(self, request: Request, q: str = "", jump: bool = False, *, given: dict[str, Any]) -> Response:
-        """Show the search box and the index or, with a query, the results; if ``jump``, open the only result."""
+        """Show the search box and the index or, with a query, the results; with ``jump``, open the only result."""
         search = SearchRequest("")
         try:
             search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND, facets=True)
@@ -104,7 +104,7 @@ class Pages:
         return HTMLResponse(pages.search_page(search, report, branches=branches, folders=folders))
 
     def document(self, request: Request, line: Line | None = None, branch: BranchName = None) -> Response:
-        """Show a document as it was indexed, with lines similar to ``line``, or a folder."""
+        """Show a document as indexed, with lines similar to ``line``, or a folder."""
         address = request.scope["raw_path"].removeprefix(b"/d/")
         source, path = split_address(address, self.reader.newest().config.hierarchy)
         if not path or path.endswith("/"):
@@ -123,13 +123,13 @@ class Pages:
         return HTMLResponse(pages.document_page(view))
 
     def _folder(self, source: str, path: str, branch: str | None) -> Response:
-        """Show a folder of a source or, without one, all sources."""
+        """Show a source's folder or, if ``source`` is empty, all sources."""
         if not source:
             return HTMLResponse(pages.sources_page(self.reader.home()))
         return HTMLResponse(pages.folder_page(self.reader.folder(source, path, branch), branch))
 
     def index(self) -> Response:
-        """Show the content of the index, its growth, and skipped files."""
+        """Show the index's content, growth, and skipped files."""
         return HTMLResponse(pages.index_page(self.reader.index(), datetime.now(UTC)))
 
     def sql(self, request: Request, q: str = "") -> Response:
@@ -156,7 +156,7 @@ class Pages:
 
 MAX_TOKEN_BYTES = 4_096
 SIGNED_IN_FOR = timedelta(days=30)
-"""Maximum duration of a session; it ends earlier if its token expires."""
+"""Maximum session length; a session ends earlier if its token expires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class SignIn:
         if tokens is not None and tokens.is_old:
             await run_sync(tokens.refresh)
         if self.authentication.access_with(token) is None:
-            return HTMLResponse(pages.sign_in_page(back, "This token is unknown, revoked, or has expired."), 401)
+            return HTMLResponse(pages.sign_in_page(back, "This token is unknown, revoked or expired."), 401)
         response = RedirectResponse(back, 303)
         response.set_cookie(
             COOKIE,
@@ -186,19 +186,19 @@ class SignIn:
             max_age=int(SIGNED_IN_FOR.total_seconds()),
             secure=request.url.scheme == "https",
             httponly=True,
-            samesite="lax",  # links on other sites work, and routes that change anything do not accept GET
+            samesite="lax",  # links from other sites work, and routes that change anything do not accept GET
         )
         return response
 
     async def sign_out(self) -> Response:
-        """Forget the cookie."""
+        """Clear the session cookie."""
         response = RedirectResponse("/sign-in", 303)
         response.delete_cookie(COOKIE, httponly=True, samesite="lax")
         return response
 
 
 def _local(target: str) -> str:
-    """Return ``target`` if it is a page on this server, else the start page."""
+    """Return ``target`` if it is a page on this server, otherwise the start page."""
     parts = urlsplit(target)
     is_local = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.netloc
     return target if is_local and target.isprintable() else "/"
@@ -206,14 +206,14 @@ def _local(target: str) -> str:
 
 MIN_COMPRESSED_BYTES = 2_000
 COMPRESSION_LEVEL = 4
-"""Compression level at which a page of results shrinks to a tenth in half a millisecond."""
+"""At this compression level, a results page shrinks to a tenth in half a millisecond."""
 
 _DOCUMENT = "/d/{address:path}"
 log = logging.getLogger(__name__)
 
 
 def _allow_newlines(api: FastAPI) -> None:
-    """Allow newlines in addresses of documents, which Starlette's pattern does not match."""
+    """Allow newlines in document addresses, which Starlette's pattern does not match."""
     for route in api.routes:
         if isinstance(route, Route) and route.path == _DOCUMENT:
             route.path_regex = re.compile("^/d/(?P<address>(?s:.*))$")
@@ -231,14 +231,14 @@ def make_app(
     cors_origins: Collection[str] = (),
     hooks: Hooks | None = None,
 ) -> ASGIApp:
-    """Return the application, which answers requests that name one of ``addresses`` (host:port), and serves ``mcp``.
+    """Return the application, which accepts requests for one of ``addresses`` (host:port), and serves ``mcp``.
 
-    MCP is at /mcp. Scripts of pages at ``cors_origins`` may read the API.
+    MCP is at /mcp. Scripts on pages at ``cors_origins`` may read the API.
     """
     authentication = authentication or Authentication()
     api = FastAPI(
         title="Driftline",
-        summary="Search the lines of an index, read its documents, and recall what its memory holds.",
+        summary="Search an index's lines, read its documents, and search its memory.",
         version=version("driftline"),
         docs_url=None,
         redoc_url=None,
@@ -282,17 +282,17 @@ def make_app(
 
 
 class Hooks(Protocol):
-    """Takes the webhooks of git hosts."""
+    """Receives webhooks from git hosts."""
 
     def receive(self, host: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
-        """Return the status of the answer to a delivery and its reason; ``headers`` are in lower case."""
+        """Return the response status for a delivery and its reason; ``headers`` has lower-case keys."""
 
     def observe(self, registry: CollectorRegistry) -> None:
         """Add metrics to ``registry``."""
 
 
 def _take(api: FastAPI, hooks: Hooks | None, metrics: Metrics) -> None:
-    """Add the route and the metrics of ``hooks``, if there are any."""
+    """Add the route and metrics of ``hooks``, if any."""
     if hooks is None:
         return
 
@@ -308,7 +308,7 @@ def _take(api: FastAPI, hooks: Hooks | None, metrics: Metrics) -> None:
 
 
 def _lifespan_of(mcp: Tools) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """End ``mcp`` with the application."""
+    """Stop ``mcp`` when the application stops."""
     return lambda _: mcp.lifespan()
 
 
@@ -332,13 +332,13 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _incomplete(_: Request, __: Exception) -> Response:
-    """Return an answer for a client that left, or whose body the guard cut off. It is never sent."""
+    """Return a response for a client that disconnected, or whose body the guard cut off. It is never sent."""
     return Response(status_code=BAD_REQUEST)
 
 
 async def _unexpected(request: Request, _: Exception) -> Response:
-    """Answer a request that failed because of a defect; the log of the server has the traceback."""
-    failed = problem(INTERNAL_ERROR, UNEXPECTED, "The server has failed", fix="Tell the owner of the server.")
+    """Respond to a request that failed because of a bug; the traceback is in the server's log."""
+    failed = problem(INTERNAL_ERROR, UNEXPECTED, "The server failed", fix="Tell the server's owner.")
     return HTMLResponse(pages.error_page(failed.detail), INTERNAL_ERROR) if is_page(request.url.path) else failed
 
 
@@ -357,7 +357,7 @@ def _metrics(metrics: Metrics, index: IndexMetrics) -> Callable[[], Response]:
 
 def _static(name: str) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        # Only pages of this version contain the name of the version.
+        # Only pages of this version contain its version name.
         is_named = request.url.query == pages.version_of(name)
         headers = {"Cache-Control": "public, max-age=31536000, immutable"} if is_named else None
         return TaggedAnswer(pages.static(name), media_type=pages.STATIC[name], headers=headers)
@@ -371,9 +371,9 @@ class _Api:
 
     @spread("given", parameters(options_in("http")))
     def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: Cursor = None) -> Response:
-        """Find the lines that answer a query, best first, as ``driftline search --json`` prints them.
+        """Find the lines that match a query best, as in ``driftline search --json``.
 
-        The link 'next' of the answer leads to the next page.
+        The response's 'next' link points to the next page.
         """
         begin = decode_cursor(cursor, int)[0] if cursor is not None else 0
         search = SearchRequest.of(q, given_by(given))
@@ -395,26 +395,26 @@ class _Api:
     def documents(
         self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: Cursor = None
     ) -> Response:
-        """List the documents, sorted by source and path. The link 'next' of the answer leads to the next page."""
+        """List the documents, sorted by source and path. The response's 'next' link points to the next page."""
         after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None
         page = self.reader.documents(SearchRequest.of("", given_by(given)), limit, after)
         return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
 
     @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode")}))
     def search_memory(self, q: Text, entity: EntityName = None, *, given: dict[str, Any]) -> Response:
-        """Find memory entries that answer a query, as ``driftline memory search --json`` prints them."""
+        """Find the memory entries that match a query best, as in ``driftline memory search --json``."""
         return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
 
     def status(self) -> Response:
-        """Show the content of the workspace, as ``driftline status --json`` prints it."""
+        """Show workspace statistics, as in ``driftline status --json``."""
         return JsonAnswer(self.reader.status())
 
     def sources(self) -> Response:
-        """List the sources of the workspace, as ``driftline sources --json`` prints them."""
+        """List the workspace's sources, as in ``driftline sources --json``."""
         return JsonAnswer(self.reader.sources())
 
     def branches(self) -> Response:
-        """List the branches of the sources, as ``driftline branches --json`` prints them."""
+        """List the sources' branches, as in ``driftline branches --json``."""
         return JsonAnswer(self.reader.branches())
 
     def ready(self) -> Response:
@@ -424,7 +424,7 @@ class _Api:
 
 
 def _page(request: Request, content: dict[str, Any], cursor: str | None) -> Response:
-    """Return ``content`` with a link to the page that begins at ``cursor`` (RFC 8288)."""
+    """Return ``content`` with a link to the page that starts at ``cursor`` (RFC 8288)."""
     answer = JsonAnswer(content)
     if cursor is not None:
         following = request.url.include_query_params(cursor=cursor)

@@ -257,7 +257,7 @@ def _indexed_excerpt(
         rows = workspace.manifest(entity).get([path], columns=["hash", "reason"]).to_pylist()
         found += [(entity, row["hash"]) for row in rows if row["reason"] is None]
     if not found:
-        raise NotIndexed("No such document is indexed", path, "Take path and source from search results.")
+        raise NotIndexed("No such document is indexed", path, "Use the path and source from a search result.")
     if len(found) > 1:
         names = ", ".join(str(entity) for entity, _ in found)
         raise UsageError("Several sources contain this document", path, f"Name one of them: {names}.")

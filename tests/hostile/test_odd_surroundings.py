@@ -176,7 +176,7 @@ def test_every_command_ends_clearly_with(condition: str, location: Path, tmp_pat
         check_end(name, each, (0, 1, 2, 3))
         if condition in ("full", "closed") and name not in QUIET:
             assert each.returncode == 3 or name == "cleanup", (name, each)
-            assert b"Standard output cannot be written" in each.stderr, (name, each)
+            assert b"Cannot write to standard output" in each.stderr, (name, each)
 
 
 @pytest.mark.parametrize("output", [">/dev/full", ">&-"])

@@ -211,12 +211,12 @@ def test_logs_and_documents_have_a_limit_of_their_own(large: Path, tmp_path: Pat
     named = [{"path": "notes.txt", "bytes": 51_000}, {"path": "a.txt", "bytes": 34_000}]
     assert (source["too_large"], source["documents_total"]) == (named, 1)
     printed = driftline("index", large, *at)
-    assert "too large: notes.txt (0.0 MiB), a.txt (0.0 MiB); --max-file-bytes 51000 takes them" in printed.out
+    assert "too large: notes.txt (0.0 MiB), a.txt (0.0 MiB); --max-file-bytes 51000 accepts them" in printed.out
     write(large / "a.pdf", pdf(("a " * 600,)))
     size = (large / "a.pdf").stat().st_size
     printed = driftline("index", large, *at, "--max-document-bytes", 1_000)
-    assert f"too large: a.pdf (0.0 MiB); --max-document-bytes {size} takes them" in printed.out
-    assert "too large: notes.txt (0.0 MiB), a.txt (0.0 MiB); --max-file-bytes 51000 takes them" in printed.out
+    assert f"too large: a.pdf (0.0 MiB); --max-document-bytes {size} accepts them" in printed.out
+    assert "too large: notes.txt (0.0 MiB), a.txt (0.0 MiB); --max-file-bytes 51000 accepts them" in printed.out
 
 
 @pytest.mark.parametrize("location", ["folder", "bucket"])
@@ -288,7 +288,7 @@ def test_the_report_counts_what_the_extra_would_read(
         (source,) = driftline("index", *at, "--json").json["sources"]
         assert (source["needing_extra"], source["documents_total"]) == (2, 2)
         assert source["skipped"] == [{"path": "a.pdf", "reason": "needs driftline[documents]"}]
-        assert "documents: 2 files need the extra 'documents'. Run: " in driftline("index", *at).out
+        assert "documents: 2 files require the extra 'documents'. Run: " in driftline("index", *at).out
     (source,) = driftline("index", *at, "--json").json["sources"]
     assert (source["needing_extra"], source["documents_total"], source["skipped"]) == (0, 3, [])
     assert source["bytes_read"] == len(DOCUMENTS["a.html"]) + len(DOCUMENTS["a.pdf"])

@@ -267,7 +267,7 @@ def test_a_build_indexes_only_its_own_branch(system: str, situation: str, branch
     if expected == "nothing":
         assert build.nothing_to_index
         assert not build.is_push_to("main")
-        with pytest.raises(UsageError, match="is no branch"):
+        with pytest.raises(UsageError, match="is not a branch"):
             build.index_branch("main")
         return
     assert build.index_branch("main") == expected
@@ -365,7 +365,7 @@ def test_a_merged_change_of_gerrit_is_a_push_to_its_branch(tmp_path: Path) -> No
     ],
 )
 def test_tags_are_recognized_in_builds_of_other_systems(environ: dict[str, str], tmp_path: Path) -> None:
-    assert Build.detect(environ, str(tmp_path)).nothing_to_index == "The tag main is no branch"
+    assert Build.detect(environ, str(tmp_path)).nothing_to_index == "Tag main is not a branch"
 
 
 @pytest.mark.parametrize(
