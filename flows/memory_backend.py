@@ -195,7 +195,7 @@ _AN_ENTITY = "an entity: its path type:id/type:id, or the pair of its type and i
 _FIELDS = (_mapping, "a mapping")
 _TEXT = (_text, "text without NUL and unpaired surrogates")
 _FLAG = (_flag, "True or False")
-_COUNT = (_count, "a whole number")
+_COUNT = (_count, "an integer")
 ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "key": (_text, "text without control characters"),
     "value": (lambda value: value, ""),  # the store checks that it is JSON

@@ -85,7 +85,7 @@ class Workspace:
         """Update the index to the current state of sources, and reopen it.
 
         Args:
-            sources: folders, git work trees, bucket URIs, or requests for them.
+            sources: folders, git working trees, bucket URIs, or requests for them.
             options: the options of ``driftline.index``.
 
         Returns:
@@ -416,7 +416,7 @@ def index(
     The workspace is created if it does not exist.
 
     Args:
-        sources: folders, git work trees, bucket URIs, or requests for them.
+        sources: folders, git working trees, bucket URIs, or requests for them.
         workspace: a path, a URI or ``@name``.
         entity: the entity of a single source that is passed as a string; a ``SourceRequest`` has its own.
         include: index only files that match one of these patterns.

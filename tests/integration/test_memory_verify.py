@@ -162,6 +162,6 @@ def test_memory_that_begins_during_a_verification_is_left_to_the_next_one(
     monkeypatch.setattr(verify, "catalog_to_keep", find_before_memory_begins)
     report = verify_workspace(VerifyRequest(uri))
     assert list(report.findings) == []
-    assert any("another run works on it" in reason for reason in report.skipped)
+    assert any("another run is working on it" in reason for reason in report.skipped)
     monkeypatch.setattr(verify, "catalog_to_keep", find_catalog)
     assert verify_workspace(VerifyRequest(uri)).memory_entries == 1
