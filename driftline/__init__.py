@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         sql,
     )
     from driftline.flows.runs.plan import SourceRequest
+    from driftline.storage.documents import DocumentState
+    from driftline.storage.embedding import CURRENT_EMBEDDING_VERSION, Embedder
     from driftline.storage.entities import Entity, Hierarchy
     from driftline.storage.errors import (
         AccessDenied,
@@ -70,16 +72,9 @@ if TYPE_CHECKING:
     from driftline.storage.memory.search import MemoryHit, MemoryHits
     from driftline.storage.memory.store import MemoryItem, MemoryStore
     from driftline.storage.memory.vectors import MemoryExplanation
-    from driftline.storage.model import (
-        CURRENT_EMBEDDING_VERSION,
-        DocMeta,
-        DocumentState,
-        Embedder,
-        LineEmbedding,
-        WorkspaceStats,
-    )
     from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
-    from driftline.tasks.indexing.line_store import LineStore, Store
+    from driftline.storage.workspace.stats import WorkspaceStats
+    from driftline.tasks.indexing.line_store import DocMeta, LineEmbedding, LineStore, Store
     from driftline.tasks.search.documents import Document, Excerpt
     from driftline.tasks.search.hits import Hit
     from driftline.tasks.search.request import Explanation, SearchFilter, SearchRequest
@@ -125,19 +120,16 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "MemoryItem",
         "MemoryStore",
     ),
-    "storage.model": (
-        "CURRENT_EMBEDDING_VERSION",
-        "DocMeta",
-        "DocumentState",
-        "Embedder",
-        "LineEmbedding",
-        "WorkspaceStats",
-    ),
+    "storage.documents": ("DocumentState",),
+    "storage.embedding": ("CURRENT_EMBEDDING_VERSION", "Embedder"),
     "storage.workspace.records": (
         "SourceRecord",
         "WorkspaceConfig",
     ),
+    "storage.workspace.stats": ("WorkspaceStats",),
     "tasks.indexing.line_store": (
+        "DocMeta",
+        "LineEmbedding",
         "LineStore",
         "Store",
     ),

@@ -18,8 +18,8 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 
 from driftline.storage import errors
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
-from driftline.storage.model import WorkspaceStats
-from driftline.storage.request_options import from_keywords
+from driftline.storage.option_table import from_keywords
+from driftline.storage.workspace.stats import WorkspaceStats
 from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.request import Mode, SearchRequest, options_in
 from driftline.tasks.search.search import SearchReport

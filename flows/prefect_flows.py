@@ -14,8 +14,8 @@ from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from driftline.flows.config.environment import absolute_workspace
 from driftline.flows.config.toml_schema import FleetTable
+from driftline.flows.config.workspace_names import absolute_workspace
 from driftline.flows.runs.branches import DEFAULT_PRUNED_AFTER_DAYS, prune_branches
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.flows.scheduling.artifacts import (
@@ -26,7 +26,7 @@ from driftline.flows.scheduling.artifacts import (
     show_verification,
 )
 from driftline.flows.scheduling.events import ask_for_source
-from driftline.flows.scheduling.flow_runs import (
+from driftline.flows.scheduling.flow_execution import (
     attempt,
     catalog_of,
     flow_progress,

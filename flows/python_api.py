@@ -17,7 +17,7 @@ from driftline.storage.defaults import (
     DEFAULT_TOP_K,
     Redaction,
 )
-from driftline.storage.request_options import from_keywords
+from driftline.storage.option_table import from_keywords
 from driftline.tasks.search.request import SearchRequest
 
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from driftline.flows.output.run_reports import IndexReport
     from driftline.flows.runs.plan import SourceRequest
     from driftline.flows.runs.verify import VerifyReport
+    from driftline.storage.documents import DocumentState
     from driftline.storage.lines.indexes import IndexScope
-    from driftline.storage.model import DocumentState, WorkspaceStats
     from driftline.storage.workspace.records import RunRecord
+    from driftline.storage.workspace.stats import WorkspaceStats
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
     from driftline.tasks.search.documents import Document, Excerpt
     from driftline.tasks.search.search import SearchReport
@@ -283,7 +284,7 @@ class Workspace:
         """
         from driftline.flows.config.memory_settings import memory_of
         from driftline.flows.memory_backend import hits_to_dict
-        from driftline.flows.memory_stores import search_memory
+        from driftline.flows.served_memory import search_memory
 
         found = search_memory(self.storage, memory_of(self.uri), None, query, **options)
         return list(hits_to_dict(found)["results"])
@@ -366,7 +367,7 @@ def open(
         >>> driftline.open(location).status().total_documents
         1
     """
-    from driftline.flows.config.environment import absolute_workspace
+    from driftline.flows.config.workspace_names import absolute_workspace
     from driftline.storage.sources.source import SourceAccess
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
 
@@ -375,7 +376,7 @@ def open(
     )
     if not cache:
         return Workspace(opened)
-    from driftline.flows.runs.pull import open_copy
+    from driftline.flows.runs.cached_copies import open_copy
     from driftline.flows.runs.search import cache_settings
 
     copy = open_copy(opened, max_bytes=cache_settings(cache)[1], warn=logging.getLogger(__name__).warning)
@@ -458,7 +459,7 @@ def index(
         [('org:default/project:default/source:tree', 0)]
     """
     given = dict(locals())  # the keywords are the fields of the request
-    from driftline.flows.config.environment import absolute_workspace
+    from driftline.flows.config.workspace_names import absolute_workspace
     from driftline.flows.runs.index import IndexRequest, index_sources
 
     return index_sources(IndexRequest(**given | {"workspace": absolute_workspace(workspace)}))
@@ -543,7 +544,7 @@ def sql(
         [{'path': 'notes.md', 'lines': 1}]
     """
     from driftline.flows.config.locate import on_named_branch
-    from driftline.flows.output.run_history import searches_table
+    from driftline.flows.output.search_journal import searches_table
     from driftline.storage.entities import Boundary, Entity
     from driftline.storage.sql import query as run
 

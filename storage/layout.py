@@ -1,10 +1,14 @@
-"""Build and classify all file names of a workspace (DESIGN, "Workspace layout")."""
+"""Build and classify all file names of a workspace, and the sortable ids in them (DESIGN, "Workspace layout")."""
 
 from __future__ import annotations
 
 import enum
 import hashlib
+import os
 import re
+import time
+from dataclasses import dataclass
+from datetime import datetime
 from typing import NamedTuple
 
 from driftline.storage.entities import Entity
@@ -252,3 +256,42 @@ def parse_name(path: str) -> Name:
         if match is not None:
             return Name(kind, match["directory"].rstrip("/"), path[match.end("directory") :])
     return Name(Kind.FOREIGN)
+
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_TIME_CHARACTERS, _RANDOM_BYTES = 10, 10
+
+
+def _encode(number: int, characters: int) -> str:
+    return "".join(_ALPHABET[(number >> (5 * i)) & 31] for i in reversed(range(characters)))
+
+
+def new_ulid(now_ms: int | None = None) -> str:
+    """Return a new ULID: 48 bits of milliseconds and 80 random bits, in 26 characters of Crockford's base 32."""
+    now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    return _encode(now, _TIME_CHARACTERS) + _encode(int.from_bytes(os.urandom(_RANDOM_BYTES)), 16)
+
+
+def derived_ulid(ulid: str, number: int) -> str:
+    """Return the ULID of part ``number`` of ``ulid``; deterministic, so that a retry recognizes its own writes."""
+    digest = hashlib.blake2b(f"{ulid}/{number}".encode(), digest_size=_RANDOM_BYTES).digest()
+    return ulid[:_TIME_CHARACTERS] + _encode(int.from_bytes(digest), 16)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object: ``path`` is relative to the workspace; ``modified`` is the store's own time, with a time zone.
+
+    ``version`` (an etag or a generation) changes with the content. ``replace`` accepts only versions from
+    ``get_versioned``, ``head``, ``create`` and ``replace``: listings of Google Cloud Storage and Azure spell them
+    differently.
+    """
+
+    path: str
+    size_bytes: int
+    modified: datetime
+    version: str
+
+
+Range = tuple[int, int | None]
+"""The bytes of an object from the first number to the second (exclusive), or to its end."""

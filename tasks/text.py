@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.model import SkipReason
+from driftline.storage.documents import SkipReason
 
 MAX_ROW_CHARACTERS = 1_024
 """A longer line is split into rows, each of which one vector can describe: a static model reads 512 tokens."""

@@ -26,9 +26,8 @@ from datetime import UTC, date, datetime, time
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args, get_type_hints
 
-from driftline.storage.defaults import nearest_name
 from driftline.storage.errors import UsageError
-from driftline.storage.request_options import Option
+from driftline.storage.option_table import Option, nearest_name
 from driftline.tasks.search.request import OPTIONS
 
 ENGINE_ARGUMENTS = frozenset(

@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping, Mutab
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from driftline.flows.actions.arguments import Parameters
-from driftline.flows.config.environment import NAME_SIGN, absolute_workspace, is_plain_name, local_path
 from driftline.flows.config.locate import source_access
+from driftline.flows.config.workspace_names import NAME_SIGN, absolute_workspace, is_plain_name, local_path
 from driftline.storage.errors import (
     AccessDenied,
     CommitConflict,
@@ -38,7 +38,7 @@ from driftline.storage.layout import CONFIG
 from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from driftline.storage.model import Embedder
+    from driftline.storage.embedding import Embedder
 
 Result: TypeAlias = dict[str, Any]
 Action: TypeAlias = Callable[..., Result]

@@ -18,11 +18,11 @@ from driftline.flows.output.run_reports import SourceReport
 from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import PARTIAL, IndexRequest, SourceRequest
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
+from driftline.storage.documents import SkipReason
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DeletionRefused, UsageError
 from driftline.storage.globs import alternatives
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.model import SkipReason
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.scanning.named_files import files_named, is_glob, literal, select

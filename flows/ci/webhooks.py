@@ -33,7 +33,7 @@ from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest, SourceRequest, requests_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, SourceNotFound, StorageError, UsageError
-from driftline.storage.model import new_ulid
+from driftline.storage.layout import new_ulid
 from driftline.storage.sources.mirror import Remote, parse_remote, resolve, with_ref
 from driftline.storage.workspace.branch_cuts import check_name
 from driftline.storage.workspace.workspace import Workspace
@@ -312,7 +312,7 @@ class Runs:
             index_sources(self._request(work))
 
     def _start(self, work: Work) -> None:
-        from driftline.flows.ci.run import start_fleet_run, start_index_run  # loads Prefect
+        from driftline.flows.ci.deployment_runs import start_fleet_run, start_index_run  # loads Prefect
         from driftline.flows.scheduling.deployments import fleet_deployments
 
         commit, fleet = resolve(_remote(work.uri)), self._fleet_of(work.source)

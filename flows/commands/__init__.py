@@ -1,1 +1,0 @@
-"""The commands, grouped into modules; importing a module adds its commands to ``app``."""

@@ -11,8 +11,8 @@ import typer
 
 from driftline.flows.commands.app import DONE, Commands, JsonOption, WorkspaceOption, app
 from driftline.flows.output.plain_text import print_json, say, warn
-from driftline.storage.defaults import with_home
 from driftline.storage.errors import UsageError
+from driftline.storage.user_folders import with_home
 
 if TYPE_CHECKING:
     from driftline.flows.config.coding_agents import Scope
@@ -127,6 +127,6 @@ def _command(user: bool, workspace: str | None) -> list[str]:
     program = found if user and found else "driftline"
     if workspace is None:
         return [program, "mcp"]
-    from driftline.flows.config.environment import absolute_workspace
+    from driftline.flows.config.workspace_names import absolute_workspace
 
     return [program, "mcp", "--workspace", absolute_workspace(workspace)]

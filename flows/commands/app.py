@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from driftline.flows.output.logs import log_more
 from driftline.flows.output.plain_text import COLORS, print_json, show_as, warn
-from driftline.storage.request_options import Option
+from driftline.storage.option_table import Option
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DONE, NOTHING_FOUND, WRONG_USE, FAILED = 0, 1, 2, 3

@@ -26,7 +26,7 @@ from driftline.flows.commands.app import (
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain_text import say, say_done, warn
 from driftline.storage.errors import UsageError
-from driftline.storage.request_options import spread
+from driftline.storage.option_table import spread
 from driftline.tasks.search.request import SearchRequest, options_in
 
 if TYPE_CHECKING:

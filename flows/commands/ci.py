@@ -26,7 +26,7 @@ from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_D
 from driftline.storage.errors import DriftlineError, UsageError
 
 if TYPE_CHECKING:
-    from driftline.flows.ci.run import CiReport, CiRequest
+    from driftline.flows.ci.job import CiReport, CiRequest
     from driftline.flows.config.driftline_toml import Configuration
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -103,7 +103,7 @@ def ci(
     if sources and config:
         raise UsageError("SOURCE and --config are mutually exclusive", fix="Omit one of them.")
     from driftline.flows.ci.build import Build
-    from driftline.flows.ci.run import CiReport, CiRequest, sources_here
+    from driftline.flows.ci.job import CiReport, CiRequest, sources_here
 
     configuration = None if sources or deployment else _configuration(config)
     names = tuple(sources or (".",))
@@ -142,7 +142,7 @@ def _summary_file() -> Path | None:
 
 def _run(request: CiRequest, report: CiReport, summary: Path | None) -> None:
     """Run ``request``, fill in ``report`` and append to ``summary``, even if the run fails."""
-    from driftline.flows.ci.run import run_ci
+    from driftline.flows.ci.job import run_ci
     from driftline.flows.output.progress import open_progress
 
     try:
@@ -155,7 +155,7 @@ def _run(request: CiRequest, report: CiReport, summary: Path | None) -> None:
 
 
 def _print(report: CiReport) -> None:
-    from driftline.flows.ci.run import lines
+    from driftline.flows.ci.job import lines
 
     for line in lines(report):
         say(line)
@@ -164,7 +164,7 @@ def _print(report: CiReport) -> None:
 def _summarise(report: CiReport, file: Path | None, error: DriftlineError | None) -> None:
     if file is None:
         return
-    from driftline.flows.ci.run import markdown
+    from driftline.flows.ci.job import markdown
 
     try:
         with file.open("a", encoding="utf-8", errors="backslashreplace") as summary:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -36,11 +37,14 @@ from driftline.storage.defaults import (
     DEFAULT_MAX_FILE_BYTES,
     Redaction,
 )
-from driftline.storage.errors import UsageError
+from driftline.storage.errors import DeletionRefused, DriftlineError, UsageError
 
 if TYPE_CHECKING:
     from driftline.flows.config.driftline_toml import Configuration
+    from driftline.flows.output.run_reports import IndexReport
     from driftline.flows.runs.fleet import FleetRequest
+    from driftline.flows.runs.watch import Watcher
+    from driftline.storage.workspace.workspace import Workspace
 
 SourcesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="SOURCE...", help="Folders, git working trees or bucket URIs.")
@@ -192,7 +196,7 @@ def _reporting_what_was_committed() -> Iterator[None]:
 
 def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> None:
     """Warn about each source that has no documents, with the reason, such as a filter that matches nothing."""
-    from driftline.storage.model import SkipReason  # loads numpy
+    from driftline.storage.documents import SkipReason
 
     for source in sources:
         documents = source["documents_total"] or source["new"] + source["changed"]
@@ -329,3 +333,64 @@ def _fleet_request(config: str | None, workspace: str | None, **how: Any) -> Fle
 
     configuration = open_config(config)
     return FleetRequest(configuration, workspace_for_indexing(workspace, (), configuration), **how)
+
+
+WAIT_SECONDS = 30.0
+"""How long a run waits for another run of the same source."""
+
+SourceArgument = Annotated[str, typer.Argument(metavar="[SOURCE]", help="The folder; default: the current folder.")]
+
+
+@app.command()
+def watch(source: SourceArgument = ".", workspace: WorkspaceOption = None, model: ModelOption = None) -> int:
+    """Update the index of SOURCE, then index each file as it is saved. Stop with Ctrl+C."""
+    watcher = watcher_of(source, workspace_for_indexing(workspace, [source], None), model)
+    with suppress(KeyboardInterrupt):  # the usual way to stop it
+        watcher.run()
+    warn(f"stopped; continue with: driftline watch {source}")
+    return DONE
+
+
+def watcher_of(source: str, workspace: str, model: str | None = None) -> Watcher:
+    """Return a watcher of ``source`` that reports each run on standard error."""
+    from driftline.flows.runs.plan import IndexRequest
+    from driftline.flows.runs.watch import Watcher
+
+    # One process embeds a user's edits faster than it could start others.
+    request = IndexRequest((source,), workspace, model=model, executor="inline", wait_seconds=WAIT_SECONDS)
+    return Watcher(request, _report, _failed)
+
+
+def _report(report: IndexReport) -> None:
+    for source in report.sources:
+        states = ", ".join(f"{count:,} {state}" for state, count in source.states.items() if count)
+        warn(f"{source.uri}: {states or 'no documents'} after {report.seconds:.1f} s")
+
+
+def _failed(error: DriftlineError) -> None:
+    warn(str(error) if isinstance(error, DeletionRefused) else f"{error} Trying again.")
+
+
+@contextmanager
+def watching_sources(workspace: Workspace) -> Iterator[None]:
+    """Update each local source of ``workspace`` on changes, in its own thread, until the context exits."""
+    from driftline.storage.sources.source import known_source
+
+    local = [record.uri for _, record in workspace.sources() if known_source(record.uri).is_local]
+    stop = threading.Event()
+
+    def run(uri: str) -> None:
+        try:
+            watcher_of(uri, workspace.objects.uri).run(stop)
+        except DriftlineError as error:
+            warn(f"{uri} is no longer watched: {error}")
+
+    threads = [threading.Thread(target=run, args=(uri,), name=f"watch {uri}") for uri in local]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()

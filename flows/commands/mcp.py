@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from driftline.flows.commands.app import DONE, CacheOption, WithinOption, app
-from driftline.flows.config.environment import absolute_uri
 from driftline.flows.config.locate import workspace_for_reading
+from driftline.flows.config.workspace_names import absolute_uri
 from driftline.flows.output.plain_text import warn
 from driftline.storage.errors import DriftlineError, MissingExtra, install_command
 
@@ -88,9 +88,9 @@ def _tools_of(
     from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of
     from driftline.flows.mcp_server.server import WorkspaceTools
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
-    from driftline.flows.memory_stores import search_memory
-    from driftline.flows.runs.pull import newest_of
+    from driftline.flows.runs.cached_copies import newest_of
     from driftline.flows.runs.search import cache_settings
+    from driftline.flows.served_memory import search_memory
     from driftline.storage.entities import Boundary
     from driftline.storage.workspace.workspace import Workspace
 

@@ -28,7 +28,7 @@ from driftline.flows.commands.app import (
 )
 from driftline.flows.output.plain_text import print_json, say, warn
 from driftline.storage.errors import UsageError
-from driftline.storage.request_options import spread
+from driftline.storage.option_table import spread
 from driftline.tasks.search.request import MEMORY_OPTIONS
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,25 +12,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from driftline.flows.commands.app import (
+    DONE,
     CacheOption,
     ConfigOption,
     JsonOption,
+    ModelOption,
+    QueryArgument,
     WordsArgument,
     WorkspaceOption,
     app,
     parameters,
+    show,
     show_search,
 )
-from driftline.flows.config.environment import SERVER_VARIABLE
 from driftline.flows.config.locate import workspace_for_reading
-from driftline.flows.output.plain_text import print_search, warn
+from driftline.flows.config.workspace_names import SERVER_VARIABLE, absolute_workspace
+from driftline.flows.output.plain_text import print_search, say_done, warn
 from driftline.flows.runs.search import cache_settings, named_workspace, search_request
-from driftline.storage.defaults import DEFAULT_RERANKED, MAX_RERANKED
-from driftline.storage.errors import UsageError
-from driftline.storage.request_options import spread
+from driftline.storage.defaults import DEFAULT_REDACTION, DEFAULT_RERANKED, MAX_RERANKED, Redaction
+from driftline.storage.errors import SourceNotFound, UsageError
+from driftline.storage.option_table import spread
 from driftline.tasks.search.request import SearchRequest, options_in, without_empty
 
 if TYPE_CHECKING:
+    from driftline.storage.documents import SkipReason
     from driftline.storage.workspace.workspace import Workspace
 
 
@@ -131,7 +137,7 @@ def _cached(workspace: Workspace, given: bool | None) -> Workspace:
     if not is_wanted or workspace.objects.is_local:
         return workspace
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.runs.pull import open_copy
+    from driftline.flows.runs.cached_copies import open_copy
 
     with open_progress() as progress:
         return open_copy(workspace, max_bytes=max_bytes, warn=warn, progress=progress)
@@ -160,7 +166,7 @@ def open_workspace(workspace: str, given: str | None = None, config: str | None 
 
 def _local_folders(opened: Workspace, hits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the folder of each local source with hits, for links."""
-    from driftline.flows.config.environment import local_path
+    from driftline.flows.config.workspace_names import local_path
     from driftline.storage.entities import Entity
 
     folders: dict[str, str] = {}
@@ -169,3 +175,82 @@ def _local_folders(opened: Workspace, hits: Sequence[Mapping[str, Any]]) -> dict
         if record is not None and local_path(record.uri) is not None:
             folders[entity] = record.uri
     return folders
+
+
+_NAMED_SKIPS = 5
+"""Maximum number of skipped files to list; if there are more, they are counted by reason."""
+
+
+_LIMITS = ("top_k", "max_distance", "min_relevance", "n_lines")
+
+
+@app.command()
+@spread("given", parameters(options_in("command", *_LIMITS)))
+def grep(
+    query: QueryArgument,
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files, folders, quoted globs, or - for standard input.")
+    ],
+    *,
+    given: dict[str, Any],
+    ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
+    model: ModelOption = None,
+    redact: Annotated[Redaction, typer.Option(help="Which credentials in the text to redact.")] = DEFAULT_REDACTION,
+    as_json: JsonOption = False,
+) -> int:
+    """Search FILE semantically, without an index. Exit code 1 if nothing is found."""
+    from driftline.flows.output.plain_text import print_search
+    from driftline.tasks.search.grep import grep as search_texts
+    from driftline.tasks.search.grep import open_embedder, read_texts
+
+    skipped: list[tuple[str, SkipReason]] = []
+    skip = lambda path, reason: skipped.append((path, reason))  # noqa: E731
+    texts = read_texts(files, sys.stdin.buffer.read, skip, lambda _: redact)
+    request = SearchRequest.of(query, given)
+    try:
+        result = search_texts(request, texts, open_embedder(model), ignore_case=ignore_case).to_dict()
+    except SourceNotFound as error:  # of several unquoted words, the second is taken as the first file
+        fix = f"{error.fix} Quote a query of several words."
+        raise SourceNotFound(error.what, error.where, fix) from error
+    _warn_of_skipped(skipped)
+    return show_search(result, as_json, partial(print_search, folders={"": os.getcwd()}))
+
+
+def _warn_of_skipped(skipped: Sequence[tuple[str, SkipReason]]) -> None:
+    """List the skipped files on standard error, or count them by reason if there are many."""
+    if len(skipped) <= _NAMED_SKIPS:
+        for path, reason in skipped:
+            warn(f"{path} is not searched: {reason}")
+        return
+    reasons = Counter(str(reason) for _, reason in skipped).most_common()
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
+    warn(f"{len(skipped):,} files were not searched: {counts}")
+
+
+@app.command()
+def pull(
+    origin: Annotated[str, typer.Argument(metavar="ORIGIN", help="The workspace to copy: a path or URI.")],
+    directory: Annotated[
+        str | None, typer.Argument(metavar="[DIR]", help="Directory of the copy; default: the last name in ORIGIN.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Copy the newest version of a workspace to local disk, to search it offline and without credentials.
+
+    Later pulls fetch only new files. A search sees either the old or the new version.
+    """
+    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.output.progress import open_progress
+    from driftline.flows.runs.pull import PullRequest, pull_workspace
+
+    uri = absolute_workspace(origin)
+    request = PullRequest(uri, directory or uri.rstrip("/").rpartition("/")[2], options_for(uri))
+    with open_progress() as progress:
+        report = pull_workspace(request, progress)
+    show(report.to_dict(), as_json, _print_pull)
+    return DONE
+
+
+def _print_pull(report: dict[str, Any]) -> None:
+    files = f"{report['fetched']:,} of {report['files']:,} files fetched"
+    say_done(f"{report['copy']}: {files}, {report['bytes'] / 1e6:,.1f} MB, in {report['seconds']:.1f} s")

@@ -44,7 +44,7 @@ def sql(
     """
     target = workspace_for_reading(workspace)
     from driftline.flows.config.driftline_toml import options_for
-    from driftline.flows.output.run_history import searches_table
+    from driftline.flows.output.search_journal import searches_table
     from driftline.storage.entities import Boundary, Entity
     from driftline.storage.sql import query as run
     from driftline.storage.workspace.workspace import Workspace

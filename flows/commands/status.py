@@ -47,7 +47,7 @@ def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> in
     """Show the contents and state of the workspace."""
     target = workspace_for_reading(workspace)
     from driftline.flows.output.rich_tables import print_status
-    from driftline.storage.workspace.copies import read_copy_record
+    from driftline.storage.workspace.records import read_copy_record
 
     opened = open_workspace(target)
     copied = read_copy_record(opened.objects)
@@ -77,7 +77,8 @@ def runs(
     target = workspace_for_reading(workspace)
     from driftline.flows.config.driftline_toml import options_for
     from driftline.flows.output.rich_tables import print_runs
-    from driftline.flows.output.run_history import newest_runs, searches_by_hour, to_row
+    from driftline.flows.output.run_history import newest_runs, to_row
+    from driftline.flows.output.search_journal import searches_by_hour
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target))
@@ -114,7 +115,8 @@ def report(
 
     from driftline.flows.config.driftline_toml import options_for, prices_for
     from driftline.flows.output.html_report import render
-    from driftline.flows.output.run_history import newest_runs, searches_by_hour
+    from driftline.flows.output.run_history import newest_runs
+    from driftline.flows.output.search_journal import searches_by_hour
     from driftline.storage.layout import REPORT
     from driftline.storage.workspace.workspace import Workspace
 

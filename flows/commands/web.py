@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, CacheOption, WithinOption, WorkspaceOption, app
-from driftline.flows.commands.watch import watching_sources
+from driftline.flows.commands.index import watching_sources
 from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
 from driftline.flows.output.plain_text import warn
 from driftline.storage.errors import DriftlineError, UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
     from driftline.flows.ci.webhooks import Hooks
-    from driftline.flows.memory_stores import Memory
+    from driftline.flows.served_memory import Memory
     from driftline.flows.web.api import Reader
     from driftline.flows.web.authentication import AccessRules, Authentication, TrustedProxy
     from driftline.flows.web.guard import RateLimit
-    from driftline.flows.web.mcp_endpoint import Tools
+    from driftline.flows.web.routes import Tools
     from driftline.flows.web.search_processes import SearchProcesses
     from driftline.storage.entities import Boundary
     from driftline.storage.workspace.workspace import Workspace
@@ -233,7 +233,7 @@ def _newest(
     For a bucket, it opens the local copy if requested, or if an earlier search left one.
     """
     from driftline.flows.config.driftline_toml import search_settings
-    from driftline.flows.runs.pull import has_copy, newest_of
+    from driftline.flows.runs.cached_copies import has_copy, newest_of
     from driftline.flows.runs.search import cache_settings
     from driftline.tasks.search.search import warm
 
@@ -253,7 +253,7 @@ def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:
     @once
     def find() -> Memory:
         from driftline.flows.config.memory_settings import memory_of
-        from driftline.flows.memory_stores import Memory
+        from driftline.flows.served_memory import Memory
 
         return Memory(workspace, memory_of(target))
 
@@ -262,7 +262,7 @@ def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:
 
 def _tools(reader: Reader) -> Tools | None:
     """Return the MCP tools, if the extra is installed."""
-    from driftline.flows.web.mcp_endpoint import Tools
+    from driftline.flows.web.routes import Tools
 
     return Tools(reader) if find_spec("mcp") is not None else None
 

@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from driftline.flows.config.environment import WORKSPACE_FOLDER, absolute_uri, local_path, location_of, nearest
 from driftline.flows.config.secret_references import (
     check_catalog,
     check_options,
@@ -29,10 +28,12 @@ from driftline.flows.config.secret_references import (
     resolve_secret,
     without_reference,
 )
-from driftline.storage.defaults import Redaction, user_folder, with_home
+from driftline.flows.config.workspace_names import WORKSPACE_FOLDER, absolute_uri, local_path, location_of, nearest
+from driftline.storage.defaults import Redaction
 from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.sources.mirror import parse_remote
+from driftline.storage.user_folders import user_folder, with_home
 
 if TYPE_CHECKING:  # commands that find no such file import none of these
     from driftline.flows.config.toml_schema import (

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftline.flows.config.environment import WORKSPACE_FOLDER, absolute_workspace, local_path, nearest_workspace
+from driftline.flows.config.workspace_names import WORKSPACE_FOLDER, absolute_workspace, local_path, nearest_workspace
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from driftline.flows.config.driftline_toml import memory_table_for
-from driftline.flows.config.environment import DATABASE_VARIABLE, absolute_workspace
-from driftline.storage.defaults import DEFAULT_MAX_DELTAS, DEFAULT_REDACTION, Redaction, with_home
+from driftline.flows.config.workspace_names import DATABASE_VARIABLE, absolute_workspace
+from driftline.storage.defaults import DEFAULT_MAX_DELTAS, DEFAULT_REDACTION, Redaction
 from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import ROOT_ID, Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntity, CatalogError, UsageError
 from driftline.storage.memory.binding import belongs, has_embedded_catalog, holds_memory
+from driftline.storage.user_folders import with_home
 from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:

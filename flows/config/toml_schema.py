@@ -21,7 +21,7 @@ from pydantic import (
     field_validator,
 )
 
-from driftline.flows.config.environment import location_of
+from driftline.flows.config.workspace_names import location_of
 from driftline.storage.defaults import MAX_RERANKED, Redaction, Strategy
 from driftline.storage.errors import UsageError
 from driftline.storage.sources.hosts import Provider, Visibility

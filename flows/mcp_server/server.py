@@ -25,13 +25,12 @@ from pydantic import Field, ValidationError, create_model, model_validator
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from driftline.flows.http_guard import HttpGuard
-from driftline.flows.http_server import HttpServer, TimeoutProtocol, listen, own_addresses
+from driftline.flows.http_server import HttpGuard, HttpServer, TimeoutProtocol, listen, own_addresses
 from driftline.flows.mcp_server.tools import LineTools, MemoryTools, protocol_errors
-from driftline.storage.defaults import nearest_name
 from driftline.storage.entities import Boundary
 from driftline.storage.errors import DriftlineError
 from driftline.storage.memory.store import MemoryStore
+from driftline.storage.option_table import nearest_name
 from driftline.storage.workspace.workspace import Workspace
 
 _GRACE_SECONDS = 3

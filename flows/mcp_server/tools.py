@@ -37,7 +37,7 @@ from driftline.storage.errors import DriftlineError, UsageError, gave_up, is_pan
 from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHits
-from driftline.storage.request_options import MAX_SERVED_NAMES, Option, spread
+from driftline.storage.option_table import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.documents import read_excerpt
 from driftline.tasks.search.query_language import field_term

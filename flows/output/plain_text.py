@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, TextIO, get_args
 from urllib.parse import urlsplit
 
-from driftline.storage.defaults import container_of, is_clipped
+from driftline.storage.defaults import is_clipped
+from driftline.storage.documents import container_of
 from driftline.storage.errors import redacted
 from driftline.storage.lines.outline import location_of
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from driftline.flows.output.plain_text import appearance, emit, printable, wants_styles
 from driftline.storage.errors import install_command
-from driftline.storage.objects.request_counts import price
+from driftline.storage.objects.store_requests import price
 
 Result = Mapping[str, Any]
 

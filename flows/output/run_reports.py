@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from driftline.storage.documents import DocumentState
 from driftline.storage.errors import DriftlineError
-from driftline.storage.model import DocumentState
-from driftline.storage.objects.request_counts import Counts, by_kind
+from driftline.storage.objects.store_requests import Counts, by_kind
 from driftline.tasks.maintenance.search_quality import Figures
 
 MAX_TOO_LARGE = 10

@@ -19,9 +19,8 @@ from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.deltas.delta_index import ADD, REMOVE
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld, NotIndexed, StaleBuild, UsageError
-from driftline.storage.layout import branch_lease_path, lease_path
+from driftline.storage.layout import branch_lease_path, lease_path, new_ulid
 from driftline.storage.leases.lease import Lease, acquire, fenced
-from driftline.storage.model import new_ulid
 from driftline.storage.workspace.branch_cuts import (
     branch_at,
     branch_records,
@@ -34,7 +33,6 @@ from driftline.storage.workspace.branch_cuts import (
 from driftline.storage.workspace.fleet_state import read_fleets
 from driftline.storage.workspace.records import BranchRecord
 from driftline.storage.workspace.workspace import Branch, Workspace
-from driftline.tasks.embedding.task_context import TaskContext
 from driftline.tasks.git.commits import (
     ask_remote_branches,
     branch_named,
@@ -47,6 +45,7 @@ from driftline.tasks.git.commits import (
 from driftline.tasks.git.work_tree import find_work_tree
 from driftline.tasks.scanning.path_patterns import IGNORE_FILES
 from driftline.tasks.scanning.scan import PartitionSpec, ScanSpec, scan_partition
+from driftline.tasks.task_context import TaskContext
 
 DEFAULT_PRUNED_AFTER_DAYS = 14.0
 

@@ -30,10 +30,9 @@ from driftline.storage.garbage.classify import RUN_RETENTION, Orphan, Reason, Re
 from driftline.storage.garbage.references import Survey, survey
 from driftline.storage.garbage.traces import read_traces, tenants_with_other_models, write_traces
 from driftline.storage.lance.lance_table import remove_old_versions
-from driftline.storage.layout import Kind, parse_name
+from driftline.storage.layout import Kind, new_ulid, parse_name
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entry_queries import blob_references
-from driftline.storage.model import new_ulid
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.fence_and_delete import (

@@ -16,26 +16,23 @@ from typing import Any
 from driftline.flows.config.memory_settings import compaction_threshold, memory_encoding
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.output.run_reports import CompactReport, TenantCompaction
-from driftline.flows.runs.executors import Executor, open_executor
-from driftline.flows.runs.segment_builds import build_on
+from driftline.flows.runs.executors import Executor, build_on, open_executor
 from driftline.storage.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, CommitConflict, DriftlineError, LeaseHeld, RecallTooLow
-from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, remove_old_versions
-from driftline.storage.lance.vector_index import VECTOR
-from driftline.storage.layout import lease_path
+from driftline.storage.lance.lance_table import VECTOR, commit_compaction, plan_compaction, remove_old_versions
+from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.lines.indexes import Segment, SegmentSpec, maintain
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.memory.maintenance import compact_indexes, compact_vectors
 from driftline.storage.memory.vectors import vector_tables
-from driftline.storage.model import new_ulid
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
-from driftline.tasks.embedding.task_context import ModelRef, TaskContext
 from driftline.tasks.indexing.commit import RewriteSpec, rewrite_fragments, settle
 from driftline.tasks.maintenance.fence_and_delete import Fence
 from driftline.tasks.maintenance.search_quality import SearchQuality, last_measured, measure_if_due, take_stock
+from driftline.tasks.task_context import ModelRef, TaskContext
 
 RECALL_FLOOR = 0.95
 """Minimum recall@10 relative to exact search: if it is lower, the compaction fails and keeps old versions."""

@@ -6,25 +6,31 @@ All executors accept the same specs and return the same results. A task may run 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import os
 import signal
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
+from driftline.flows.output.progress import Progress
+from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, ExecutorError, UsageError
-from driftline.storage.objects.request_counts import Counts, count_all, tally
+from driftline.storage.lines.indexes import IndexScope, Segment, SegmentSpec, plan_new_segments
+from driftline.storage.lines.line_table import LineTable
+from driftline.storage.objects.store_requests import Counts, count_all, tally
 from driftline.storage.sources.source import Source
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.embedding.task_context import CountsCallback, TaskContext
+from driftline.tasks.indexing.commit import SegmentTask, build
+from driftline.tasks.task_context import CountsCallback, TaskContext
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
@@ -450,3 +456,61 @@ def open_executor(name: str, workers: int | None) -> InlineExecutor | DaskExecut
     if name == "local" or "://" in name:
         return DaskExecutor(None if name == "local" else name, workers)
     raise UsageError("Unknown executor", name, "Use inline, local, or tcp://HOST:PORT of a Dask scheduler.")
+
+
+def build_on(executor: Executor, owner: Entity, table: LineTable, specs: Iterable[SegmentSpec]) -> Generator[Segment]:
+    """Build the segments ``specs`` of ``table`` on ``executor``, in any order."""
+    yield from executor.map(build, (SegmentTask(owner, table.fingerprint, spec) for spec in specs))
+
+
+class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
+    """Builds the segments of new fragments while the next documents are embedded.
+
+    ``finish`` hands them to the holder of the maintenance lease. Unpublished segments are orphans.
+    """
+
+    def __init__(self, executor: Executor, scope: IndexScope, progress: Progress) -> None:
+        self._executor, self._scope, self._progress = executor, scope, progress
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="segments")
+        self._planned: dict[Entity, set[int]] = {}
+        self._builds: dict[Entity, list[Future[list[Segment]]]] = {}
+        self.have_failed = False
+        """Whether a build failed: it may have left files."""
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+
+    def committed(self, owner: Entity, table: LineTable) -> None:
+        """Start building segments for the lines committed to ``table``, once there are enough of them."""
+        if self._scope == "none":
+            return
+        with self._lock:
+            specs = plan_new_segments(table, self._scope, self._planned.setdefault(owner, set()))
+            if specs:  # requests are counted per context
+                work = self._pool.submit(contextvars.copy_context().run, self._build, owner, table, specs)
+                self._builds.setdefault(owner, []).append(work)
+
+    def finish(self, owner: Entity) -> list[Segment]:
+        """Wait for and return a table's segments. A failed build is reported and left to the end of the run."""
+        built: list[Segment] = []
+        for work in self._builds.pop(owner, []):
+            try:
+                built += work.result()
+            except DriftlineError as error:
+                self.have_failed = True
+                self._progress.message(f"Rebuilding a search index segment of {owner}: {error}")
+        return built
+
+    def _build(self, owner: Entity, table: LineTable, specs: list[SegmentSpec]) -> list[Segment]:
+        built: list[Segment] = []
+        with closing(build_on(self._executor, owner, table, specs)) as segments:
+            for segment in segments:
+                built.append(segment)
+                if self._stopped.is_set():
+                    break
+        return built
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._pool.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)

@@ -36,13 +36,11 @@ from driftline.storage.errors import (
     UsageError,
     WorkspaceNotFound,
 )
-from driftline.storage.layout import SOURCE
+from driftline.storage.layout import SOURCE, new_ulid
 from driftline.storage.leases.lease import Lease
-from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.discovery import Listing, RateLimit, discover, open_pulls
 from driftline.storage.sources.mirror import REDIRECTS, current_branches, current_commit, parse_remote, with_ref
-from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.workspace.branch_cuts import check_name
 from driftline.storage.workspace.fleet_state import (
     FleetRecord,
@@ -332,10 +330,9 @@ def _environ() -> Mapping[str, str]:
 
 
 def _prepared(request: FleetRequest) -> Workspace:
-    """Open or create the workspace; if a fleet's folder is readable only by its owner, so is the new workspace."""
+    """Return the workspace, and create it if it does not exist."""
     folders = [fleet.host.url for fleet in request.fleets if fleet.host.provider == "folder"]
-    objects = ObjectStore.open(request.workspace, request.options)
-    return Workspace.prepare(objects, private=any(only_owner_reads(folder) for folder in folders))
+    return Workspace.prepare(ObjectStore.open(request.workspace, request.options), folders)
 
 
 def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:

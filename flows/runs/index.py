@@ -28,9 +28,8 @@ import pyarrow.compute as pc
 from driftline.flows.output.progress import EarlyProgress, NullProgress, Progress, run_stage
 from driftline.flows.output.run_reports import IndexReport, RemoveReport
 from driftline.flows.runs.branches import delete_branch, enter_branch, leave_branch
-from driftline.flows.runs.executors import Executor, open_executor
+from driftline.flows.runs.executors import Executor, SegmentBuilds, build_on, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
-from driftline.flows.runs.segment_builds import SegmentBuilds, build_on
 from driftline.flows.runs.source_group import (
     FETCHES_AHEAD,
     SOURCES_PER_SLOT,
@@ -41,6 +40,7 @@ from driftline.flows.runs.source_group import (
 )
 from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS, SourceRun
 from driftline.storage.deltas.manifest import SCHEMA, totals
+from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (
     AccessDenied,
@@ -51,22 +51,20 @@ from driftline.storage.errors import (
     MissingExtra,
     UsageError,
 )
-from driftline.storage.layout import lease_path
+from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
-from driftline.storage.model import DeepModel, new_ulid
-from driftline.storage.objects.request_counts import phase, tally
+from driftline.storage.objects.store_requests import phase, tally
 from driftline.storage.sources.repository import more_readers
-from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.workspace.branch_cuts import branch_records
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
-from driftline.tasks.embedding.task_context import Stopwatch, TaskContext
 from driftline.tasks.embedding.transformer import deep_model
 from driftline.tasks.indexing.commit import ChangeSet, Committer, complete_reembedding, remove_strays, settle
 from driftline.tasks.indexing.embed_definitions import batches, deepen_batch, plan_deep
 from driftline.tasks.scanning.overlap import Claim, Neighbours, claim_of, claimed
 from driftline.tasks.scanning.path_patterns import Matcher
+from driftline.tasks.task_context import Stopwatch, TaskContext
 
 
 def chosen_model(plan: IndexPlan, progress: Progress) -> DeepModel | None:
@@ -428,8 +426,8 @@ def _run_sources(
 
 def _claim(plan: IndexPlan) -> IndexPlan:
     """Create the workspace if it does not exist, and bind it to its model."""
-    is_private = any(folder and only_owner_reads(folder) for folder in (each.source.folder for each in plan.sources))
-    workspace = Workspace.prepare(plan.workspace.objects, private=is_private)  # reuses what the plan already read
+    folders = [folder for each in plan.sources if (folder := each.source.folder) is not None]
+    workspace = Workspace.prepare(plan.workspace.objects, folders)  # reuses what the plan already read
     if plan.replaces is None:
         workspace = workspace.bind_model(plan.model.name, plan.model.fingerprint, plan.model.dim)
     return replace(plan, workspace=workspace)

@@ -19,24 +19,24 @@ from driftline.storage.defaults import (
     DEFAULT_REDACTION,
     Redaction,
 )
+from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
-from driftline.storage.model import DeepModel
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.request_options import listed
+from driftline.storage.option_table import listed
 from driftline.storage.sources.mirror import parse_remote
 from driftline.storage.sources.source import RepositorySource, Source, open_source
 from driftline.storage.workspace.branch_cuts import check_name
 from driftline.storage.workspace.records import BranchRecord, RunHistory, SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace, fingerprint_mismatch
 from driftline.tasks.embedding.models import dimension, fingerprint, is_earlier_version, resolve_model
-from driftline.tasks.embedding.task_context import ModelRef
 from driftline.tasks.git.work_tree import git_origin
 from driftline.tasks.scanning.overlap import Claim
 from driftline.tasks.scanning.path_patterns import Rules
+from driftline.tasks.task_context import ModelRef
 
 log = logging.getLogger(__name__)
 

@@ -54,7 +54,7 @@ def find(
 
     ``run`` executes it in this or another process. Raises the same errors as ``driftline.search``.
     """
-    from driftline.flows.output.run_history import record_search
+    from driftline.flows.output.search_journal import record_search
     from driftline.tasks.search.query_language import ask
 
     opened, complete = resolved(workspace, request, within, config)

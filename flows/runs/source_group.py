@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from driftline.flows.output.progress import Progress, run_stage
-from driftline.flows.runs.executors import Executor
-from driftline.flows.runs.segment_builds import SegmentBuilds
+from driftline.flows.runs.executors import Executor, SegmentBuilds
 from driftline.flows.runs.source_run import BATCH_BYTES, BATCH_DOCUMENTS, COMMIT_SECONDS, SourceRun
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
-from driftline.storage.objects.request_counts import phase
+from driftline.storage.objects.store_requests import phase
 from driftline.storage.workspace.workspace import marker_tokens
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, GroupResult, embed_group
 from driftline.tasks.indexing.commit import ChangeSet, Dissolved, Staged, commit_together, publish_together

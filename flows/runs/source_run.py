@@ -21,22 +21,20 @@ import pyarrow.compute as pc
 
 from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.output.run_reports import SourceReport
-from driftline.flows.runs.executors import Executor
+from driftline.flows.runs.executors import Executor, SegmentBuilds
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
-from driftline.flows.runs.segment_builds import SegmentBuilds
-from driftline.storage.defaults import DEFAULT_MAX_DELTAS, INSIDE, container_of
+from driftline.storage.defaults import DEFAULT_MAX_DELTAS
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
+from driftline.storage.documents import INSIDE, DocumentState, SkipReason, container_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, StorageError
 from driftline.storage.leases.lease import Lease, look
-from driftline.storage.model import DocumentState, SkipReason
-from driftline.storage.objects import request_counts
+from driftline.storage.objects import store_requests
 from driftline.storage.redaction import RULES_VERSION
 from driftline.storage.sources.repository import CommitTree
 from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import acquire_source
-from driftline.tasks.embedding.task_context import Stopwatch
 from driftline.tasks.extraction.archives import without_opened
 from driftline.tasks.extraction.extractor import current_marks
 from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK
@@ -47,15 +45,15 @@ from driftline.tasks.scanning.overlap import claimed
 from driftline.tasks.scanning.path_patterns import Matcher
 from driftline.tasks.scanning.scan import (
     PartitionSpec,
-    RepositoryAtCommit,
     ScanResult,
     ScanSpec,
-    WorkTreeAtCommit,
     is_container,
     plan_partitions,
     scan_partition,
 )
+from driftline.tasks.scanning.since_commit import RepositoryAtCommit, WorkTreeAtCommit
 from driftline.tasks.scanning.walk import Subtree
+from driftline.tasks.task_context import Stopwatch
 
 _STOPS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
 """Signals that stop a run after its current commit."""
@@ -660,7 +658,7 @@ class SourceRun:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        with self._watch.phase(phase), request_counts.phase(phase):
+        with self._watch.phase(phase), store_requests.phase(phase):
             yield
 
 

@@ -15,16 +15,15 @@ from driftline.flows.runs.branches import delete_branch
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, LeaseHeld
-from driftline.storage.layout import CATALOG_RECORD, CONFIG, lease_path
+from driftline.storage.layout import CATALOG_RECORD, CONFIG, lease_path, new_ulid
 from driftline.storage.leases.lease import look
 from driftline.storage.memory.binding import WAYS_BACK, adopt, holds_memory, record_may_be_damaged, recorded
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.fence_and_delete import CatalogAtHand, open_catalog
-from driftline.tasks.maintenance.verify_documents import (
+from driftline.tasks.maintenance.verify_and_repair import (
     OF_DOCUMENTS,
     OF_MEMORY,
     Finding,
@@ -32,13 +31,14 @@ from driftline.tasks.maintenance.verify_documents import (
     Verification,
     config_is_lost,
     repair_indexes,
+    repair_memory,
     repair_source,
     restore_config,
     set_aside,
     set_table_aside,
     verify,
+    verify_memory,
 )
-from driftline.tasks.maintenance.verify_memory import repair_memory, verify_memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from watchfiles._rust_notify import WatchfilesRustInternalError
 from driftline.flows.output.run_reports import IndexReport, SourceReport
 from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest
+from driftline.storage.documents import DocumentState
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DeletionRefused, DriftlineError, SourceNotFound, UsageError
 from driftline.storage.globs import is_unicode
-from driftline.storage.model import DocumentState
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.git.commits import MAX_CHANGED_PATHS

@@ -31,11 +31,11 @@ from driftline.flows.runs.search import find
 from driftline.flows.web.authentication import granted
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import NotIndexed
-from driftline.storage.model import WorkspaceStats
-from driftline.storage.request_options import MAX_SERVED_NAMES, Option
+from driftline.storage.option_table import MAX_SERVED_NAMES, Option
 from driftline.storage.workspace.branch_cuts import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
 from driftline.storage.workspace.branch_cuts import branch_records, on_branch
 from driftline.storage.workspace.records import RunRecord, SourceRecord
+from driftline.storage.workspace.stats import WorkspaceStats
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.documents import (
     DocumentCursor,
@@ -51,7 +51,7 @@ from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest,
 from driftline.tasks.search.search import SearchReport, answer, prepare, warm
 
 if TYPE_CHECKING:
-    from driftline.flows.memory_stores import Memory
+    from driftline.flows.served_memory import Memory
 
 MAX_RUNS = 200
 MAX_RECENT_RUNS = 10
@@ -415,7 +415,7 @@ class Reader:
         """Return the ``driftline memory search --json`` object. Raises NotIndexed if there is no memory."""
         within = granted("memory").within
         from driftline.flows.memory_backend import hits_to_dict  # its libraries take half a second to load
-        from driftline.flows.memory_stores import no_memory, search_memory
+        from driftline.flows.served_memory import no_memory, search_memory
 
         if self.memory is None:
             raise no_memory()

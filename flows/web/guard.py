@@ -25,7 +25,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from driftline.flows.http_guard import FORBIDDEN, MAX_BODY_BYTES, MISDIRECTED, LimitedBody, refusal_of, too_large
+from driftline.flows.http_server import FORBIDDEN, MAX_BODY_BYTES, MISDIRECTED, LimitedBody, refusal_of, too_large
 from driftline.flows.web import authentication
 from driftline.flows.web.authentication import Access, Authentication
 from driftline.flows.web.problems import problem, problem_of

@@ -22,8 +22,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from driftline.storage.errors import DriftlineError, MissingExtra, install_command
-from driftline.storage.workspace.copies import read_copy_record
-from driftline.storage.workspace.records import RunHistory, RunRecord
+from driftline.storage.workspace.records import RunHistory, RunRecord, read_copy_record
 from driftline.storage.workspace.workspace import Workspace
 
 INDEX_SECONDS = 15.0

@@ -24,7 +24,7 @@ from driftline.flows.web.api import HomeView, IndexView, SqlView
 from driftline.storage.errors import NotIndexed
 from driftline.storage.globs import literal_glob
 from driftline.storage.lines.outline import OF_TEXT
-from driftline.storage.request_options import Option
+from driftline.storage.option_table import Option
 from driftline.storage.workspace.records import RunRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.documents import Folder

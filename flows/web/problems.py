@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from driftline.storage.defaults import nearest_name
 from driftline.storage.errors import (
     DriftlineError,
     FingerprintMismatch,
@@ -23,6 +22,7 @@ from driftline.storage.errors import (
     WorkspaceNotFound,
     WorkspaceTooNew,
 )
+from driftline.storage.option_table import nearest_name
 
 OK, NOT_MODIFIED, BAD_REQUEST, NOT_FOUND, UNAVAILABLE = 200, 304, 400, 404, 503
 _OF_A_BODY = frozenset({"content-length", "content-type"})

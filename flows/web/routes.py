@@ -6,14 +6,16 @@ stores it in a cookie that no script can read.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import Context
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from anyio.to_thread import run_sync
@@ -25,7 +27,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from driftline.flows.web import openapi, pages
 from driftline.flows.web.api import (
@@ -49,7 +51,6 @@ from driftline.flows.web.api import (
 )
 from driftline.flows.web.authentication import COOKIE, Authentication, granted
 from driftline.flows.web.guard import HOOKS, MCP, SIGN_IN, UNAUTHORIZED, Guard, RateLimit, in_thread, is_page
-from driftline.flows.web.mcp_endpoint import Tools
 from driftline.flows.web.observability import INTERNAL_ERROR, UNEXPECTED, IndexMetrics, Metrics, Observed, Tracer
 from driftline.flows.web.pages import outline, split_address
 from driftline.flows.web.problems import (
@@ -64,10 +65,16 @@ from driftline.flows.web.problems import (
     wrong_parameters,
 )
 from driftline.storage.errors import DriftlineError
-from driftline.storage.request_options import spread
+from driftline.storage.option_table import spread
 from driftline.tasks.search.documents import DocumentCursor
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.request import MEMORY_OPTIONS, SearchRequest, options_in
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from driftline.storage.memory.entries import MemoryEntry
+    from driftline.storage.memory.search import MemoryHits
 
 _AROUND = 4
 """Lines of context on each side of a hit."""
@@ -430,3 +437,67 @@ def _page(request: Request, content: dict[str, Any], cursor: str | None) -> Resp
         following = request.url.include_query_params(cursor=cursor)
         answer.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
     return answer
+
+
+@dataclass(slots=True)
+class Tools:
+    """The application that serves the tools of ``reader`` over stateless streamable HTTP.
+
+    Its libraries take a second to load: the first request waits for them, not server startup.
+    """
+
+    reader: Reader
+    _app: asyncio.Future[ASGIApp] | None = None
+    _serving: asyncio.Task[None] | None = None
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is None:
+            self._app = asyncio.get_running_loop().create_future()
+            # An empty context: the first request's access must not leak into others.
+            self._serving = asyncio.create_task(self._serve(self._app), context=Context())
+        app = await asyncio.shield(self._app)
+        await app(scope, receive, send)
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Stop the application, if it was started, when the context exits."""
+        try:
+            yield
+        finally:
+            self._stop.set()
+            if self._serving is not None:
+                await self._serving
+
+    async def _serve(self, ready: asyncio.Future[ASGIApp]) -> None:
+        try:
+            answers, app = await run_sync(_application, self.reader)
+            async with app.router.lifespan_context(app):
+                ready.set_result(answers)
+                await self._stop.wait()
+        except BaseException as error:
+            if not ready.done():
+                ready.set_exception(error)
+            raise
+
+
+def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
+    """Return the application that handles requests, and the one that provides its lifespan."""
+    from driftline.flows.mcp_server.server import UNCHECKED, WholePosts, WorkspaceTools, server_of
+    from driftline.flows.mcp_server.tools import LineTools, MemoryTools
+    from driftline.flows.served_memory import search_memory
+
+    lines = LineTools(reader.newest, lambda: granted("search").within, reader.run)
+    memory = reader.memory
+
+    def search(query: str, **options: Any) -> MemoryHits[MemoryEntry]:
+        assert memory is not None
+        settings, within = memory(), granted("memory").within
+        found: MemoryHits[MemoryEntry] = reader.run(
+            search_memory, settings.workspace, settings.configuration, within, query, **options
+        )
+        return found
+
+    server = server_of({"": WorkspaceTools(lines, MemoryTools(search) if memory is not None else None)})
+    app = server.streamable_http_app(transport_security=UNCHECKED, stateless_http=True, json_response=True)
+    return WholePosts(app), app

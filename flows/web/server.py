@@ -13,9 +13,8 @@ from driftline.flows.http_server import HttpServer, is_loopback, listen, own_add
 from driftline.flows.web.api import Reader
 from driftline.flows.web.authentication import Authentication
 from driftline.flows.web.guard import RateLimit
-from driftline.flows.web.mcp_endpoint import Tools
 from driftline.flows.web.observability import tracer
-from driftline.flows.web.routes import Hooks, make_app
+from driftline.flows.web.routes import Hooks, Tools, make_app
 from driftline.storage.errors import UsageError
 
 GRACE_SECONDS = 10

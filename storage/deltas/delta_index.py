@@ -29,9 +29,8 @@ from driftline.storage.deltas.parquet_files import (
     conformed,
 )
 from driftline.storage.errors import AlreadyExists, ObjectNotFound, PreconditionFailed, StorageError, UsageError
-from driftline.storage.layout import BASE, delta_name, is_delta
-from driftline.storage.model import new_ulid
-from driftline.storage.objects import request_counts
+from driftline.storage.layout import BASE, delta_name, is_delta, new_ulid
+from driftline.storage.objects import store_requests
 from driftline.storage.objects.store import ObjectStore
 
 
@@ -330,7 +329,7 @@ class DeltaIndex:
             yield from map(work, names)
             return
         with ThreadPoolExecutor(READ_THREADS, "driftline-deltas") as pool:
-            yield from pool.map(request_counts.for_threads(work), names)
+            yield from pool.map(store_requests.for_threads(work), names)
 
     @contextlib.contextmanager
     def _open_base(self) -> Iterator[FileReader | None]:

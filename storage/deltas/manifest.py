@@ -10,9 +10,34 @@ import pyarrow.compute as pc
 
 from driftline.storage.deltas.delta_index import DeltaIndex
 from driftline.storage.entities import Entity
-from driftline.storage.layout import parse_staged_name, staged_name
-from driftline.storage.model import ManifestRow, derived_ulid
+from driftline.storage.layout import derived_ulid, parse_staged_name, staged_name
 from driftline.storage.objects.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRow:
+    """One file of a source, as recorded in the manifest.
+
+    ``path`` is relative and posix; ``mtime_ns`` is in nanoseconds; ``etag`` is "" if the store has none; ``hash`` is
+    the hex blake2b-128 of the bytes; ``lines`` counts rows of ``line_embeddings``; ``reason`` is set for a file that is
+    not indexed. ``racy`` means that the file may have changed in the same clock tick in which it was read, so the next
+    run compares its content. ``ctime_ns`` and ``inode`` are 0 if unknown, and then not compared. ``extractor`` is the
+    name and version of the extractor that read the file (tasks/extraction), "" for text files.
+    """
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    etag: str = ""
+    hash: str = ""
+    fingerprint: str = ""
+    lines: int = 0
+    reason: str | None = None
+    racy: bool = False
+    ctime_ns: int = 0
+    inode: int = 0
+    extractor: str = ""
+
 
 KIND = "documents"
 FIELDS = (

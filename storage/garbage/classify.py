@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from driftline.storage.layout import Kind, Name, branch_of_lease, cut_at
-from driftline.storage.model import ObjectInfo
+from driftline.storage.layout import Kind, Name, ObjectInfo, branch_of_lease, cut_at
 
 RUN_RETENTION = timedelta(days=90)
 

@@ -6,12 +6,14 @@ maintenance lease. Only rewriting is distributed over workers.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,8 +37,7 @@ from driftline.storage.lance.retries import (
     write_failed,
     writing,
 )
-from driftline.storage.layout import branch_table_path, table_path
-from driftline.storage.model import Range
+from driftline.storage.layout import Range, branch_table_path, table_path
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -378,3 +379,67 @@ def data_file(fragment: LanceFragment) -> str:
     # The public property defines a class at every access, which took half of the time of a commit to a table of 1,000
     # sources.
     return getattr(file, "_path", None) or str(file.path)
+
+
+VECTOR = "vector_idx"
+VECTOR_INDEX = "IVF_RQ"
+"""One bit per dimension makes the index small, and fast to search completely. Candidates are then compared by their
+full vectors."""
+VECTOR_BITS = 1
+VECTOR_METRIC: Literal["l2"] = "l2"
+"""Lance returns the squared distance; half of it is 1 - cosine, because vectors have length 1. With "cosine", Lance
+would normalise every vector again, which takes as long as the rest of the build."""
+EXACT_SEARCH_ROWS = 20_000
+"""Maximum number of filtered vectors to compare exactly, which is faster than a search of the whole index."""
+REFINED_ROWS = 200
+"""Minimum number of candidates from the approximate index that are compared exactly."""
+MIN_REFINE_FACTOR = 3
+
+
+def is_indexed(dataset: LanceDataset) -> bool:
+    """Return whether the table has a vector index."""
+    return any(index.name == VECTOR for index in dataset.describe_indices())
+
+
+def is_indexable(dataset: LanceDataset) -> bool:
+    """Return whether Lance can index the vectors: RaBitQ needs a multiple of 8 dimensions."""
+    return int(dataset.schema.field("vector").type.list_size) % 8 == 0
+
+
+def vector_options(dim: int) -> dict[str, Any]:
+    """Return Lance's options for an index of ``dim``-dimensional vectors, or for a segment of such an index.
+
+    There is one partition: a search would probe all partitions anyway, and assigning vectors to them takes most of a
+    build.
+    """
+    return {
+        "index_type": VECTOR_INDEX,
+        "metric": VECTOR_METRIC,
+        "num_partitions": 1,
+        "ivf_centroids": np.zeros((1, dim), np.float32),
+        "num_bits": VECTOR_BITS,
+        "rabitq_model": _rotation(dim),
+    }
+
+
+def create_vector_index(dataset: LanceDataset) -> None:
+    """Build the index of the column ``vector``."""
+    dim = dataset.schema.field("vector").type.list_size
+    dataset.create_index("vector", name=VECTOR, **vector_options(dim))
+
+
+def through_index(dataset: LanceDataset, limit: int) -> dict[str, int]:
+    """Return Lance's options for a search that probes the whole index, then compares candidates exactly."""
+    # Lance caps the probes at the number of partitions.
+    return {"nprobes": dataset.count_rows(), "refine_factor": max(MIN_REFINE_FACTOR, REFINED_ROWS // limit)}
+
+
+@cache
+def _rotation(dim: int) -> str:
+    """Return the random rotation of RaBitQ as Lance's JSON; fixed, so that segments can be merged and compared."""
+    import lance
+
+    model = json.loads(lance.lance.indices.build_rq_model(dim, VECTOR_BITS))
+    signs = len(model["fast_rotation_signs"])
+    model["fast_rotation_signs"] = list(hashlib.shake_256(f"driftline rotation {dim}".encode()).digest(signs))
+    return json.dumps(model)

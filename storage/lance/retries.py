@@ -17,7 +17,7 @@ from html import unescape
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, StorageError, gave_up, is_panic
-from driftline.storage.objects import retries
+from driftline.storage.objects import store_requests
 
 if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment
@@ -126,7 +126,7 @@ def is_damage(error: BaseException) -> bool:
 
 def with_retries(operation: Callable[[], _Result]) -> _Result:
     """Return the result of an idempotent ``operation``, with retries; raises the error of the last attempt."""
-    return retries.with_retries(operation, _may_pass)
+    return store_requests.with_retries(operation, _may_pass)
 
 
 def retried(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
@@ -142,7 +142,7 @@ def retried(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _
 def _may_pass(error: BaseException) -> bool:
     if isinstance(error, StorageError) and error.__cause__ is not None:
         error = error.__cause__
-    return is_network_failure(error) and not retries.is_exhausted(str(error))
+    return is_network_failure(error) and not store_requests.is_exhausted(str(error))
 
 
 log = logging.getLogger(__name__)

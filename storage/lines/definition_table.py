@@ -17,9 +17,19 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict
-from driftline.storage.lance.lance_table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
+from driftline.storage.lance.lance_table import (
+    COMMIT_ATTEMPTS,
+    VECTOR_METRIC,
+    VECTOR_TYPE,
+    LanceTable,
+    create_vector_index,
+    is_indexed,
+    is_one_of,
+    quote,
+    through_index,
+    without_rows,
+)
 from driftline.storage.lance.retries import with_indexes, write_failed, writing
-from driftline.storage.lance.vector_index import VECTOR_METRIC, create_vector_index, is_indexed, through_index
 from driftline.storage.layout import table_fingerprint, tables_directory
 from driftline.storage.objects.store import ObjectStore
 

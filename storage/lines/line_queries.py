@@ -24,9 +24,17 @@ from numpy.typing import NDArray
 
 from driftline.storage.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.errors import UsageError
-from driftline.storage.lance.lance_table import TableFile, data_file, is_one_of, quote
+from driftline.storage.lance.lance_table import (
+    EXACT_SEARCH_ROWS,
+    VECTOR,
+    VECTOR_METRIC,
+    TableFile,
+    data_file,
+    is_one_of,
+    quote,
+    through_index,
+)
 from driftline.storage.lance.retries import with_indexes
-from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.block_codes import BlockCodes, codes_of, join
 from driftline.storage.lines.commit_marker import no_lines
 from driftline.storage.lines.indexes import TEXT
@@ -96,7 +104,7 @@ def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) ->
         _done.update(*(segments for _, segments in missing))
 
 
-__all__ = ["NOTHING", "LineFilter", "LineQuery", "Passage", "Scored", "Strategy", "matching_blocks", "nearest_lines"]
+__all__ = ["NOTHING", "LineFilter", "LineQuery", "Passage", "Scored", "Strategy", "nearest_lines"]
 
 EXACT_SEARCH_SHARE = 1 / 32
 """Maximum share of all lines to compare exactly, even if these are more than EXACT_SEARCH_ROWS."""
@@ -441,7 +449,10 @@ class LineQuery:
         return found.rename_columns(["_rowid", "_score"])
 
     def blocks(self, words: str, limit: int) -> pa.Table:
-        """Search as ``matching_blocks`` does."""
+        """Return the ``limit`` blocks that best match ``words`` by BM25, best first, with a column ``bm25`` (float32).
+
+        ``line_number`` is the first line with a row in the block.
+        """
         found = self.matching(words, limit)
         return (
             self.blocks_at(found.rows.tolist()).append_column("bm25", pa.array(found.scores)).drop_columns(["_rowid"])
@@ -787,11 +798,3 @@ def nearest_lines(
     the index. Raises UsageError, StorageError, CorruptFile.
     """
     return LineQuery(table, where, exact=exact).nearest(query, limit, max_distance, columns)
-
-
-def matching_blocks(table: LineTable, words: str, limit: int, where: LineFilter | None = None) -> pa.Table:
-    """Return the ``limit`` blocks that best match ``words`` by BM25, best first, with a column ``bm25`` (float32).
-
-    ``line_number`` is the first line with a row in the block.
-    """
-    return LineQuery(table, where).blocks(words, limit)

@@ -26,6 +26,7 @@ from driftline.storage.lance.lance_table import (
     without_rows,
 )
 from driftline.storage.lance.retries import with_indexes, write_failed
+from driftline.storage.layout import Range
 from driftline.storage.lines.commit_marker import (
     CommitMarker,
     SourceCommit,
@@ -35,7 +36,6 @@ from driftline.storage.lines.commit_marker import (
     read_markers,
 )
 from driftline.storage.lines.outline import OUTLINE_COLUMN
-from driftline.storage.model import Range
 
 if TYPE_CHECKING:
     from lance import FragmentMetadata, LanceDataset, LanceFragment

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 from urllib.parse import quote
 
-from driftline.storage.defaults import INSIDE
+from driftline.storage.documents import INSIDE
 
 Kind = Literal[
     "class", "enum", "function", "impl", "interface", "key", "macro", "method", "module", "namespace", "property",

@@ -24,8 +24,8 @@ from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entry_queries import EntryRow, Everywhere, Scope
 from driftline.storage.memory.catalog.entry_writes import MARK, MAX_BOUND_CHARACTERS, Drafts, shown
 from driftline.storage.memory.catalog.values import Blobs, decode
+from driftline.storage.memory.entity_names import EntityNames
 from driftline.storage.memory.memory_indexes import in_threads
-from driftline.storage.memory.registry import EntityNames
 from driftline.storage.redaction import redact_value
 
 READ_ATTEMPTS = 5

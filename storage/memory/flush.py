@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
+from driftline.storage.documents import content_hash
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.leases.liveness import ProcessIdentity
@@ -27,7 +28,6 @@ from driftline.storage.memory.catalog.outbox import Change
 from driftline.storage.memory.memory_indexes import DeltaWatch, publish
 from driftline.storage.memory.search import MemorySearch
 from driftline.storage.memory.vectors import vector_tables
-from driftline.storage.model import content_hash
 from driftline.storage.objects.store import ObjectStore
 
 _HOST_CHARACTERS = 10

@@ -14,7 +14,7 @@ from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import BadEntity, CommitConflict
 from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, remove_old_versions, rewrite
-from driftline.storage.layout import Kind, lease_path, parse_name
+from driftline.storage.layout import Kind, lease_path, new_ulid, parse_name
 from driftline.storage.leases.lease import acquire
 from driftline.storage.memory import memory_indexes
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes, outbox
@@ -22,7 +22,6 @@ from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entry_queries import EntryRow, Scope
 from driftline.storage.memory.search import MemorySearch
 from driftline.storage.memory.vectors import vector_tables
-from driftline.storage.model import new_ulid
 from driftline.storage.workspace.workspace import Workspace
 
 EXPIRED_AT_ONCE = 1_000

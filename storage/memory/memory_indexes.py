@@ -21,10 +21,9 @@ from driftline.storage.deltas.delta_index import ADD, REMOVE, DeltaIndex
 from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import CorruptFile
-from driftline.storage.layout import BASE
+from driftline.storage.layout import BASE, new_ulid
 from driftline.storage.memory.catalog.entry_queries import EntryRow
 from driftline.storage.memory.catalog.outbox import Change
-from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
 
 _Item = TypeVar("_Item")

@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
+from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity
 from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.memory.catalog.entry_queries import EntryRow
@@ -21,7 +22,6 @@ from driftline.storage.memory.vectors import (
     VectorTable,
     vector_tables,
 )
-from driftline.storage.model import Embedder
 from driftline.storage.objects.store import ObjectStore
 
 Mode = Literal["hybrid", "vector", "text"]

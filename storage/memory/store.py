@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
+from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntry, UsageError
 from driftline.storage.memory import listings, maintenance
@@ -25,14 +26,13 @@ from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_w
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE
 from driftline.storage.memory.catalog.entry_queries import EntryRow, Everywhere, Scope
 from driftline.storage.memory.catalog.values import DEFAULT_CACHE_SECONDS, Blobs, check_fields, check_key
+from driftline.storage.memory.entity_names import EntityRegistry, bound_names, split_filter, utc_now
 from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, as_shown
 from driftline.storage.memory.flush import Closing, Flusher
 from driftline.storage.memory.listings import DEFAULT_LIMIT, Cursor, KeyRange, MemoryListing, Page, check_count
 from driftline.storage.memory.memory_indexes import DeltaWatch
-from driftline.storage.memory.registry import EntityRegistry, bound_names, split_filter, utc_now
 from driftline.storage.memory.search import MODES, MemoryHit, MemoryHits, MemorySearch, Mode, Question, relevance
 from driftline.storage.memory.vectors import VectorFilter, added_up
-from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
 
 __all__ = ["MemoryItem", "MemoryStore"]

@@ -20,17 +20,22 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import CommitConflict, StorageError
-from driftline.storage.lance.lance_table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
-from driftline.storage.lance.retries import first_line, index_stats, reading, retried, with_indexes
-from driftline.storage.lance.vector_index import (
+from driftline.storage.lance.lance_table import (
+    COMMIT_ATTEMPTS,
     EXACT_SEARCH_ROWS,
     VECTOR,
     VECTOR_METRIC,
+    VECTOR_TYPE,
+    LanceTable,
     create_vector_index,
     is_indexable,
     is_indexed,
+    is_one_of,
+    quote,
     through_index,
+    without_rows,
 )
+from driftline.storage.lance.retries import first_line, index_stats, reading, retried, with_indexes
 from driftline.storage.layout import table_fingerprint, tables_directory
 from driftline.storage.lines.indexes import TOKENIZER
 from driftline.storage.lines.tokenizer import distinct_terms, query_for_index, spelled_for_index, terms

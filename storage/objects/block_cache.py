@@ -30,9 +30,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from cachetools import LRUCache
 
-from driftline.storage.defaults import byte_limit, cache_folder_of
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound
-from driftline.storage.model import Range
+from driftline.storage.layout import Range
+from driftline.storage.user_folders import byte_limit, cache_folder_of
 
 log = logging.getLogger(__name__)
 

@@ -38,12 +38,11 @@ from driftline.storage.errors import (
     UnsafeStore,
     UsageError,
 )
-from driftline.storage.model import ObjectInfo, Range
+from driftline.storage.layout import ObjectInfo, Range
 from driftline.storage.objects.block_cache import cached_reads, read_ahead
 from driftline.storage.objects.bucket_options import BucketOptions
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX
-from driftline.storage.objects.request_counts import count
-from driftline.storage.objects.retries import delays, is_exhausted, with_retries
+from driftline.storage.objects.store_requests import count, delays, is_exhausted, with_retries
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ListResult, ObjectMeta, PutResult, UpdateVersion

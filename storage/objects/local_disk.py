@@ -23,7 +23,7 @@ from driftline.storage.errors import (
     StorageError,
     UnsafeStore,
 )
-from driftline.storage.model import ObjectInfo, Range
+from driftline.storage.layout import ObjectInfo, Range
 
 TEMPORARY_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"

@@ -29,7 +29,7 @@ from driftline.storage.errors import (
     UsageError,
     may_hold_secret,
 )
-from driftline.storage.model import ObjectInfo, Range
+from driftline.storage.layout import ObjectInfo, Range
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
 
 

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from driftline.storage.defaults import byte_limit, cache_folder_of
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError, redacted
-from driftline.storage.sources.isolation import REACHING, ask, spawn
+from driftline.storage.sources.git_isolation import REACHING, ask, spawn
+from driftline.storage.user_folders import byte_limit, cache_folder_of
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from datetime import UTC, datetime
 from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
+from driftline.storage.documents import SkipReason
 from driftline.storage.errors import ObjectNotFound, StorageError
-from driftline.storage.model import SkipReason
-from driftline.storage.sources.isolation import ask, spawn
+from driftline.storage.sources.git_isolation import ask, spawn
 from driftline.storage.sources.mirror import COMMIT_ID, Mirror, Remote, parse_remote
 
 MAX_TREE_BYTES = 512 * 1024 * 1024

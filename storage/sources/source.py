@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn
 
-from driftline.storage.defaults import with_home
 from driftline.storage.errors import (
     AccessDenied,
     DriftlineError,
@@ -34,10 +33,11 @@ from driftline.storage.errors import (
     redacted,
 )
 from driftline.storage.objects.bucket_options import for_fsspec
-from driftline.storage.objects.request_counts import watch
+from driftline.storage.objects.store_requests import watch
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
 from driftline.storage.sources.repository import MAX_BLOB_BYTES, CommitTree, TreeEntry
 from driftline.storage.sources.safe_folder import SafeFolder, check_names_are_utf8
+from driftline.storage.user_folders import with_home
 
 
 @dataclass(frozen=True, slots=True)

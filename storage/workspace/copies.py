@@ -12,34 +12,23 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from driftline.storage.errors import LeaseHeld, StorageError, UsageError
+from driftline.storage.entities import Entity
+from driftline.storage.errors import LeaseHeld, ObjectNotFound, StorageError, UsageError
 from driftline.storage.json_records import to_json
-from driftline.storage.layout import CONFIG, COPY_RECORD
-from driftline.storage.model import new_ulid
+from driftline.storage.layout import CONFIG, COPY_RECORD, SOURCE, Kind, ObjectInfo, is_tenant, new_ulid, parse_name
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.workspace.records import FORMAT_VERSION, read_record
+from driftline.storage.workspace.records import CopyRecord, read_copy_record
+from driftline.storage.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
 
 KEPT_VERSIONS = 2
 """The current version, and the one before it, which readers may still have open."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyRecord:
-    """``_copy.json`` of a copy: its ``origin``, when it was pulled, and the size and version of each of its files."""
-
-    format_version: int = FORMAT_VERSION
-    origin: str
-    workspace_id: str
-    pulled: datetime
-    files: dict[str, tuple[int, str]]
-
-
-def read_copy_record(objects: ObjectStore) -> CopyRecord | None:
-    """Return the record of a copy; None for an original. Raises CorruptFile, WorkspaceTooNew."""
-    return read_record(objects, COPY_RECORD, CopyRecord) if objects.is_local else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +129,96 @@ class WorkspaceCopy:
         for name in names[:-KEPT_VERSIONS]:
             shutil.rmtree(self.versions / name, ignore_errors=True)
         return target
+
+
+_NEWEST = 2**64 - 1
+"""Names of Lance's versions count down from here, so that a listing begins with the newest."""
+_COPIED = (Kind.BASE, Kind.DELTA, Kind.RUN)
+
+
+Listing = Mapping[str, ObjectInfo]
+"""All objects of a workspace, keyed by path, in the order of one listing."""
+
+
+def heads_of_newest_version(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
+    """Return the small files that distinguish versions.
+
+    These are configuration, records, manifests, run history, and the manifests of tables.
+    """
+    of_sources = {path.rpartition("/")[0] for path in listing if path.endswith(f"/{SOURCE}")}
+    files = [
+        info
+        for path, info in listing.items()
+        if path == CONFIG or (parse_name(path).kind in _COPIED and _is_wanted(path, of_sources))
+    ]
+    files += [listing[f"{directory}/{SOURCE}"] for directory in sorted(of_sources)]
+    return files + [manifest for _, manifest in _tables(workspace, listing)]
+
+
+def is_head(path: str) -> bool:
+    """Return whether a file of a copy is one of ``heads_of_newest_version``; all others have unique names."""
+    return "/_tables/" not in path or "/_versions/" in path
+
+
+def files_of_newest_version(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
+    """Return ``heads_of_newest_version``, and the files of the current tables of lines.
+
+    Memory, leases, staged deltas, and files of other versions are excluded. Raises ObjectNotFound if files have
+    vanished since the listing, CorruptFile, StorageError.
+    """
+    files = heads_of_newest_version(workspace, listing)
+    for table, manifest in _tables(workspace, listing):
+        files += _of_table(table, manifest, listing)
+    return files
+
+
+def _tables(workspace: Workspace, listing: Listing) -> list[tuple[LineTable, ObjectInfo]]:
+    """Return the table of lines of each tenant, with its newest manifest."""
+    if workspace.config.fingerprint is None:
+        return []
+    found: list[tuple[LineTable, ObjectInfo]] = []
+    for name in sorted({path.partition("/")[0] for path in listing}):
+        if not is_tenant(name):
+            continue
+        table = workspace.lines(Entity.of_directory(name))
+        manifests = sorted(path for path in listing if path.startswith(f"{table.path}/_versions/"))
+        newest = next((path for path in manifests if path.endswith(".manifest")), None)
+        if newest is not None:
+            found.append((table, listing[newest]))
+    return found
+
+
+def _is_wanted(path: str, of_sources: set[str]) -> bool:
+    """Return whether a manifest or run record does not belong to memory."""
+    folder = path.rpartition("/")[0]
+    return folder in of_sources or folder.endswith("/_runs")
+
+
+def _of_table(table: LineTable, manifest: ObjectInfo, listing: Listing) -> list[ObjectInfo]:
+    """Return the files of data and indexes that a version of a table refers to."""
+    dataset = table.open(_NEWEST - int(manifest.path.rpartition("/")[2].removesuffix(".manifest")))
+    names = {*_data_files(dataset)}
+    folders = {f"{table.path}/_indices/{uuid}/" for uuid in _index_ids(dataset)}
+    found: list[ObjectInfo] = []
+    for path, info in listing.items():
+        name = path.removeprefix(f"{table.path}/")
+        if name in names or any(path.startswith(folder) for folder in folders):
+            found.append(info)
+            names.discard(name)
+    if names:
+        raise ObjectNotFound(f"{len(names)} files of the table are missing", f"{table.uri}/{min(names)}")
+    return found
+
+
+def _data_files(dataset: LanceDataset) -> list[str]:
+    names: list[str] = []
+    for fragment in dataset.get_fragments():
+        metadata: Any = fragment.metadata
+        names += [f"data/{file.path}" for file in metadata.files]
+        if metadata.deletion_file is not None:
+            names.append(metadata.deletion_file.path(fragment.fragment_id))
+    return names
+
+
+def _index_ids(dataset: LanceDataset) -> list[str]:
+    return [segment.uuid for index in dataset.describe_indices() for segment in index.segments]

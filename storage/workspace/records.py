@@ -14,7 +14,7 @@ from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import CorruptFile, ObjectNotFound, UsageError, WorkspaceTooNew, upgrade_command
 from driftline.storage.json_records import from_json, to_json
-from driftline.storage.layout import run_directory, run_id_of
+from driftline.storage.layout import COPY_RECORD, run_directory, run_id_of
 from driftline.storage.objects.store import ObjectStore
 
 FORMAT_VERSION = 1
@@ -203,6 +203,22 @@ class _Versioned:
 
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyRecord:
+    """``_copy.json`` of a copy: its ``origin``, when it was pulled, and the size and version of each of its files."""
+
+    format_version: int = FORMAT_VERSION
+    origin: str
+    workspace_id: str
+    pulled: datetime
+    files: dict[str, tuple[int, str]]
+
+
+def read_copy_record(objects: ObjectStore) -> CopyRecord | None:
+    """Return the record of a copy; None for an original. Raises CorruptFile, WorkspaceTooNew."""
+    return read_record(objects, COPY_RECORD, CopyRecord) if objects.is_local else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

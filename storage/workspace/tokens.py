@@ -17,8 +17,7 @@ from driftline.storage.errors import AlreadyExists, ObjectNotFound, Precondition
 from driftline.storage.json_records import to_json
 from driftline.storage.layout import TOKENS
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.workspace.copies import read_copy_record
-from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_record
+from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_copy_record, read_record
 from driftline.storage.workspace.workspace import Workspace
 
 Scope = Literal["search", "memory", "metrics"]

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Boundary, Entity, decode_id
 from driftline.storage.errors import (
     AlreadyExists,
@@ -29,7 +30,7 @@ from driftline.storage.errors import (
     WorkspaceNotFound,
 )
 from driftline.storage.json_records import to_json
-from driftline.storage.lance.vector_index import VECTOR
+from driftline.storage.lance.lance_table import VECTOR
 from driftline.storage.layout import (
     BRANCH,
     CONFIG,
@@ -45,10 +46,9 @@ from driftline.storage.layout import (
 )
 from driftline.storage.lines.definition_table import DeepTable
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.model import DeepModel, WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.sources.source import LOCAL, SourceAccess
-from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.records import (
     BranchRecord,
     DeepRecord,
@@ -56,8 +56,10 @@ from driftline.storage.workspace.records import (
     SourceRecord,
     WorkspaceConfig,
     parse_record,
+    read_copy_record,
     read_record,
 )
+from driftline.storage.workspace.stats import WorkspaceStats
 
 if TYPE_CHECKING:  # a search loads neither
     from driftline.storage.deltas.manifest import Manifest
@@ -234,8 +236,11 @@ class Workspace:
         return cls.prepare(ObjectStore.open(uri, storage_options))
 
     @classmethod
-    def prepare(cls, objects: ObjectStore, *, private: bool = False) -> Workspace:
-        """Like ``open_for_writing``, for an open store; a new ``private`` workspace is readable only by its owner."""
+    def prepare(cls, objects: ObjectStore, folders: Iterable[str] = ()) -> Workspace:
+        """Like ``open_for_writing``, for an open store.
+
+        Only its owner can read a new workspace if only the owner can read one of ``folders``, its first sources.
+        """
         config = read_record(objects, CONFIG, WorkspaceConfig)
         if (copied := read_copy_record(objects)) is not None:
             raise UsageError("A copy cannot be written to", objects.uri, f"Write to {copied.origin}, then pull again.")
@@ -246,7 +251,7 @@ class Workspace:
         new = WorkspaceConfig()
         if cls(objects, new).tenants():  # a new id would lock out memory and cleanup
             raise CorruptFile("A file of the workspace is missing", f"{objects.uri}/{CONFIG}", _RESTORE)
-        if private:
+        if any(map(only_owner_reads, folders)):
             objects.make_private()
         try:
             if objects.is_local:

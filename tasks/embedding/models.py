@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import with_home
+from driftline.storage.embedding import CURRENT_EMBEDDING_VERSION
 from driftline.storage.errors import ModelNotFound, is_panic, package_command
-from driftline.storage.model import CURRENT_EMBEDDING_VERSION
+from driftline.storage.user_folders import with_home
 
 if TYPE_CHECKING:
     from model2vec import StaticModel

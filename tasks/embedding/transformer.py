@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import with_home
+from driftline.storage.embedding import DeepModel
 from driftline.storage.errors import MissingExtra, ModelNotFound, install_command, package_command
 from driftline.storage.lines.outline import Definition
-from driftline.storage.model import DeepModel
+from driftline.storage.user_folders import with_home
 
 if TYPE_CHECKING:
     from onnx import NodeProto, TensorProto

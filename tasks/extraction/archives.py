@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any, cast
 
-from driftline.storage.defaults import INSIDE
-from driftline.storage.model import SkipReason, content_hash
+from driftline.storage.documents import INSIDE, SkipReason, content_hash
 from driftline.tasks.extraction.extractor import MAX_UNPACKED_BYTES, choose, is_archive, is_tar, stream_of
 from driftline.tasks.extraction.process import Refused, extract_apart
 

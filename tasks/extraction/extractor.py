@@ -25,8 +25,8 @@ from typing import IO, Any, NamedTuple, Protocol, Self, cast
 import pyarrow as pa
 
 from driftline.storage.defaults import Redaction
+from driftline.storage.documents import SkipReason
 from driftline.storage.lines.outline import Anchor, Definition
-from driftline.storage.model import SkipReason
 from driftline.storage.redaction import redact
 from driftline.tasks.definitions.outlines import nested_sections
 from driftline.tasks.extraction.process import Refused, extract_apart
@@ -370,8 +370,8 @@ EXTRACTORS: tuple[Extractor, ...] = (
         "subtitles",
         isolated=False,
     ),
-    Extractor("pdf", 3, ("pdf",), _is_pdf, "pages", "pdf", needs="pypdfium2"),
-    Extractor("html", 4, _HTML_SUFFIXES, _is_html, "pages", "html", needs="lxml", is_text=True),
+    Extractor("pdf", 3, ("pdf",), _is_pdf, "html_pdf", "pdf", needs="pypdfium2"),
+    Extractor("html", 4, _HTML_SUFFIXES, _is_html, "html_pdf", "html", needs="lxml", is_text=True),
     Extractor("man", 1, (), _is_man, "text_formats", "man", packed=True),
     Extractor("notebook", 1, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
 )

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import INSIDE, NAMED_LIKE_ARCHIVE, Redaction
+from driftline.storage.defaults import Redaction
+from driftline.storage.documents import INSIDE, NAMED_LIKE_ARCHIVE
 from driftline.storage.redaction import split_mark
 from driftline.tasks.extraction.extractor import (
     NAMED_LIKE_DOCUMENT,

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from urllib.parse import unquote
 from xml.parsers import expat
 
-from driftline.storage.model import SkipReason
+from driftline.storage.documents import SkipReason
 from driftline.tasks.extraction.extractor import OLE, Draft, Extracted
 from driftline.tasks.extraction.process import Refused
 
@@ -637,7 +637,7 @@ def epub(data: bytes) -> Extracted:
 
     The anchor is the file of a chapter and the nearest id in it.
     """
-    from driftline.tasks.extraction.pages import add_html
+    from driftline.tasks.extraction.html_pdf import add_html
 
     draft = Draft()
     with _opened(data) as archive:

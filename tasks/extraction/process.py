@@ -22,7 +22,7 @@ from functools import cache
 from importlib import import_module
 from typing import IO, Any, NoReturn
 
-from driftline.storage.model import SkipReason
+from driftline.storage.documents import SkipReason
 
 CPU_SECONDS = 60
 """Limit of CPU time for one document; a PDF of thousands of pages takes less."""

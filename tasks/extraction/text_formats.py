@@ -13,7 +13,7 @@ from email.parser import BytesParser
 from importlib.util import find_spec
 from typing import Any, cast
 
-from driftline.storage.model import SkipReason
+from driftline.storage.documents import SkipReason
 from driftline.tasks.extraction.extractor import Draft, Extracted
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.text import decode
@@ -208,7 +208,7 @@ def _add_body(draft: Draft, body: EmailMessage) -> None:
     if body.get_content_subtype() != "html":
         draft.add(_QUOTED_FROM.sub(r"\1", text.rstrip()))
     elif find_spec("lxml") is not None:
-        from driftline.tasks.extraction.pages import add_html
+        from driftline.tasks.extraction.html_pdf import add_html
 
         add_html(draft, text.encode("utf-8", "replace"))
 

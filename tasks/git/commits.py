@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from driftline.storage.globs import is_unicode
-from driftline.storage.sources.isolation import Repository, ask, ask_remote, find_repository, finish, run, start
+from driftline.storage.sources.git_isolation import Repository, ask, ask_remote, find_repository, finish, run, start
 from driftline.tasks.git.work_tree import WorkTree
 
 MAX_CHANGED_PATHS = 20_000

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.errors import redacted
-from driftline.storage.sources.isolation import (
+from driftline.storage.sources.git_isolation import (
     Repository,
     Running,
     ask,

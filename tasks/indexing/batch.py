@@ -16,23 +16,24 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import DEFAULT_REDACTION, container_of, holds_records
+from driftline.storage.defaults import DEFAULT_REDACTION
 from driftline.storage.deltas import manifest
+from driftline.storage.deltas.manifest import ManifestRow
+from driftline.storage.documents import DocumentState, SkipReason, container_of, content_hash, holds_records
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
 from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import Definition
-from driftline.storage.model import DocumentState, ManifestRow, SkipReason, content_hash
 from driftline.storage.redaction import holds_key, with_mark
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
-from driftline.tasks.definitions.parser_process import definitions_in_worker
-from driftline.tasks.embedding.task_context import CountReporter, Stopwatch, TaskContext
+from driftline.tasks.definitions.outlines import definitions_in_worker
 from driftline.tasks.extraction.archives import OF_CONTENT, is_of_member, read_members, reason_in, without_opened
 from driftline.tasks.extraction.extractor import Reading, definitions_by_part, is_extracted, read_document, redacted
 from driftline.tasks.extraction.extractor_versions import UNOPENED, How, ends_mark, is_current
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
+from driftline.tasks.task_context import CountReporter, Stopwatch, TaskContext
 from driftline.tasks.text import MAX_TEXT_BYTES, SplitLines, is_lfs_pointer, read_ends, split_documents
 
 log = logging.getLogger(__name__)

@@ -19,13 +19,13 @@ from driftline.storage.deltas.manifest import SCHEMA, BatchId, Manifest, revisio
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld, LeaseLost
 from driftline.storage.lance.lance_table import rewrite
+from driftline.storage.layout import derived_ulid, new_ulid
 from driftline.storage.leases.lease import Lease, fenced
 from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.lines.indexes import Segment, SegmentSpec, build_segment
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.model import derived_ulid, new_ulid
 from driftline.storage.workspace.workspace import Workspace, acquire_source
-from driftline.tasks.embedding.task_context import ModelRef, TaskContext
+from driftline.tasks.task_context import ModelRef, TaskContext
 
 
 @dataclass(frozen=True, slots=True)

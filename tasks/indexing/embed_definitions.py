@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
 from driftline.storage.lines.definition_table import schema
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode
-from driftline.storage.model import DeepModel
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.embedding.task_context import TaskContext
 from driftline.tasks.embedding.transformer import definition_text, load_transformer
 from driftline.tasks.indexing.rows import extension, parent_dirs
+from driftline.tasks.task_context import TaskContext
 
 DOCUMENTS_PER_BATCH = 64
 _KEY_LINES = 3

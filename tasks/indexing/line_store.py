@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -11,15 +11,41 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from driftline.storage.deltas import manifest
+from driftline.storage.deltas.manifest import ManifestRow
+from driftline.storage.embedding import CURRENT_EMBEDDING_VERSION
 from driftline.storage.entities import Entity
 from driftline.storage.errors import NotIndexed, UsageError
+from driftline.storage.layout import new_ulid
 from driftline.storage.lines.line_queries import LineFilter, nearest_lines
-from driftline.storage.model import CURRENT_EMBEDDING_VERSION, DocMeta, LineEmbedding, ManifestRow, new_ulid
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.embedding.models import model_of
 from driftline.tasks.indexing.commit import ChangeSet, Committer, settle
 from driftline.tasks.indexing.rows import line_rows
+
+
+@dataclass(frozen=True, slots=True)
+class DocMeta:
+    """The metadata of a document whose lines a program stores itself: ``mtime`` is in seconds since 1970.
+
+    ``version`` is the CURRENT_EMBEDDING_VERSION with which its text was prepared.
+    """
+
+    path: str
+    size_bytes: int
+    mtime: float
+    version: int = CURRENT_EMBEDDING_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class LineEmbedding:
+    """One row of ``line_embeddings``: ``line_number`` is 0-based, ``embedding`` is ``(dim,)``."""
+
+    path: str
+    line_number: int
+    embedding: Sequence[float] | NDArray[np.float32]
+    text: str = ""
+
 
 OWN_SOURCE = "source:lines"
 _EMBED = "Embed with the model of the workspace."

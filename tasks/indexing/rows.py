@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.deltas.delta_index import ADD
+from driftline.storage.deltas.manifest import ManifestRow
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.lines.block_codes import encode as encode_blocks
@@ -26,7 +27,6 @@ from driftline.storage.lines.line_table import CODE_COLUMN, CONTINUED, LINES_PER
 from driftline.storage.lines.outline import Anchor, Definition, encode
 from driftline.storage.lines.packs import packs, text_of_lines
 from driftline.storage.lines.tokenizer import spelled_for_index
-from driftline.storage.model import ManifestRow
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
 from driftline.storage.workspace.records import BranchRecord
 from driftline.storage.workspace.workspace import Branch, Workspace

@@ -11,7 +11,7 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -20,7 +20,7 @@ from driftline.storage.errors import CatalogError, CleanupAborted, LeaseHeld, St
 from driftline.storage.garbage.classify import Orphan
 from driftline.storage.garbage.references import Survey
 from driftline.storage.layout import CATALOG, CONFIG, lease_path
-from driftline.storage.leases.lease import Lease, acquire, look
+from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.memory.binding import trouble
 from driftline.storage.memory.catalog.database import Catalog, embedded_url
 from driftline.storage.memory.catalog.entry_queries import blob_references
@@ -97,30 +97,6 @@ class Fence:
         published, _ = finish_staged(self.workspace, source, lease)
         self.published += published
         self.sources.add(source.directory)
-
-
-def release_abandoned(workspace: Workspace, run_id: str) -> int:
-    """Release the leases whose holders are provably dead, after settling their staged deltas, and return their number.
-
-    Leases that another run takes in the meantime are skipped. Raises StorageError.
-    """
-    released = 0
-
-    def taken_meanwhile(_: str) -> None:
-        nonlocal released
-        released -= 1
-
-    for source, _ in workspace.sources():
-        if look(workspace.objects, lease_path(source)).is_abandoned:
-            released += 1
-            with Fence(workspace, run_id, taken_meanwhile) as fence:
-                fence.take_source(source)
-    for tenant in workspace.tenants():
-        path = lease_path(tenant, "maintenance")
-        if look(workspace.objects, path).is_abandoned:
-            with suppress(LeaseHeld), acquire(workspace.objects, path, run_id):
-                released += 1
-    return released
 
 
 def unleased(survey: Survey, tenants: Iterable[Entity], skip: Callable[[str], None]) -> tuple[set[str], set[str]]:

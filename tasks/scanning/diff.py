@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.model import DocumentState
+from driftline.storage.documents import DocumentState
 from driftline.tasks.extraction.archives import OF_MEMBERS
 from driftline.tasks.extraction.extractor_versions import How, outdated
 

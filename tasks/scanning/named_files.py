@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from driftline.storage.documents import SkipReason
 from driftline.storage.errors import AccessDenied, SourceNotFound, UsageError
 from driftline.storage.globs import alternatives
-from driftline.storage.model import SkipReason
 from driftline.tasks.git.work_tree import find_work_tree
 from driftline.tasks.scanning.path_patterns import Rules
 from driftline.tasks.scanning.scan import MAX_FILE_BYTES

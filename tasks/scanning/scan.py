@@ -1,7 +1,4 @@
-"""Scan a source in partitions, on any worker: list each one and compare it with its slice of the manifest.
-
-A run can be limited to the paths that git reports as changed (DESIGN, "After a commit").
-"""
+"""Scan a source in partitions, on any worker: list each one and compare it with its slice of the manifest."""
 
 from __future__ import annotations
 
@@ -11,24 +8,23 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib.metadata import version
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import (
-    DEFAULT_MAX_DOCUMENT_BYTES,
+from driftline.storage.defaults import DEFAULT_MAX_DOCUMENT_BYTES, Redaction
+from driftline.storage.deltas.manifest import SCHEMA
+from driftline.storage.documents import (
     INSIDE,
     NAMED_LIKE_ARCHIVE,
-    Redaction,
+    DocumentState,
+    SkipReason,
     container_of,
+    content_hash,
     holds_records,
 )
-from driftline.storage.deltas.manifest import SCHEMA
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (
     AccessDenied,
@@ -38,30 +34,18 @@ from driftline.storage.errors import (
     ObjectNotFound,
     UsageError,
 )
-from driftline.storage.model import DocumentState, SkipReason, content_hash
 from driftline.storage.sources.source import FileInfo, RepositorySource, Source, open_source
-from driftline.storage.workspace.records import IndexedCommit, WorkspaceConfig
+from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import fingerprint, is_earlier_version, resolve_model
-from driftline.tasks.embedding.task_context import TaskContext
 from driftline.tasks.extraction.archives import Member, Opened, is_of_member, members_of, opened_mark
 from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT
 from driftline.tasks.extraction.extractor_versions import How
 from driftline.tasks.extraction.process import Refused
-from driftline.tasks.git.commits import (
-    MAX_CHANGED_PATHS,
-    ChangedPaths,
-    Commit,
-    changes_between,
-    changes_on_disk,
-    head,
-    union,
-)
-from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, clean_blobs, find_work_tree
+from driftline.tasks.git.work_tree import TrackedFiles, clean_blobs, find_work_tree
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA, Diff, classify, diff, is_inside, joined
 from driftline.tasks.scanning.overlap import Claim, Neighbours, claimed
 from driftline.tasks.scanning.path_patterns import (
-    IGNORE_FILES,
     NEVER_ENTERED,
     OUR_IGNORE_FILE,
     Matcher,
@@ -69,118 +53,8 @@ from driftline.tasks.scanning.path_patterns import (
     Rules,
 )
 from driftline.tasks.scanning.walk import Listing, Subtree, Walk, above_and_self
+from driftline.tasks.task_context import TaskContext
 from driftline.tasks.text import MAX_TEXT_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class WorkTreeAtCommit:
-    """A work tree and the commit that is checked out when a run begins.
-
-    ``scanned_with`` is a hash of all settings that determine what a run indexes. A run with another hash scans
-    everything.
-    """
-
-    tree: WorkTree
-    commit: Commit
-    scanned_with: str
-
-    @classmethod
-    def look(cls, root: str, rules: object) -> Self | None:
-        """Return the work tree that contains ``root``, or None; ``rules`` are identified by their ``repr``."""
-        tree = find_work_tree(root)
-        commit = head(root) if tree is not None else None
-        if tree is None or commit is None:
-            return None
-        settings = repr((rules, tree.prefix, _release())).encode() + _read(tree.exclude)
-        settings += b"\0" + _read(tree.excludes)
-        return cls(tree, commit, content_hash(settings))
-
-    @property
-    def commit_id(self) -> str:
-        return self.commit.id
-
-    def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
-        """Return the paths to scan so that an index that matched ``last`` matches the disk.
-
-        ``token`` is the current lease's, or None for a dry run, which holds no lease and may miss changes.
-        """
-        if (why := _why_void(last, self.scanned_with, token)) or last is None:
-            return ChangedPaths(None, why)
-        return union(
-            changes_between(self.tree, last.id, self.commit.id, ignore_files=IGNORE_FILES),
-            changes_on_disk(self.tree, ignore_files=IGNORE_FILES),
-        )
-
-    def reached(self, token: int) -> IndexedCommit | None:
-        """Return the commit to record at the end of the run; None unless the disk still matches it."""
-        if head(self.tree.root) != self.commit or changes_on_disk(self.tree, ignore_files=IGNORE_FILES).paths != ():
-            return None
-        return IndexedCommit(
-            id=self.commit.id, committed=self.commit.committed, token=token, scanned_with=self.scanned_with
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RepositoryAtCommit:
-    """A git repository without a work tree, and the commit that a run indexes; otherwise like WorkTreeAtCommit."""
-
-    source: RepositorySource
-    scanned_with: str
-
-    @classmethod
-    def look(cls, source: RepositorySource, rules: object) -> Self:
-        """Return the commit of ``source``; ``rules`` are identified by their ``repr``."""
-        return cls(source, content_hash(repr((rules, _release())).encode()))
-
-    @property
-    def commit_id(self) -> str:
-        return self.source.commit
-
-    def is_indexed(self, last: IndexedCommit | None, token: int) -> bool:
-        """Return whether the index is at the commit, and the lease was not taken since ``last``."""
-        expected = (self.commit_id, self.scanned_with, token)
-        return last is not None and (last.id, last.scanned_with, last.token) == expected
-
-    def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
-        """Fetch the commit; otherwise like ``WorkTreeAtCommit.changes_since``."""
-        if (why := _why_void(last, self.scanned_with, token)) or last is None:
-            return ChangedPaths(None, why)
-        paths = self.source.tree.changed_since(last.id)
-        if paths is None:
-            return ChangedPaths(None, f"git cannot compare with {last.id[:12]}, the last indexed commit")
-        if any(path.rpartition("/")[2] == OUR_IGNORE_FILE for path in paths):
-            return ChangedPaths(None, f"a {OUR_IGNORE_FILE} has changed")
-        if len(paths) > MAX_CHANGED_PATHS:
-            return ChangedPaths(None, f"{len(paths):,} paths have changed")
-        return ChangedPaths(tuple(sorted(paths)))
-
-    def reached(self, token: int) -> IndexedCommit | None:
-        """Return the commit to record at the end of the run."""
-        committed = self.source.tree.committed()
-        return IndexedCommit(id=self.commit_id, committed=committed, token=token, scanned_with=self.scanned_with)
-
-
-def _why_void(last: IndexedCommit | None, scanned_with: str, token: int | None) -> str:
-    """Return why the index may differ from ``last``, or "" if it does not. ``token`` is None for a dry run."""
-    if last is None:
-        return "no indexed commit is recorded"
-    if token is not None and last.token != token - 1:
-        return "another run has worked on the source since"
-    return "" if last.scanned_with == scanned_with else "the source was indexed with other settings"
-
-
-@cache
-def _release() -> str:
-    """Return the version of Driftline, cached because Python parses a metadata file for it."""
-    return version("driftline")
-
-
-def _read(path: str) -> bytes:
-    if not os.path.isfile(path):
-        return b""
-    with open(path, "rb") as file:
-        return file.read()
-
 
 log = logging.getLogger(__name__)
 

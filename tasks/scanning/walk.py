@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from driftline.storage.documents import SkipReason
 from driftline.storage.errors import StorageError
-from driftline.storage.model import SkipReason
-from driftline.storage.sources.isolation import excludes_file
+from driftline.storage.sources.git_isolation import excludes_file
 from driftline.storage.sources.mirror import bare_repository
 from driftline.storage.sources.safe_folder import SafeFolder, read_regular
 from driftline.storage.sources.source import INODE_BITS, VANISHED

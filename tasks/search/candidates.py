@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from driftline.storage.embedding import Embedder
 from driftline.storage.lines.line_table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
 from driftline.storage.lines.tokenizer import distinct_terms, is_paired, keywords, terms
-from driftline.storage.model import Embedder
 from driftline.tasks.definitions.outlines import begins_definition
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
 from driftline.tasks.search.query_form import is_constant, names_in, places_in
@@ -81,7 +81,7 @@ class Candidates:
 
 
 def lines_of(blocks: pa.Table, query: str) -> Candidates:
-    """Return the lines of ``blocks`` (``line_queries.matching_blocks``), and the words of ``query`` in them.
+    """Return the lines of ``blocks`` (``LineQuery.blocks``), and the words of ``query`` in them.
 
     A column ``near`` marks the blocks whose meaning is near; by default none.
     """

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from driftline.storage.documents import content_hash
 from driftline.storage.entities import Boundary, Entity, is_allowed, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, UsageError
 from driftline.storage.globs import is_unicode
@@ -23,7 +24,6 @@ from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import anchors_in
 from driftline.storage.lines.packs import lines_of
-from driftline.storage.model import content_hash
 from driftline.storage.redaction import redact_lines
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.records import SourceRecord

@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
+from driftline.storage.documents import SkipReason, content_hash
+from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.outline import Definition, innermost
-from driftline.storage.model import Embedder, SkipReason, content_hash
 from driftline.storage.sources.source import INODE_BITS
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.definitions.outlines import definitions
-from driftline.tasks.embedding.task_context import PLAN_AFTER_LINES, ModelRef, load_embedder
 from driftline.tasks.extraction.extractor import Extracted, definitions_by_part, read_document, redacted
 from driftline.tasks.scanning.named_files import STDIN, files_named
 from driftline.tasks.scanning.overlap import below
@@ -35,6 +35,7 @@ from driftline.tasks.search.ranking import FoundLine
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.search.search import UNKNOWN_WORDS, SearchReport, answer, nearest_note
+from driftline.tasks.task_context import PLAN_AFTER_LINES, ModelRef, load_embedder
 from driftline.tasks.text import rows_of_line, split_documents, split_lines
 
 _REDACTED_CHARACTERS = 2**20

@@ -23,21 +23,19 @@ from driftline.storage.defaults import (
     CUT,
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_REDACTION,
-    INSIDE,
     MAX_SHOWN_CHARACTERS,
     Redaction,
-    container_of,
-    holds_records,
 )
+from driftline.storage.documents import INSIDE, container_of, content_hash, holds_records
 from driftline.storage.errors import DriftlineError, ObjectNotFound
 from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.outline import Definition, anchor_at, fragment_of, innermost, location_of
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.packs import lines_of
 from driftline.storage.lines.tokenizer import keywords
-from driftline.storage.model import content_hash, html_table
 from driftline.storage.redaction import holds_redacted, redact, redact_lines
 from driftline.storage.sources.source import Source, known_source
+from driftline.storage.workspace.stats import html_table
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.search.links import Links, SourceRecords, find_links

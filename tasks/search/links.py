@@ -20,14 +20,13 @@ from urllib.parse import quote, unquote, urlsplit
 
 from cachetools import LRUCache, TTLCache
 
-from driftline.storage.defaults import DEFAULT_REDACTION, INSIDE, Redaction, container_of
+from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
+from driftline.storage.documents import INSIDE, container_of, content_hash
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
-from driftline.storage.model import content_hash
 from driftline.storage.redaction import split_mark
 from driftline.storage.sources.source import known_source
-from driftline.storage.workspace.copies import read_copy_record
-from driftline.storage.workspace.records import SourceRecord
+from driftline.storage.workspace.records import SourceRecord, read_copy_record
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted
 from driftline.tasks.git.commits import PushedCommit, blobs_at, pushed_commit

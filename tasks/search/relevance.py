@@ -14,7 +14,7 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.storage.model import Embedder
+from driftline.storage.embedding import Embedder
 from driftline.tasks.search.request import SearchRequest
 
 DIGITS = 4

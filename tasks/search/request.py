@@ -30,7 +30,7 @@ from driftline.storage.defaults import (
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import alternatives, check_glob, is_unicode
 from driftline.storage.lines.outline import KINDS
-from driftline.storage.request_options import INTERFACES, Option, listed, option, options_of
+from driftline.storage.option_table import INTERFACES, Option, listed, option, options_of
 
 if TYPE_CHECKING:
     from driftline.storage.entities import Boundary, Entity

@@ -12,12 +12,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from driftline.storage.defaults import DEFAULT_RERANKED, MAX_RERANKED
+from driftline.storage.embedding import Embedder
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.definition_table import DeepTable
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.outline import Definition
-from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.filters import LineKinds, relative_to_sources
 from driftline.tasks.search.hits import Window, add_definitions, by_score

@@ -19,6 +19,7 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from driftline.storage.defaults import DEFAULT_N_LINES, Strategy
+from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
 from driftline.storage.lance.retries import without_panic
@@ -26,10 +27,9 @@ from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import NOTHING, RESULT_COLUMNS, LineQuery, Scored, nearest_blocks
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.tokenizer import keywords, query_for_index
-from driftline.storage.model import Embedder, html_table
-from driftline.storage.request_options import from_keywords
+from driftline.storage.option_table import from_keywords
+from driftline.storage.workspace.stats import html_table
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.embedding.task_context import ModelRef, load_embedder
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
 from driftline.tasks.search.facets import Facets, Match, counted
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
@@ -59,6 +59,7 @@ from driftline.tasks.search.rerank import (
     weight_in,
     windows_to_rerank,
 )
+from driftline.tasks.task_context import ModelRef, load_embedder
 
 log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")

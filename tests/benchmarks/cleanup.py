@@ -15,10 +15,10 @@ from pathlib import Path
 
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.storage.deltas import manifest as documents
-from driftline.storage.deltas.manifest import Manifest
+from driftline.storage.deltas.manifest import Manifest, ManifestRow
 from driftline.storage.entities import Entity
+from driftline.storage.layout import new_ulid
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.model import ManifestRow, new_ulid
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 import time
 
-from driftline.tasks.embedding.task_context import Stopwatch
+from driftline.tasks.task_context import Stopwatch
 
 Stopwatch.__init__.__defaults__ = (time.process_time,)

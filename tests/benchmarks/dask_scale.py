@@ -21,7 +21,7 @@ import measure
 from driftline.flows.runs.executors import DaskExecutor
 from driftline.flows.runs.source_run import BATCH_BYTES
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.embedding.task_context import ModelRef, TaskContext
+from driftline.tasks.task_context import ModelRef, TaskContext
 
 MIN_EFFICIENCY = 0.85
 MAX_SHARE = 0.05

@@ -33,7 +33,7 @@ from packages import Package, unpacked
 import driftline
 from driftline.storage.defaults import CUT
 from driftline.storage.lines.outline import Anchor
-from driftline.tasks.extraction import pages
+from driftline.tasks.extraction import html_pdf
 from driftline.tasks.extraction.extractor import Extracted, read_document
 from tests.support.documents import DOCUMENTS
 
@@ -227,10 +227,10 @@ def speed(found: Sequence[Document], verdict: measure.Verdict) -> None:
     """Measure the CPU seconds of the extractors of PDF and HTML in this process."""
     pdfs, of_html = ([each.data for each in found if each.kind == kind] for kind in ("pdf", "html"))
     count = sum(len(pypdfium2.PdfDocument(data)) for data in pdfs)
-    seconds = _cpu_seconds(pages.pdf, pdfs)
+    seconds = _cpu_seconds(html_pdf.pdf, pdfs)
     verdict.at_least("pages of PDF, a CPU second", count / seconds, 60, "pages")
     megabytes = sum(map(len, of_html)) / 1e6
-    verdict.at_least("HTML, a CPU second", megabytes / _cpu_seconds(pages.html, of_html), 8, "MB")
+    verdict.at_least("HTML, a CPU second", megabytes / _cpu_seconds(html_pdf.html, of_html), 8, "MB")
 
 
 def _cpu_seconds(extract: Callable[[bytes], Extracted], documents: Sequence[bytes]) -> float:

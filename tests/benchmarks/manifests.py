@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.deltas.manifest import SCHEMA, Manifest, revision
-from driftline.storage.model import new_ulid
+from driftline.storage.layout import new_ulid
 
 FOLDER_DOCUMENTS = 100_000
 FINGERPRINT = "0123456789abcdef0123456789abcdef"

@@ -19,7 +19,7 @@ import measure
 import numpy as np
 
 from driftline.storage.entities import Entity
-from driftline.storage.lance.vector_index import is_indexed
+from driftline.storage.lance.lance_table import is_indexed
 from driftline.storage.memory.maintenance import compact_indexes, compact_vectors
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.vectors import VectorTable, vector_tables

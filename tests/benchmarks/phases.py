@@ -26,11 +26,11 @@ import measure
 import numpy as np
 import pyarrow as pa
 
-from driftline.storage.lance.vector_index import create_vector_index
+from driftline.storage.lance.lance_table import create_vector_index
 from driftline.storage.lines.indexes import COLUMNS, SCALAR_INDEXES, TOKENIZER
 from driftline.storage.lines.line_table import TEXT_COLUMN
 from driftline.tasks.embedding.models import dimension, fingerprint, resolve_model
-from driftline.tasks.embedding.task_context import ModelRef, load_embedder
+from driftline.tasks.task_context import ModelRef, load_embedder
 
 MAX_OF_LIMITS = 2.5
 MAX_BYTES_PER_ROW = 850

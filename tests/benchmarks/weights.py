@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 from quality_sets import Query, QuerySet, code_set, prose_set
 
 from driftline.storage.defaults import DEFAULT_N_LINES
+from driftline.storage.embedding import Embedder
 from driftline.storage.lines.line_queries import LineQuery
 from driftline.storage.lines.tokenizer import keywords, query_for_index
-from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.embedding.task_context import ModelRef, load_embedder
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
 from driftline.tasks.search.hits import merge_windows
 from driftline.tasks.search.ranking import WEIGHTS, Neighbourhood, Weights
 from driftline.tasks.search.search import CANDIDATE_BLOCKS, CANDIDATE_LINES
+from driftline.tasks.task_context import ModelRef, load_embedder
 
 TOP_K = 10
 REACH = 2 * DEFAULT_N_LINES + 1

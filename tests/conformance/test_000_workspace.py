@@ -557,7 +557,7 @@ def test_another_version_embeds_again(own: Path, registry: Registry, monkeypatch
     """After a change in how text is prepared for the same model, another run of the index suffices."""
     index(registry, own)
     newer = dl.CURRENT_EMBEDDING_VERSION + 1
-    for module in ("driftline", "driftline.storage.model", "driftline.tasks.embedding.models"):
+    for module in ("driftline", "driftline.storage.embedding", "driftline.tasks.embedding.models"):
         monkeypatch.setattr(f"{module}.CURRENT_EMBEDDING_VERSION", newer, raising=False)
     assert state_of(own, "a.md") == "changed"
     answer = index(registry, own)

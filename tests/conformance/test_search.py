@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from driftline.storage.layout import lease_path
+from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
-from driftline.storage.model import new_ulid
 from tests.conformance.search_support import (
     ENGINE_ARGUMENTS,
     ROOT,

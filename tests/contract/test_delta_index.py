@@ -26,13 +26,12 @@ from driftline.storage.errors import (
     UsageError,
     WorkspaceTooNew,
 )
-from driftline.storage.layout import BASE
-from driftline.storage.model import new_ulid
+from driftline.storage.layout import BASE, new_ulid
 from driftline.storage.objects import bucket as buckets
 from driftline.storage.objects.bucket import Bucket
 from driftline.storage.objects.local_disk import LocalDisk
-from driftline.storage.objects.request_counts import by_kind, tally
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.objects.store_requests import by_kind, tally
 
 FIELDS = (pa.field("key", pa.string()), pa.field("value", pa.int64()))
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -15,7 +15,7 @@ import pytest
 from model2vec import StaticModel
 from numpy.typing import NDArray
 
-from driftline.storage.model import Embedder
+from driftline.storage.embedding import Embedder
 from driftline.tasks.embedding import embedder as embedding
 from driftline.tasks.embedding.embedder import WordTableEmbedder, plan_words
 from driftline.tasks.embedding.models import dimension, fingerprint, load_parts, resolve_model

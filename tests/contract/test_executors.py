@@ -25,9 +25,9 @@ from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.errors import CorruptFile, ExecutorError, UsageError
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.embedding.task_context import ModelRef, TaskContext
 from driftline.tasks.indexing.batch import BatchSpec
 from driftline.tasks.scanning.scan import plan_partitions
+from driftline.tasks.task_context import ModelRef, TaskContext
 from tests.servers.ports import free_port
 from tests.support.processes import forked_dask_workers
 from tests.support.waiting import PATIENCE_SECONDS, until

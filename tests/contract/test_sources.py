@@ -16,6 +16,7 @@ import fsspec
 import pytest
 
 from driftline import index
+from driftline.storage.documents import DocumentState
 from driftline.storage.errors import (
     AccessDenied,
     MissingExtra,
@@ -25,7 +26,6 @@ from driftline.storage.errors import (
     UnknownScheme,
     install_command,
 )
-from driftline.storage.model import DocumentState
 from driftline.storage.sources.source import Source, open_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.scanning.diff import MANIFEST_SCHEMA

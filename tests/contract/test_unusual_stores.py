@@ -15,11 +15,11 @@ from obstore.exceptions import GenericError, PermissionDeniedError
 
 import driftline as dl
 from driftline.storage.errors import AccessDenied, PreconditionFailed, StorageError
-from driftline.storage.objects import bucket, retries
+from driftline.storage.objects import bucket, store_requests
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.verify_documents import survived_check
+from driftline.tasks.maintenance.verify_and_repair import survived_check
 from driftline.tasks.search.search import search
 from tests.servers.flaky import Fault, FlakyProxy
 from tests.servers.proxies import CephProxy, Proxy, SkewedProxy
@@ -32,7 +32,7 @@ ROUNDS = 3
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(store_requests, "FIRST_DELAY_SECONDS", 0.01)
 
 
 @pytest.mark.parametrize("fault", list(Fault))
@@ -122,8 +122,8 @@ def test_a_broken_unsorted_listing_is_incomplete(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("error", "attempts"),
     [
-        (GenericError("HttpError { kind: Interrupted"), retries.ATTEMPTS),
-        (GenericError("status code: 503 Service Unavailable"), retries.ATTEMPTS),
+        (GenericError("HttpError { kind: Interrupted"), store_requests.ATTEMPTS),
+        (GenericError("status code: 503 Service Unavailable"), store_requests.ATTEMPTS),
         (GenericError("in 8s, after 5 retries, max_retries: 5 - status code: 503"), 1),
         (GenericError("HttpError { kind: Connect"), 1),
         (PermissionDeniedError("status code: 403 Forbidden"), 1),
@@ -147,11 +147,11 @@ def test_only_transient_failures_are_retried_and_only_a_few_times(
 
 def test_attempts_end_in_time_and_their_delays_grow() -> None:
     now = itertools.count(0, 6)
-    assert len(list(retries.delays(clock=lambda: next(now), chance=lambda: 1.0))) == 3
-    waits = list(retries.delays(clock=lambda: 0.0, chance=lambda: 1.0))
+    assert len(list(store_requests.delays(clock=lambda: next(now), chance=lambda: 1.0))) == 3
+    waits = list(store_requests.delays(clock=lambda: 0.0, chance=lambda: 1.0))
     assert waits == sorted(waits)
-    assert len(waits) == retries.ATTEMPTS - 1
-    assert max(waits) <= retries.MAX_DELAY_SECONDS
+    assert len(waits) == store_requests.ATTEMPTS - 1
+    assert max(waits) <= store_requests.MAX_DELAY_SECONDS
 
 
 # --- etags ------------------------------------------------------------------------------------------------------------

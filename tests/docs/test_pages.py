@@ -132,7 +132,7 @@ def test_a_page_that_explains_a_key_that_the_code_lacks_is_refused() -> None:
     part = "<!-- generated: keys driftline.flows.config.toml_schema:SourceTable\nurl: A folder.\n-->"
     with pytest.raises(module.StalePage, match=r"'url'"):
         module.fill(part)
-    part = "<!-- generated: enumeration driftline.storage.model:SkipReason\nBINARY: Not text.\nBINARIES: Not text.\n-->"
+    part = "<!-- generated: enumeration driftline.storage.documents:SkipReason\nBINARY: Text.\nBINARIES: Text.\n-->"
     with pytest.raises(module.StalePage, match=r"'TOO_LARGE'.*'BINARIES'"):
         module.fill(part)
 

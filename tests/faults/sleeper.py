@@ -99,5 +99,5 @@ def clock_wrong_by(seconds: float) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in CLOCKS:
             patch.setattr(name, Skewed)
-        patch.setattr("driftline.storage.model.time", SkewedTime)
+        patch.setattr("driftline.storage.layout.time", SkewedTime)
         yield

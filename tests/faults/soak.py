@@ -28,9 +28,8 @@ import pyarrow as pa
 
 from driftline.storage.deltas.delta_index import ADD, REMOVE, DeltaIndex
 from driftline.storage.errors import LeaseHeld
-from driftline.storage.layout import BASE
+from driftline.storage.layout import BASE, new_ulid
 from driftline.storage.leases.lease import acquire
-from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
 
 WRITERS, COMPACTORS, READERS = 8, 3, 2

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
+from driftline.storage.embedding import Embedder
 from driftline.storage.errors import CatalogConnectionError, CatalogError, ObjectNotFound, StorageError
 from driftline.storage.memory.catalog import database as catalog_module
 from driftline.storage.memory.catalog import entry_writes
@@ -23,7 +24,6 @@ from driftline.storage.memory.catalog.tables import entries, outbox, retired_blo
 from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.vectors import VectorTable
-from driftline.storage.model import Embedder
 from driftline.storage.objects.local_disk import LocalDisk
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from tests.faults.faults import Crash, Faults, Mode, injected

@@ -13,8 +13,8 @@ import pytest
 
 from driftline.flows.output.progress import NullProgress
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
+from driftline.flows.runs.executors import SegmentBuilds
 from driftline.flows.runs.index import IndexRequest, index_sources
-from driftline.flows.runs.segment_builds import SegmentBuilds
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StorageError
 from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, rewrite

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import driftline as dl
-from driftline.storage.model import SkipReason
+from driftline.storage.documents import SkipReason
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction import extractor, office, process
 from driftline.tasks.extraction.extractor import Extracted, is_extracted, read_document

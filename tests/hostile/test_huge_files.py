@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from driftline.storage.model import SkipReason
+from driftline.storage.documents import SkipReason
 from driftline.storage.sources.source import Source
 from driftline.tasks.indexing import batch
 from driftline.tasks.text import MAX_TEXT_BYTES

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from driftline.storage.model import SkipReason
+from driftline.storage.documents import SkipReason
 from driftline.storage.sources.source import open_source
 from driftline.tasks.git.work_tree import TrackedFiles, find_work_tree
 from driftline.tasks.scanning.path_patterns import Rules

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from driftline.storage.documents import SkipReason
 from driftline.storage.errors import ObjectNotFound, StorageError
-from driftline.storage.model import SkipReason
 from driftline.storage.sources.source import Source, open_source
 from driftline.tasks.git.work_tree import find_work_tree
 from driftline.tasks.indexing.batch import read_all

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 import driftline as dl
-from driftline.storage.sources import isolation
-from driftline.storage.sources.isolation import find_repository, run
+from driftline.storage.sources import git_isolation
+from driftline.storage.sources.git_isolation import find_repository, run
 from tests.servers.git_server import GitServer
 from tests.support.waiting import until
 
@@ -58,8 +58,8 @@ def put_pipe(path: Path) -> None:
 def test_a_pipe_in_place_of_a_git_file_does_not_block_commands(
     root: Path, tmp_path: Path, driftline: Driftline, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "_ASLEEP_SECONDS", 0.5)
-    monkeypatch.setattr(isolation, "_TIMEOUT_SECONDS", 10_000)  # longer than pytest waits
+    monkeypatch.setattr(git_isolation, "_ASLEEP_SECONDS", 0.5)
+    monkeypatch.setattr(git_isolation, "_TIMEOUT_SECONDS", 10_000)  # longer than pytest waits
     if location == "../home/.config/git/ignore":
         (tmp_path / "home/.gitconfig").unlink()
     put_pipe(root / location)
@@ -76,7 +76,7 @@ def test_a_pipe_in_place_of_a_git_file_does_not_block_commands(
 def test_git_that_waits_for_a_pipe_is_killed_and_busy_git_is_not(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = find_repository(str(root))
     assert repository is not None
-    monkeypatch.setattr(isolation, "_TIMEOUT_SECONDS", 10_000)
+    monkeypatch.setattr(git_isolation, "_TIMEOUT_SECONDS", 10_000)
     put_pipe(root / "beside/.gitignore")
     assert run(repository, str(root), "status", "--porcelain", "--untracked-files=all") is None
     os.unlink(root / "beside/.gitignore")
@@ -86,7 +86,7 @@ def test_git_that_waits_for_a_pipe_is_killed_and_busy_git_is_not(root: Path, mon
 def test_git_that_waits_for_a_slow_host_is_not_killed(
     root: Path, git_server: GitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "_ASLEEP_SECONDS", 0.1)
+    monkeypatch.setattr(git_isolation, "_ASLEEP_SECONDS", 0.1)
     git_server.create("slow.git")
     top = root / "above"
     subprocess.run(["git", "remote", "add", "origin", f"http://{git_server.host}/slow.git"], cwd=top, check=True)
@@ -98,7 +98,7 @@ def test_git_that_waits_for_a_slow_host_is_not_killed(
         held.set()
 
     git_server.api = hold
-    answer = isolation.ask_remote(str(top), "ls-remote", "--heads")
+    answer = git_isolation.ask_remote(str(top), "ls-remote", "--heads")
     assert answer is not None
     assert answer.endswith(b"refs/heads/main\n")
     assert held.is_set()
@@ -111,8 +111,8 @@ def test_git_counts_as_busy_while_its_child_works(work: str, is_asleep: bool) ->
         try:
             until(lambda: parent.children() and parent.status() == psutil.STATUS_SLEEPING, "the child")
             if is_asleep:
-                until(lambda: isolation._effort_of_sleeper(process.pid) is not None, "its sleep")
+                until(lambda: git_isolation._effort_of_sleeper(process.pid) is not None, "its sleep")
             else:
-                assert isolation._effort_of_sleeper(process.pid) is None
+                assert git_isolation._effort_of_sleeper(process.pid) is None
         finally:
             os.killpg(process.pid, signal.SIGKILL)

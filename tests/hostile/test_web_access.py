@@ -23,13 +23,13 @@ from starlette.datastructures import Headers
 
 import driftline as dl
 from driftline.flows.config.memory_settings import boundary_in, load_memory_configuration
-from driftline.flows.http_guard import MAX_BODY_BYTES
-from driftline.flows.memory_stores import Memory
+from driftline.flows.http_server import MAX_BODY_BYTES
+from driftline.flows.served_memory import Memory
 from driftline.flows.web import authentication as authenticating
 from driftline.flows.web.api import Reader
 from driftline.flows.web.authentication import AccessRules, Authentication, KnownTokens, TrustedProxy
 from driftline.flows.web.guard import RateLimit
-from driftline.flows.web.mcp_endpoint import Tools
+from driftline.flows.web.routes import Tools
 from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StorageError, UsageError

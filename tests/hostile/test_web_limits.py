@@ -32,15 +32,14 @@ from starlette.types import Receive, Scope, Send
 
 import driftline as dl
 from driftline.flows import http_server
-from driftline.flows.http_guard import MAX_BODY_BYTES
-from driftline.flows.http_server import HttpServer, TimeoutProtocol, listen
+from driftline.flows.http_server import MAX_BODY_BYTES, HttpServer, TimeoutProtocol, listen
 from driftline.flows.web import guard
 from driftline.flows.web.api import MAX_QUERY_CHARACTERS, Reader
 from driftline.flows.web.authentication import cookie
-from driftline.flows.web.mcp_endpoint import Tools
+from driftline.flows.web.routes import Tools
 from driftline.flows.web.server import MAX_HEAD_BYTES, Exposure, web_server
 from driftline.storage.errors import UsageError
-from driftline.storage.request_options import MAX_SERVED_NAMES
+from driftline.storage.option_table import MAX_SERVED_NAMES
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask, serving

@@ -18,8 +18,8 @@ import pytest
 
 import driftline as dl
 from driftline.flows.runs.source_run import SourceRun
+from driftline.storage.documents import DocumentState, SkipReason, content_hash
 from driftline.storage.errors import DeletionRefused, StorageError
-from driftline.storage.model import DocumentState, SkipReason, content_hash
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction import archives
 from driftline.tasks.extraction.archives import Member, members_of, read_members

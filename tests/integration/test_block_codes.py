@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from driftline.storage.deltas.manifest import BatchId
+from driftline.storage.deltas.manifest import BatchId, ManifestRow
 from driftline.storage.entities import Entity
+from driftline.storage.layout import new_ulid
 from driftline.storage.lines import block_codes
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import LineQuery, nearest_blocks
 from driftline.storage.lines.line_table import LINES_PER_BLOCK, LineTable
-from driftline.storage.model import ManifestRow, new_ulid
 from driftline.storage.objects.store import ObjectStore
 from driftline.tasks.indexing.rows import line_rows
 

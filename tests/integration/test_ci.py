@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from driftline.storage.entities import Entity
-from driftline.storage.model import new_ulid
+from driftline.storage.layout import new_ulid
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.verify_documents import repair_source
+from driftline.tasks.maintenance.verify_and_repair import repair_source
 from tests.support.oracle import assert_in_step, files_below
 
 Driftline = Callable[..., Any]

@@ -21,10 +21,9 @@ from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.errors import CleanupAborted, LeaseLost, StorageError
 from driftline.storage.garbage.classify import Reason
-from driftline.storage.layout import CLEANUP, CONFIG, lease_path
+from driftline.storage.layout import CLEANUP, CONFIG, lease_path, new_ulid
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.leases.liveness import ProcessIdentity
-from driftline.storage.model import new_ulid
 from driftline.storage.objects.local_disk import LocalDisk
 from driftline.storage.workspace.records import RunHistory
 from tests.faults.faults import Crash, Faults, Mode, injected
@@ -305,7 +304,7 @@ def test_a_cleanup_releases_its_leases(corner: Corner) -> None:
 SLOW_WRITER = """
 import sys
 from driftline.storage.deltas.manifest import BatchId
-from driftline.storage.model import new_ulid
+from driftline.storage.documents import new_ulid
 from driftline.storage.leases.lease import acquire
 from driftline.storage.layout import lease_path
 from tests.support.leftovers import ENTITY, Corner

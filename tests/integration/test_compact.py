@@ -18,8 +18,7 @@ from driftline.flows.runs.index import IndexRequest, index_sources, remove_sourc
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseHeld, RecallTooLow
-from driftline.storage.lance.lance_table import plan_compaction
-from driftline.storage.lance.vector_index import VECTOR
+from driftline.storage.lance.lance_table import VECTOR, plan_compaction
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines import indexes

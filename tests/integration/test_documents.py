@@ -20,7 +20,7 @@ import driftline as dl
 from driftline.flows.mcp_server.answers import context_answer
 from driftline.flows.output.plain_text import own_appearance, print_search, show_as
 from driftline.flows.runs import source_run
-from driftline.storage.model import DocumentState, SkipReason, content_hash
+from driftline.storage.documents import DocumentState, SkipReason, content_hash
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction import extractor
 from driftline.tasks.extraction.extractor import read_document

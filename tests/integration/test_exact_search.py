@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import driftline
-from driftline.flows.output.run_history import searches_table
+from driftline.flows.output.search_journal import searches_table
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.search import find as served
 from driftline.storage.entities import Boundary, Entity

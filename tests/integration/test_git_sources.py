@@ -19,7 +19,7 @@ import pytest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, SourceNotFound, StorageError, UsageError
 from driftline.storage.sources import mirror, repository
-from driftline.storage.sources.isolation import spawn
+from driftline.storage.sources.git_isolation import spawn
 from driftline.storage.sources.mirror import Mirror, parse_remote, resolve
 from driftline.storage.sources.source import known_source, open_source
 from driftline.storage.workspace.workspace import Workspace, acquire_source

@@ -14,7 +14,7 @@ import lancedb
 import numpy as np
 import pytest
 
-from driftline.storage.lance.vector_index import VECTOR
+from driftline.storage.lance.lance_table import VECTOR
 from driftline.storage.lines import indexes
 from driftline.storage.lines.indexes import PARENT_DIRS, PATH, TEXT, coverage
 from driftline.storage.workspace.workspace import Workspace

@@ -18,8 +18,8 @@ import pytest
 from numpy.typing import NDArray
 
 from driftline.storage.errors import AccessDenied, BadEntry, StorageError, UsageError
-from driftline.storage.lance import vector_index
-from driftline.storage.lance.vector_index import is_indexed
+from driftline.storage.lance import lance_table
+from driftline.storage.lance.lance_table import is_indexed
 from driftline.storage.memory import vectors as memory_vectors
 from driftline.storage.memory.catalog.outbox import claim
 from driftline.storage.memory.flush import CLAIM_SECONDS, OVERDUE_SECONDS, new_claim_owner
@@ -338,7 +338,7 @@ def test_a_large_table_gets_a_vector_index_that_finds_the_same(
     for name in ("MIN_INDEXED_ROWS", "MIN_VECTOR_INDEX_ROWS", "EXACT_SEARCH_ROWS"):
         monkeypatch.setattr(memory_vectors, name, 100)
     monkeypatch.setattr(
-        vector_index, "REFINED_ROWS", 10_000
+        lance_table, "REFINED_ROWS", 10_000
     )  # refine all of them, because the index stores quantized vectors
     compact_vectors(store.workspace, store.hierarchy.entity(ACME), timedelta(0))
     table = VectorTable(objects, store.hierarchy.entity(ACME), embedder.fingerprint)

@@ -22,8 +22,8 @@ from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.vectors import VectorRow, vector_tables
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
-from driftline.tasks.maintenance import verify_memory as memory_verifying
-from driftline.tasks.maintenance.verify_documents import FindingKind
+from driftline.tasks.maintenance import verify_and_repair
+from driftline.tasks.maintenance.verify_and_repair import FindingKind
 
 ACME, S1 = "org:acme", "org:acme/project:a b/user:u/session:s1"
 S1_DIRECTORY = "org:acme/project:a~20b/user:u/session:s1"
@@ -101,13 +101,13 @@ def _one_row(store: MemoryStore) -> tuple[str, object]:
 
 
 def test_memory_written_during_the_check_is_skipped(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare = memory_verifying._compare
+    compare = verify_and_repair._compare
 
     def write_then_compare(*arguments: object) -> object:
         store.store("late", 1, ACME)
         return compare(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(memory_verifying, "_compare", write_then_compare)
+    monkeypatch.setattr(verify_and_repair, "_compare", write_then_compare)
     store.workspace.objects.delete(
         [f"{ACME}/{name}" for name in MemoryIndex(store.workspace.objects, ACME).log().deltas]
     )

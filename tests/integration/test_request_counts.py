@@ -17,7 +17,7 @@ import pytest
 
 from driftline.flows.output.rich_tables import requests_text
 from driftline.storage.objects.bucket import USER_AGENT
-from driftline.storage.objects.request_counts import by_kind, count, merged, phase, price, tally, watch
+from driftline.storage.objects.store_requests import by_kind, count, merged, phase, price, tally, watch
 from driftline.storage.sources.source import Source
 from tests.servers.emulators import AZURE_ACCOUNT, AZURE_KEY
 from tests.servers.proxies import Proxy

@@ -17,8 +17,8 @@ import pytest
 from driftline.flows.output.html_report import bar_plot, line_plot, number, render
 from driftline.flows.output.run_history import History, Series, newest_runs, to_row
 from driftline.storage.entities import Entity
-from driftline.storage.model import WorkspaceStats
 from driftline.storage.workspace.records import RunHistory, RunRecord
+from driftline.storage.workspace.stats import WorkspaceStats
 from driftline.storage.workspace.workspace import Workspace
 
 Driftline = Callable[..., Any]

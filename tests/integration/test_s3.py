@@ -16,7 +16,7 @@ import pytest
 
 import driftline as driftline_api
 from driftline.flows.config.memory_settings import find_memory, load_memory_configuration, open_memory
-from driftline.storage.model import DocumentState
+from driftline.storage.documents import DocumentState
 
 FILES = {
     "a/apple.py": "import argparse\nparser = argparse.ArgumentParser()\n",

@@ -20,8 +20,8 @@ import pytest
 
 import driftline as dl
 from driftline.flows.config.memory_settings import load_memory_configuration
-from driftline.flows.memory_stores import search_memory
 from driftline.flows.output.logs import writes_json
+from driftline.flows.served_memory import search_memory
 from driftline.flows.web import search_processes
 from driftline.flows.web.search_processes import SearchProcesses
 from driftline.storage.entities import Boundary, Entity

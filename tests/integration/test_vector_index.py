@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
-from driftline.storage.lance.vector_index import VECTOR
+from driftline.storage.lance.lance_table import VECTOR
+from driftline.storage.layout import new_ulid
 from driftline.storage.lines import line_queries
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.line_queries import LineFilter, nearest_lines
 from driftline.storage.lines.line_table import LineTable, schema
-from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
 
 DIM = 32

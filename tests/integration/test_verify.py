@@ -16,12 +16,11 @@ import pytest
 from driftline.flows.commands import main as cli
 from driftline.flows.runs.verify import VerifyReport, VerifyRequest, verify_workspace
 from driftline.storage.deltas import manifest as documents
-from driftline.storage.deltas.manifest import BatchId
+from driftline.storage.deltas.manifest import BatchId, ManifestRow
 from driftline.storage.errors import WorkspaceTooNew
-from driftline.storage.layout import lease_path
+from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
-from driftline.storage.model import ManifestRow, new_ulid
-from driftline.tasks.maintenance.verify_documents import FindingKind
+from driftline.tasks.maintenance.verify_and_repair import FindingKind
 from tests.support.leftovers import ENTITY, Corner, make_corner
 from tests.support.oracle import save_tiny_model
 
@@ -252,7 +251,7 @@ def test_an_index_that_misses_lines_is_detected_and_rebuilt(own: Corner, monkeyp
         from driftline.storage.lines import line_counts
 
         # In this process, which is patched:
-        patch.setattr("driftline.tasks.maintenance.verify_documents.survived", operator.call)
+        patch.setattr("driftline.tasks.maintenance.verify_and_repair.survived", operator.call)
         original = line_counts._finds
         lost = {own.table.open().version}
         patch.setattr(

@@ -10,10 +10,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from driftline.storage.deltas.manifest import ManifestRow
 from driftline.storage.entities import Entity
 from driftline.storage.lines.line_table import LINES_PER_BLOCK, SPELLED
 from driftline.storage.lines.outline import Definition
-from driftline.storage.model import ManifestRow
 from driftline.tasks.indexing.rows import Numbers, blocks, line_rows
 from driftline.tasks.search.candidates import UNKNOWN, gather, lines_of
 from driftline.tasks.search.hits import MAX_WINDOW_LINES, merge_windows

@@ -15,7 +15,7 @@ from driftline.storage.deltas import delta_index as delta
 from driftline.storage.deltas import parquet_files as delta_files
 from driftline.storage.deltas.delta_index import ADD, REMOVE, REMOVE_RETENTION, DeltaIndex
 from driftline.storage.errors import UsageError
-from driftline.storage.model import new_ulid
+from driftline.storage.layout import new_ulid
 from driftline.storage.objects.store import ObjectStore
 from tests.support.effort import examples
 

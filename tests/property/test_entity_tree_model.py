@@ -16,7 +16,7 @@ from driftline.storage.entities import Entity, Hierarchy, is_within
 from driftline.storage.errors import BadEntity
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.tables import closure, entities, owners
-from driftline.storage.memory.registry import EntityNames, EntityRegistry
+from driftline.storage.memory.entity_names import EntityNames, EntityRegistry
 from tests.support.oracle import lineage
 
 NAMES = st.sampled_from(["a", "b", "a/b", "á"])

@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import check_glob
-from driftline.storage.lance import vector_index
+from driftline.storage.lance import lance_table
 from driftline.storage.lines import line_queries
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import LineQuery, Strategy
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.model import LineEmbedding
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.indexing.line_store import LineStore
+from driftline.tasks.indexing.line_store import LineEmbedding, LineStore
 
 DIM = 8
 SOURCES = ("source:web", "project:al/source:web", "project:alpha/source:web", "project:al_%'/source:x")
@@ -92,7 +91,7 @@ def through_the_index() -> Iterator[None]:
         patch.setattr(line_queries, "EXACT_SEARCH_ROWS", -1)
         patch.setattr(line_queries, "EXACT_SEARCH_SHARE", -1)
         patch.setattr(
-            vector_index, "REFINED_ROWS", 10_000
+            lance_table, "REFINED_ROWS", 10_000
         )  # refine all of them, because the index stores quantized vectors
         yield
 

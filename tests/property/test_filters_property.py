@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
-from driftline.storage.lance import vector_index
+from driftline.storage.lance import lance_table
 from driftline.storage.lines import line_queries
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.line_queries import LineFilter, nearest_lines
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.model import LineEmbedding
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.indexing.line_store import LineStore
+from driftline.tasks.indexing.line_store import LineEmbedding, LineStore
 
 DIM = 8
 SOURCES = ("source:web", "source:api", "source:it's %odd_")
@@ -69,7 +68,7 @@ def indexed(table: LineTable, rows: list[Row]) -> Iterator[LineTable]:
         patch.setattr(line_queries, "EXACT_SEARCH_ROWS", 0)
         patch.setattr(line_queries, "EXACT_SEARCH_SHARE", 0)
         patch.setattr(
-            vector_index, "REFINED_ROWS", 10_000
+            lance_table, "REFINED_ROWS", 10_000
         )  # refine all of them, because the index stores quantized vectors
         yield table
 

@@ -14,12 +14,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, BadEntity
 from driftline.storage.memory.listings import MemoryListing
 from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
-from driftline.storage.model import Embedder
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 TENANTS = ("org:a", "org:b", "org:a.b")

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.deltas import manifest as documents
-from driftline.storage.deltas.manifest import BatchId, revision
+from driftline.storage.deltas.manifest import BatchId, ManifestRow, revision
 from driftline.storage.entities import Entity
 from driftline.storage.garbage.classify import Reason
+from driftline.storage.layout import new_ulid
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.model import ManifestRow, new_ulid
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.rows import line_rows

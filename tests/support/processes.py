@@ -92,7 +92,7 @@ LIMITS = (
     ("driftline.flows.web.guard", "ANSWER_SECONDS"),
     ("driftline.storage.objects.local_disk", "LOCK_TIMEOUT_SECONDS"),
     ("driftline.storage.sources.mirror", "ASK_SECONDS"),
-    ("driftline.storage.sources.isolation", "_TIMEOUT_SECONDS"),
+    ("driftline.storage.sources.git_isolation", "_TIMEOUT_SECONDS"),
 )
 """Time limits of Driftline that a busy machine would reach; the test of a limit sets it itself."""
 
@@ -215,7 +215,7 @@ def forked_engine(environment: Mapping[str, str]) -> Path:
         "prefect.engine",
         "prefect.flow_engine",
         "driftline.flows.prefect_flows",
-        "driftline.flows.scheduling.flow_runs",
+        "driftline.flows.scheduling.flow_execution",
     )
     return _client_of(_start_forking(*modules, environment=environment), "-m", "prefect.engine")
 
@@ -279,7 +279,7 @@ def prepare(*more: str) -> None:
         importlib.import_module(name)
     without_fsync()
     from driftline.tasks.embedding.models import DEFAULT_MODEL, model_of
-    from driftline.tasks.embedding.task_context import ModelRef, load_embedder
+    from driftline.tasks.task_context import ModelRef, load_embedder
 
     known = model_of(DEFAULT_MODEL)
     load_embedder(ModelRef(known.name, known.fingerprint, known.dim))

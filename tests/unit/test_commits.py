@@ -15,7 +15,7 @@ from driftline.tasks.git import commits
 from driftline.tasks.git.commits import commit_time, head, is_ancestor
 from driftline.tasks.git.work_tree import WorkTree, find_work_tree
 from driftline.tasks.scanning.path_patterns import IGNORE_FILES
-from driftline.tasks.scanning.scan import WorkTreeAtCommit
+from driftline.tasks.scanning.since_commit import WorkTreeAtCommit
 
 changes_between = partial(commits.changes_between, ignore_files=IGNORE_FILES)
 changes_on_disk = partial(commits.changes_on_disk, ignore_files=IGNORE_FILES)

@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from driftline.storage.model import DocumentState
+from driftline.storage.documents import DocumentState
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, FEW_INODES, LISTING_SCHEMA, MANIFEST_SCHEMA, classify, diff
 
 OLD = 10**18

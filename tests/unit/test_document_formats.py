@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from driftline.storage.model import SkipReason
+from driftline.storage.documents import SkipReason
 from driftline.tasks.extraction import extractor
 from driftline.tasks.extraction.extractor import (
     EXTRACTORS,

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from driftline.storage.documents import SkipReason
 from driftline.storage.lines.outline import Anchor
-from driftline.storage.model import SkipReason
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.extraction import extractor
 from driftline.tasks.extraction.extractor import Draft, Part, Reading, definitions_by_part, read_document

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from driftline.flows.scheduling import flow_runs
-from driftline.flows.scheduling.flow_runs import PrefectProgress, options_of
+from driftline.flows.scheduling import flow_execution
+from driftline.flows.scheduling.flow_execution import PrefectProgress, options_of
 from driftline.storage.errors import UsageError
 from tests.support.waiting import until
 
@@ -24,10 +24,10 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
         time.sleep(0.1)
         updates.append((progress, description))
 
-    monkeypatch.setattr(flow_runs, "create_progress_artifact", lambda *_, **__: uuid4())
-    monkeypatch.setattr(flow_runs, "update_progress_artifact", update)
-    monkeypatch.setattr(flow_runs, "UPDATE_SECONDS", 0.05)
-    monkeypatch.setattr(flow_runs, "MAX_SHARE", 0.0001)
+    monkeypatch.setattr(flow_execution, "create_progress_artifact", lambda *_, **__: uuid4())
+    monkeypatch.setattr(flow_execution, "update_progress_artifact", update)
+    monkeypatch.setattr(flow_execution, "UPDATE_SECONDS", 0.05)
+    monkeypatch.setattr(flow_execution, "MAX_SHARE", 0.0001)
     return updates
 
 
@@ -56,7 +56,7 @@ def test_an_unreachable_server_does_not_fail_the_run(monkeypatch: pytest.MonkeyP
         calls.append(progress)
         raise OSError("no route")
 
-    monkeypatch.setattr(flow_runs, "update_progress_artifact", fail)
+    monkeypatch.setattr(flow_execution, "update_progress_artifact", fail)
     with PrefectProgress(logging.getLogger("tests")) as progress:
         progress.phase("embedding")
         progress.advance(1)

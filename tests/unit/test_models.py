@@ -26,8 +26,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from driftline.storage.embedding import CURRENT_EMBEDDING_VERSION
 from driftline.storage.errors import ModelNotFound
-from driftline.storage.model import CURRENT_EMBEDDING_VERSION
 from driftline.tasks.embedding import models
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from driftline.tasks.embedding.models import DEFAULT_MODEL, ModelFiles, dimension, fingerprint, load, resolve_model

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 import driftline
-from driftline.tasks.definitions import parser_process
-from driftline.tasks.definitions.outlines import definitions
-from driftline.tasks.definitions.parser_process import MIN_CHARACTERS, definitions_in_worker
+from driftline.tasks.definitions import outlines
+from driftline.tasks.definitions.outlines import MIN_CHARACTERS, definitions, definitions_in_worker
 from tests.support.waiting import until
 
 
@@ -21,8 +20,8 @@ from tests.support.waiting import until
 def documents(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """So many modules that another process parses them, on a machine with two cores."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    helper = parser_process._Helper()
-    monkeypatch.setattr(parser_process, "_helper", lambda: helper)
+    helper = outlines._Helper()
+    monkeypatch.setattr(outlines, "_helper", lambda: helper)
     package = Path(driftline.__file__).parent
     modules = [(path.name, path.read_text("utf-8")) for path in sorted((package / "storage").rglob("*.py"))]
     modules.append(("page.md", "# Größe\n\nText \U0001f680\n"))
@@ -30,7 +29,7 @@ def documents(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 def pid() -> int:
-    process = parser_process._helper()._process
+    process = outlines._helper()._process
     assert process is not None
     return process.pid
 
@@ -41,17 +40,17 @@ def test_the_answers_equal_those_of_this_process(documents: list[tuple[str, str]
     assert first() == expected
     assert second() == expected[::-1]
     assert pid() != os.getpid()
-    parser_process._helper()._end()
+    outlines._helper()._end()
 
 
 def test_few_documents_start_no_process(documents: list[tuple[str, str]]) -> None:
     assert definitions_in_worker(documents[:1], allowed=True)() == [definitions(*documents[0])]
-    assert parser_process._helper()._process is None
+    assert outlines._helper()._process is None
 
 
 def test_a_worker_of_an_executor_starts_no_process(documents: list[tuple[str, str]]) -> None:
     assert definitions_in_worker(documents, allowed=False)() == [definitions(*document) for document in documents]
-    assert parser_process._helper()._process is None
+    assert outlines._helper()._process is None
 
 
 def test_a_killed_process_loses_no_answer(documents: list[tuple[str, str]]) -> None:
@@ -64,10 +63,10 @@ def test_a_killed_process_loses_no_answer(documents: list[tuple[str, str]]) -> N
 def test_the_process_ends_with_its_parent() -> None:
     program = """
 import os, signal, sys
-from driftline.tasks.definitions import parser_process
+from driftline.tasks.definitions import outlines
 os.cpu_count = lambda: 2
 assert parser_process.definitions_in_worker([("a.py", "def f(): pass\\n" * 50_000)], allowed=True)()
-print(parser_process._helper()._process.pid, flush=True)
+print(outlines._helper()._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.config.environment import local_path
 from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
-from driftline.flows.runs import pull
-from driftline.storage.defaults import user_folder
+from driftline.flows.config.workspace_names import local_path
+from driftline.flows.runs import cached_copies
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 from driftline.storage.objects import block_cache
 from driftline.storage.sources import mirror
+from driftline.storage.user_folders import user_folder
 
 
 @pytest.fixture
@@ -105,10 +105,10 @@ def test_a_relative_folder_of_xdg_is_ignored(project: Path, monkeypatch: pytest.
     monkeypatch.setenv("HOME", "/home/ann")
     for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, "mine")
-    for name in ("DRIFTLINE_HOME", pull.FOLDER_VARIABLE, mirror.CACHE_VARIABLE, block_cache.CACHE_VARIABLE):
+    for name in ("DRIFTLINE_HOME", cached_copies.FOLDER_VARIABLE, mirror.CACHE_VARIABLE, block_cache.CACHE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     assert workspace_for_reading("@ws") == "/home/ann/.local/share/driftline/workspaces/ws"
-    folders = [module.cache_folder() for module in (pull, mirror, block_cache)]
+    folders = [module.cache_folder() for module in (cached_copies, mirror, block_cache)]
     assert folders == [Path("/home/ann/.cache/driftline", name) for name in ("workspaces", "git", "blocks")]
     monkeypatch.setenv("XDG_STATE_HOME", "~/state")
     assert user_folder("XDG_STATE_HOME") == Path("/home/ann/state")

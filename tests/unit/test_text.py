@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from driftline.storage.model import SkipReason, content_hash
+from driftline.storage.documents import SkipReason, content_hash
 from driftline.tasks.text import (
     MAX_ROW_CHARACTERS,
     MAX_ROWS_OF_LINE,

@@ -34,9 +34,8 @@ from driftline.storage.errors import (
     install_command,
     upgrade_command,
 )
-from driftline.storage.layout import CATALOG
+from driftline.storage.layout import CATALOG, new_ulid
 from driftline.storage.memory.catalog import tables
-from driftline.storage.model import new_ulid
 
 SCHEMA = "driftline"
 _TO_SCHEMA = f"SELECT set_config('search_path', '{SCHEMA},' || current_setting('search_path'), false)"

@@ -21,7 +21,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Connection
 
+from driftline.storage.documents import content_hash
 from driftline.storage.entities import Entity
+from driftline.storage.layout import new_ulid
 from driftline.storage.memory.catalog import entry_queries
 from driftline.storage.memory.catalog.database import bulk_insert, upsert
 from driftline.storage.memory.catalog.entity_tree import Tenant, chunks, ensure, ids_of
@@ -45,7 +47,6 @@ from driftline.storage.memory.catalog.tables import (
     tenants,
 )
 from driftline.storage.memory.catalog.values import check_expiry, check_key, check_metadata, encode
-from driftline.storage.model import content_hash, new_ulid
 
 
 @dataclass(slots=True)

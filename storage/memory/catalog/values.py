@@ -15,9 +15,10 @@ from uuid import UUID
 import orjson
 from cachetools import TTLCache
 
+from driftline.storage.documents import content_hash
 from driftline.storage.errors import BadEntry, CorruptFile
+from driftline.storage.layout import new_ulid
 from driftline.storage.memory.catalog.tables import MAX_KEY_CHARACTERS
-from driftline.storage.model import content_hash, new_ulid
 from driftline.storage.objects.store import ObjectStore
 
 MAX_METADATA_BYTES = 64 * 1024

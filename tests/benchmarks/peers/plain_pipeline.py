@@ -16,7 +16,7 @@ import pyarrow as pa
 from lancedb.index import FTS, BTree, IvfRq, LabelList
 from model2vec import StaticModel
 
-from driftline.storage.lance.vector_index import VECTOR_BITS, VECTOR_METRIC
+from driftline.storage.lance.lance_table import VECTOR_BITS, VECTOR_METRIC
 
 LINES_PER_BATCH = 100_000
 

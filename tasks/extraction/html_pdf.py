@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from driftline.storage.model import SkipReason
+from driftline.storage.documents import SkipReason
 from driftline.tasks.extraction.extractor import MAX_EXTRACTED_CHARACTERS, Draft, Extracted
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.text import decode

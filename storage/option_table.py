@@ -8,6 +8,7 @@ fast.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
@@ -192,3 +193,28 @@ def spread(name: str, parameters: Sequence[inspect.Parameter]) -> Callable[[Call
         return call
 
     return decorate
+
+
+SYNONYMS = (
+    {"top_k", "k", "n", "limit", "count", "size", "max_results", "num_results", "n_results"},
+    {"n_lines", "context", "context_lines", "lines"},
+    {"q", "query", "text", "search"},
+    {"paths", "path", "file", "files", "filename", "document", "documents"},
+    {"dirs", "dir", "directory", "directories", "folder", "folders"},
+    {"globs", "glob", "pattern", "patterns", "include", "includes"},
+    {"exts", "ext", "extension", "extensions", "ending", "endings", "suffix", "file_types", "filetype"},
+    {"languages", "lang", "langs", "language"},
+    {"kinds", "kind", "type", "types", "symbol_kind"},
+    {"entity", "entities", "source", "sources", "repo", "repository", "project"},
+    {"max_distance", "distance", "threshold"},
+    {"min_relevance", "min_score", "score", "relevance"},
+)
+"""Argument names of other tools. Each set names one argument."""
+
+
+def nearest_name(name: str, known: Sequence[str]) -> str:
+    """Return advice for an unknown argument ``name``: the nearest of the ``known`` names."""
+    plain = name.strip("-").replace("-", "_").lower()
+    same = [each for synonyms in SYNONYMS if plain in synonyms for each in known if each in synonyms]
+    near = same or difflib.get_close_matches(plain, known, 1)
+    return f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known) or 'none'}."

@@ -1,12 +1,15 @@
-"""Count the requests sent to object stores, by kind and by phase of the run.
+"""Count the requests sent to object stores, by kind and by phase of the run, and retry idempotent ones.
 
 A caller opens a ``tally``; the clients of ``bucket`` and ``source`` call ``count``. Lance's requests for table files
-are not counted, because Lance has its own clients.
+are not counted, because Lance has its own clients. Retries have exponential backoff, full jitter and bounded attempts.
 """
 
 from __future__ import annotations
 
+import random
+import re
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -176,3 +179,57 @@ def _watch_azure(file_system: Any) -> None:
 
 def _kind_of(method: str) -> str:
     return {"GET": "get", "HEAD": "head", "DELETE": "delete"}.get(method, "put")
+
+
+ATTEMPTS = 6
+FIRST_DELAY_SECONDS = 0.1
+MAX_DELAY_SECONDS = 2.0
+NO_ATTEMPT_AFTER_SECONDS = 20.0
+"""No attempt begins later than this after the first attempt.
+
+The client libraries have their own retries, so this module soon gives up on a store that is down."""
+
+_CLIENT = re.compile(r"after (\d+) retries, max_retries: (\d+)")
+_Result = TypeVar("_Result")
+
+
+def is_exhausted(text: str) -> bool:
+    """Return whether the client library says in ``text`` that it has used up its own attempts."""
+    client = _CLIENT.search(text)
+    return client is not None and int(client[1]) >= int(client[2])
+
+
+def delays(
+    *, clock: Callable[[], float] = time.monotonic, chance: Callable[[], float] = random.random
+) -> Iterator[float]:
+    """Yield the seconds to wait before each further attempt, until the attempts or the time are used up."""
+    deadline = clock() + NO_ATTEMPT_AFTER_SECONDS
+    longest = FIRST_DELAY_SECONDS
+    for _ in range(ATTEMPTS - 1):
+        delay = longest * chance()
+        if clock() + delay >= deadline:
+            return
+        yield delay
+        longest = min(2 * longest, MAX_DELAY_SECONDS)
+
+
+def with_retries(
+    operation: Callable[[], _Result],
+    is_transient: Callable[[BaseException], bool],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    chance: Callable[[], float] = random.random,
+    sleep: Callable[[float], object] = time.sleep,
+) -> _Result:
+    """Return the result of ``operation``, which is repeated while it fails with a transient error.
+
+    Raises the error of the last attempt.
+    """
+    for delay in delays(clock=clock, chance=chance):
+        try:
+            return operation()
+        except BaseException as error:
+            if not is_transient(error):
+                raise
+        sleep(delay)
+    return operation()

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from logging import Logger, LoggerAdapter
@@ -27,9 +27,11 @@ from prefect.tasks import exponential_backoff
 
 from driftline.flows.config.secret_references import check_catalog, check_options, resolve_catalog, resolve_options
 from driftline.flows.output.progress import Stage, stages_run_by
-from driftline.storage.errors import StorageError, WorkspaceNotFound
-from driftline.storage.model import new_ulid
-from driftline.storage.workspace.workspace import Workspace
+from driftline.storage.errors import LeaseHeld, StorageError, WorkspaceNotFound
+from driftline.storage.layout import lease_path, new_ulid
+from driftline.storage.leases.lease import acquire, look
+from driftline.storage.workspace.workspace import Workspace, acquire_source
+from driftline.tasks.indexing.commit import finish_staged
 
 UPDATE_SECONDS = 1.0
 MAX_SHARE = 0.01
@@ -255,15 +257,27 @@ def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -
     Only leases whose holder is provably dead are released: live holders release their own leases, and those of other
     hosts expire.
     """
-    from driftline.tasks.maintenance.fence_and_delete import (
-        release_abandoned,  # loads SQLAlchemy, which flow runs do not need
-    )
-
     parameters = flow_run.parameters
     workspace, options = parameters["workspace"], options_of(parameters.get("storage_options"))
     try:
         Workspace.open(workspace, options)
     except WorkspaceNotFound:
         return
-    released = release_abandoned(Workspace.open_for_writing(workspace, options), new_ulid())
+    released = _release_abandoned(Workspace.open_for_writing(workspace, options), new_ulid())
     flow_run_logger(flow_run, flow).info("%s: released %s leases of dead processes", state.name, released)
+
+
+def _release_abandoned(workspace: Workspace, run_id: str) -> int:
+    """Return the number of leases that were released; leases that another run takes meanwhile are skipped."""
+    released = 0
+    for source, _ in workspace.sources():
+        if look(workspace.objects, lease_path(source)).is_abandoned:
+            with suppress(LeaseHeld), acquire_source(workspace, source, run_id) as lease:
+                finish_staged(workspace, source, lease)
+                released += 1
+    for tenant in workspace.tenants():
+        path = lease_path(tenant, "maintenance")
+        if look(workspace.objects, path).is_abandoned:
+            with suppress(LeaseHeld), acquire(workspace.objects, path, run_id):
+                released += 1
+    return released

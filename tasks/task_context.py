@@ -15,7 +15,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import fingerprint, resolve_model
 
 if TYPE_CHECKING:
-    from driftline.storage.model import Embedder
+    from driftline.storage.embedding import Embedder
     from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 PLAN_AFTER_LINES = 10_000

@@ -1,0 +1,80 @@
+"""Define the states of documents, the reasons to skip one, the hash of its content, and which names get a treatment of
+their own.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+
+
+class DocumentState(enum.StrEnum):
+    """The state in which a scan finds a document."""
+
+    NEW = "new"
+    CHANGED = "changed"
+    TOUCHED = "touched"
+    UNCHANGED = "unchanged"
+    DELETED = "deleted"
+    MISSING = "missing"
+    """A path that does not exist and was never indexed; no scan returns it."""
+
+
+class SkipReason(enum.StrEnum):
+    """The reason why a file is not indexed."""
+
+    BINARY = "binary"
+    TOO_LARGE = "too large"
+    UNDECODABLE = "undecodable"
+    UNREADABLE = "unreadable"
+    EXCLUDED = "excluded"
+    SECRET = "secret"
+    BAD_NAME = "undecodable name"
+    ODD_KEY = "key is not a plain path"
+    WORK_TREE = "another work tree of the same repository"
+    GIT_DIRECTORY = "git directory"
+    OUTSIDE = "link leads outside the source or in a circle"
+    UNSTABLE = "changed while it was read"
+    LINK = "symbolic link"
+    LFS = "pointer of Git LFS"
+    SUBMODULE = "submodule"
+    ENCRYPTED = "encrypted"
+    DAMAGED = "damaged document"
+    NO_TEXT = "document without text"
+    BOMB = "document that unpacks to too much"
+    NEEDS_EXTRA = "needs driftline[documents]"
+    ARCHIVE = "archive"
+    NESTED = "archive nested too deep"
+    REPLACED = "replaced by a later member of the same name"
+    SLOW = "document that takes too long to read"
+
+
+def content_hash(data: bytes) -> str:
+    """Return blake2b-128 of ``data``, as 32 hexadecimal digits."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+INSIDE = "!/"
+"""Separates the path of an archive or a mail from the path of a file inside."""
+NAMED_LIKE_ARCHIVE = (
+    r"\.(?i:zip|jar|war|ear|aar|apk|whl|egg|nupkg|vsix|conda|crate|gem|eml|mbox"
+    r"|tar|tgz|tbz2?|txz|tzst|tar\.(?:gz|bz2|xz|zst|zstd|lz4))$"
+)
+"""Names of files that a run opens as folders if ``archives`` is set."""
+
+
+def container_of(path: str) -> str:
+    """Return the path of the file on disk that holds a document: the outermost archive or mail, or the document itself.
+
+    >>> container_of("old/a.zip!/b/c.txt"), container_of("c.txt")
+    ('old/a.zip', 'c.txt')
+    """
+    return path.partition(INSIDE)[0]
+
+
+def holds_records(path: str) -> bool:
+    """Return whether a file has the name of a log, CSV or JSON lines, which stays useful however large it is: its first
+    and last lines alone say what it holds.
+    """
+    return re.search(r"\.(?i:csv|jsonl|log|log\.\d+|ndjson|tsv)$", path) is not None
