@@ -114,7 +114,7 @@ def report(
     from datetime import UTC, datetime
 
     from driftline.flows.config.driftline_toml import options_for, prices_for
-    from driftline.flows.output.html_report import render
+    from driftline.flows.output.report_page import render
     from driftline.flows.output.run_history import newest_runs
     from driftline.flows.output.search_journal import searches_by_hour
     from driftline.storage.layout import REPORT

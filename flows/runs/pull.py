@@ -19,6 +19,7 @@ from typing import Any
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.storage.errors import ObjectNotFound, StorageError
 from driftline.storage.layout import CONFIG, SOURCE, Kind, ObjectInfo, parse_name
+from driftline.storage.objects.local_disk import flush_to_disk
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.objects.store_requests import for_threads, tally
 from driftline.storage.workspace.copies import WorkspaceCopy, files_of_newest_version, heads_of_newest_version, is_head
@@ -138,11 +139,10 @@ def _is_fetched(target: Path, info: ObjectInfo) -> bool:
         status = target.stat()
     except OSError:
         return False
-    if status.st_nlink > 1:
-        return True
-    name = target.name
-    changes = name in (CONFIG, SOURCE) or parse_name(info.path).kind is Kind.BASE
-    return not changes and status.st_size == info.size_bytes
+    if status.st_size != info.size_bytes:
+        return False
+    changes = target.name in (CONFIG, SOURCE) or parse_name(info.path).kind is Kind.BASE
+    return status.st_nlink > 1 or not changes
 
 
 def _fetch(objects: ObjectStore, missing: Sequence[ObjectInfo], folder: Path, progress: Progress) -> None:
@@ -155,6 +155,7 @@ def _fetch(objects: ObjectStore, missing: Sequence[ObjectInfo], folder: Path, pr
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(data)
+            flush_to_disk(str(temporary))
             temporary.replace(target)
         except OSError as error:
             fix = "Free some space, then pull again: fetched files are kept."

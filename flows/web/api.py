@@ -1,7 +1,7 @@
-"""Define the request parameters, with their limits, and return plain data for them.
+"""Define the HTTP API: the parameters of requests, with their limits, and the answers to them.
 
-The home page gets the index's size and age; the index page gets statistics, growth, runs, and skipped documents with
-reasons.
+``Reader`` answers as plain data, for pages as well; ``Api`` has the routes of programs. The home page gets the size and
+age of the index; the page of the index gets its figures, growth, runs, and skipped documents with reasons.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from cachetools import TTLCache
 from fastapi import Query
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
+from starlette.requests import Request
+from starlette.responses import Response
 
 from driftline.flows.output.run_history import newest_runs
 from driftline.flows.runs.branches import list_branches
 from driftline.flows.runs.search import find
 from driftline.flows.web.authentication import granted
+from driftline.flows.web.problems import JsonAnswer
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import NotIndexed
-from driftline.storage.option_table import MAX_SERVED_NAMES, Option
+from driftline.storage.option_table import MAX_SERVED_NAMES, Option, spread
+from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.branch_cuts import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
 from driftline.storage.workspace.branch_cuts import branch_records, on_branch
 from driftline.storage.workspace.records import RunRecord, SourceRecord
@@ -47,7 +51,14 @@ from driftline.tasks.search.documents import (
 )
 from driftline.tasks.search.filters import parse_entity
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, without_empty
+from driftline.tasks.search.request import (
+    MEMORY_OPTIONS,
+    OPTIONS,
+    SearchFilter,
+    SearchRequest,
+    options_in,
+    without_empty,
+)
 from driftline.tasks.search.search import SearchReport, answer, prepare, warm
 
 if TYPE_CHECKING:
@@ -281,18 +292,18 @@ class Reader:
     memory: Callable[[], Memory] | None = None
     """Returns the memory's location; called on the first memory request."""
     run: Callable[..., Any] = call
-    """Runs a read of the index, in this or another process (search_processes.py)."""
-    _branches: TTLCache[Boundary | None, tuple[str, ...]] = field(
-        default_factory=lambda: TTLCache(1_000, BRANCHES_SECONDS), compare=False
+    """Runs a read of the index, in this process or in another one (search_processes.py)."""
+    _branches: SharedCache[Boundary | None, tuple[str, ...]] = field(
+        default_factory=lambda: SharedCache(TTLCache(1_000, BRANCHES_SECONDS)), compare=False
     )
-    _homes: TTLCache[Boundary | None, HomeView] = field(
-        default_factory=lambda: TTLCache(1_000, HOME_SECONDS), compare=False
+    _homes: SharedCache[Boundary | None, HomeView] = field(
+        default_factory=lambda: SharedCache(TTLCache(1_000, HOME_SECONDS)), compare=False
     )
-    _folders: TTLCache[tuple[Boundary | None, str], str] = field(
-        default_factory=lambda: TTLCache(10_000, FOLDERS_SECONDS), compare=False
+    _folders: SharedCache[tuple[Boundary | None, str], str] = field(
+        default_factory=lambda: SharedCache(TTLCache(10_000, FOLDERS_SECONDS)), compare=False
     )
-    _listings: TTLCache[tuple[Boundary | None, str | None, str, str], Folder] = field(
-        default_factory=lambda: TTLCache(200, LISTING_SECONDS), compare=False
+    _listings: SharedCache[tuple[Boundary | None, str | None, str, str], Folder] = field(
+        default_factory=lambda: SharedCache(TTLCache(200, LISTING_SECONDS)), compare=False
     )
 
     def warm(self) -> None:
@@ -353,24 +364,24 @@ class Reader:
     def folder(self, source: str, path: str, branch: str | None = None) -> Folder:
         """Return a folder's content; at most LISTING_SECONDS old. Raises NotIndexed, BadEntity."""
         within = granted("search").within
-        key = within, branch, source, path
-        found = self._listings.get(key)
-        if found is None:
+
+        def read() -> Folder:
             workspace = self._on(branch, within)
-            found = self.run(read_folder, workspace, source, path, within=within, limit=MAX_ENTRIES)
-            self._listings[key] = found
-        return found
+            found: Folder = self.run(read_folder, workspace, source, path, within=within, limit=MAX_ENTRIES)
+            return found
+
+        return self._listings.get_or_compute((within, branch, source, path), read)
 
     def branch_names(self) -> tuple[str, ...]:
         """Return the sorted branch names of all sources; at most BRANCHES_SECONDS old."""
         within = granted("search").within
-        names = self._branches.get(within)
-        if names is None:
+
+        def read() -> tuple[str, ...]:
             workspace = self.newest()
             entities = [entity for entity, _ in workspace.readable_sources(within)]
-            found = {record.name for entity in entities for record in branch_records(workspace, entity)}
-            names = self._branches[within] = tuple(sorted(found))
-        return names
+            return tuple(sorted({record.name for each in entities for record in branch_records(workspace, each)}))
+
+        return self._branches.get_or_compute(within, read)
 
     def record_of(self, source: str) -> SourceRecord | None:
         """Return a source's record; None if it is not visible."""
@@ -383,20 +394,17 @@ class Reader:
 
         The result is at most FOLDERS_SECONDS old.
         """
-        key = (granted("search").within, source)
-        folder = self._folders.get(key)
-        if folder is None:
+
+        def read() -> str:
             record = self.record_of(source)
-            folder = self._folders[key] = record.subpath.strip("/") if record is not None else ""
-        return folder
+            return record.subpath.strip("/") if record is not None else ""
+
+        return self._folders.get_or_compute((granted("search").within, source), read)
 
     def home(self) -> HomeView:
         """Return the home page's data; at most HOME_SECONDS old."""
         within = granted("search").within
-        view = self._homes.get(within)
-        if view is None:
-            view = self._homes[within] = self.run(home_view, self.newest(), within)
-        return view
+        return self._homes.get_or_compute(within, lambda: self.run(home_view, self.newest(), within))
 
     def index(self) -> IndexView:
         """Return the index's statistics, runs and skipped documents."""
@@ -428,3 +436,72 @@ class Reader:
     def _on(self, branch: str | None, within: Boundary | None) -> Workspace:
         workspace = self.newest()
         return on_branch(workspace, branch, within) if branch is not None else workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The routes of ``/api/v1``."""
+
+    reader: Reader
+
+    @spread("given", parameters(options_in("http")))
+    def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: Cursor = None) -> Response:
+        """Find the lines that answer a query, best first, as ``driftline search --json`` prints them.
+
+        The link 'next' of the answer leads to the next page.
+        """
+        begin = decode_cursor(cursor, int)[0] if cursor is not None else 0
+        search = SearchRequest.of(q, given_by(given))
+        end = min(begin + search.top_k, MAX_RANK)
+        if not 0 <= begin < end:
+            raise no_such_page()
+        report = self.reader.search(replace(search, top_k=end))
+        found = replace(report, results=report.results[begin:]).to_dict()
+        is_last = len(report.results) < end or end == MAX_RANK
+        return _page(request, found, None if is_last else encode_cursor(end))
+
+    def excerpt(
+        self, source: SourceName, path: DocumentPath, line: Line, n_lines: ExcerptLines = 20, branch: BranchName = None
+    ) -> Response:
+        """Read an indexed document around a line. Only indexed documents can be read."""
+        return JsonAnswer(self.reader.excerpt(source, path, line, n_lines, branch))
+
+    @spread("given", parameters(options_in("http", "sources", "dirs", "exts")))
+    def documents(
+        self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: Cursor = None
+    ) -> Response:
+        """List the documents, sorted by source and path. The link 'next' of the answer leads to the next page."""
+        after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None
+        page = self.reader.documents(SearchRequest.of("", given_by(given)), limit, after)
+        return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
+
+    @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode")}))
+    def search_memory(self, q: Text, entity: EntityName = None, *, given: dict[str, Any]) -> Response:
+        """Find memory entries that answer a query, as ``driftline memory search --json`` prints them."""
+        return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
+
+    def status(self) -> Response:
+        """Show the content of the workspace, as ``driftline status --json`` prints it."""
+        return JsonAnswer(self.reader.status())
+
+    def sources(self) -> Response:
+        """List the sources of the workspace, as ``driftline sources --json`` prints them."""
+        return JsonAnswer(self.reader.sources())
+
+    def branches(self) -> Response:
+        """List the branches of the sources, as ``driftline branches --json`` prints them."""
+        return JsonAnswer(self.reader.branches())
+
+    def ready(self) -> Response:
+        """Return whether the workspace can be read."""
+        self.reader.newest()
+        return JsonAnswer({"status": "ready"})
+
+
+def _page(request: Request, content: dict[str, Any], cursor: str | None) -> Response:
+    """Return ``content`` with a link to the page that begins at ``cursor`` (RFC 8288)."""
+    answer = JsonAnswer(content)
+    if cursor is not None:
+        following = request.url.include_query_params(cursor=cursor)
+        answer.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
+    return answer

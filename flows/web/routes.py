@@ -12,7 +12,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,21 +32,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from driftline.flows.web import openapi, pages
 from driftline.flows.web.api import (
     MAX_QUERY_CHARACTERS,
-    MAX_RANK,
+    Api,
     BranchName,
-    Cursor,
-    DocumentLimit,
-    DocumentPath,
-    EntityName,
-    ExcerptLines,
     Line,
     Reader,
-    SourceName,
-    Text,
-    decode_cursor,
-    encode_cursor,
     given_by,
-    no_such_page,
     parameters,
 )
 from driftline.flows.web.authentication import COOKIE, Authentication, granted
@@ -66,9 +56,8 @@ from driftline.flows.web.problems import (
 )
 from driftline.storage.errors import DriftlineError
 from driftline.storage.option_table import spread
-from driftline.tasks.search.documents import DocumentCursor
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.request import MEMORY_OPTIONS, SearchRequest, options_in
+from driftline.tasks.search.request import SearchRequest, options_in
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -259,7 +248,7 @@ def make_app(
     api.add_exception_handler(Exception, _unexpected)
     api.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=COMPRESSION_LEVEL)
     api.state.shows_locations = authentication.is_open
-    programs, people, sign_in = _Api(reader), Pages(reader), SignIn(authentication)
+    programs, people, sign_in = Api(reader), Pages(reader), SignIn(authentication)
     for name in openapi.EXAMPLES:
         route = programs.search_memory if name == "memory/search" else getattr(programs, name)
         checked: dict[str, Any] = {"dependencies": [Depends(only_known_parameters)], "response_model": None}
@@ -369,73 +358,6 @@ def _static(name: str) -> Callable[[Request], Awaitable[Response]]:
         headers = {"Cache-Control": "public, max-age=31536000, immutable"} if is_named else None
         return TaggedAnswer(pages.static(name), media_type=pages.STATIC[name], headers=headers)
 
-    return answer
-
-
-@dataclass(frozen=True, slots=True)
-class _Api:
-    reader: Reader
-
-    @spread("given", parameters(options_in("http")))
-    def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: Cursor = None) -> Response:
-        """Find the lines that match a query best, as in ``driftline search --json``.
-
-        The response's 'next' link points to the next page.
-        """
-        begin = decode_cursor(cursor, int)[0] if cursor is not None else 0
-        search = SearchRequest.of(q, given_by(given))
-        end = min(begin + search.top_k, MAX_RANK)
-        if not 0 <= begin < end:
-            raise no_such_page()
-        report = self.reader.search(replace(search, top_k=end))
-        found = replace(report, results=report.results[begin:]).to_dict()
-        is_last = len(report.results) < end or end == MAX_RANK
-        return _page(request, found, None if is_last else encode_cursor(end))
-
-    def excerpt(
-        self, source: SourceName, path: DocumentPath, line: Line, n_lines: ExcerptLines = 20, branch: BranchName = None
-    ) -> Response:
-        """Read an indexed document around a line. Only indexed documents can be read."""
-        return JsonAnswer(self.reader.excerpt(source, path, line, n_lines, branch))
-
-    @spread("given", parameters(options_in("http", "sources", "dirs", "exts")))
-    def documents(
-        self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: Cursor = None
-    ) -> Response:
-        """List the documents, sorted by source and path. The response's 'next' link points to the next page."""
-        after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None
-        page = self.reader.documents(SearchRequest.of("", given_by(given)), limit, after)
-        return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
-
-    @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode")}))
-    def search_memory(self, q: Text, entity: EntityName = None, *, given: dict[str, Any]) -> Response:
-        """Find the memory entries that match a query best, as in ``driftline memory search --json``."""
-        return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
-
-    def status(self) -> Response:
-        """Show workspace statistics, as in ``driftline status --json``."""
-        return JsonAnswer(self.reader.status())
-
-    def sources(self) -> Response:
-        """List the workspace's sources, as in ``driftline sources --json``."""
-        return JsonAnswer(self.reader.sources())
-
-    def branches(self) -> Response:
-        """List the sources' branches, as in ``driftline branches --json``."""
-        return JsonAnswer(self.reader.branches())
-
-    def ready(self) -> Response:
-        """Return whether the workspace can be read."""
-        self.reader.newest()
-        return JsonAnswer({"status": "ready"})
-
-
-def _page(request: Request, content: dict[str, Any], cursor: str | None) -> Response:
-    """Return ``content`` with a link to the page that starts at ``cursor`` (RFC 8288)."""
-    answer = JsonAnswer(content)
-    if cursor is not None:
-        following = request.url.include_query_params(cursor=cursor)
-        answer.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
     return answer
 
 

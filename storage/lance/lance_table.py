@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -78,7 +79,7 @@ class LanceTable:
     REBUILD: ClassVar[str] = "Index the sources into a new workspace: driftline index SOURCE --workspace NEW"
 
     def __init__(self, objects: ObjectStore, tenant: Entity, fingerprint: str, cut: str | None = None) -> None:
-        self.fingerprint, self.cut = fingerprint, cut
+        self.fingerprint, self.cut, self._tenant = fingerprint, cut, tenant
         self._main = table_path(tenant, self.KIND, fingerprint)
         self.path = branch_table_path(self._main, cut) if cut else self._main
         self.uri = objects.lance_uri(self.path)
@@ -132,9 +133,11 @@ class LanceTable:
         if self.exists():
             return
         try:
-            lance.write_dataset(
+            dataset = lance.write_dataset(
                 first, self.uri, mode="create", enable_stable_row_ids=True, storage_options=self.options
             )
+            self.sync_fragments([fragment.metadata for fragment in dataset.get_fragments()])
+            self.sync_newest_version()
         except OSError as error:  # includes CommitConflictError
             if not self.exists():
                 raise write_failed("Could not create a table", self.uri, error) from error
@@ -227,10 +230,43 @@ class LanceTable:
             )
 
     def _transact(self, transaction: Transaction) -> None:
-        """Commit ``transaction``. Raises lance.commit.CommitConflictError, and OSError for an unknown outcome."""
+        """Commit ``transaction`` durably.
+
+        Raises lance.commit.CommitConflictError, OSError for an unknown outcome, and StorageError if the disk fails.
+        """
         import lance
 
+        operation: Any = transaction.operation
+        self.sync_fragments(operation.new_fragments, operation.updated_fragments)
         lance.LanceDataset.commit(self.uri, transaction, storage_options=self.options)
+        self.sync_newest_version()
+
+    # Lance flushes nothing: after a power failure, a committed version could refer to files that the disk has lost.
+
+    def sync_fragments(self, new: Iterable[FragmentMetadata], updated: Iterable[FragmentMetadata] = ()) -> None:
+        """Flush the data files of ``new`` fragments, and the deletion files of ``updated`` ones."""
+        data = [f"data/{file.path}" for fragment in new for file in fragment.files]
+        deletions = [(each.deletion_file, each.id) for each in updated]
+        paths = [*data, *(file.path(fragment) for file, fragment in deletions if file is not None)]
+        self._objects.sync(f"{self.path}/{path}" for path in paths)
+
+    def sync_newest_version(self) -> None:
+        """Flush the newest version; its data must have been flushed before it was committed."""
+        if self.is_local:
+            versions = (info.path for info in self._objects.list(f"{self.path}/_versions"))
+            self._objects.sync([min(path for path in versions if path.endswith(".manifest"))])
+
+    def sync_branch(self, cut: str) -> None:
+        """Flush a new branch of this table."""
+        if self.is_local:
+            self._objects.sync(info.path for info in self._objects.list(f"{self.path}/_refs"))
+            type(self)(self._objects, self._tenant, self.fingerprint, cut).sync_newest_version()
+
+    def sync_indexes(self) -> None:
+        """Flush all indexes and the newest version. An index that is lost all the same is built again."""
+        if self.is_local:
+            self._objects.sync(info.path for info in self._objects.list(f"{self.path}/_indices"))
+            self.sync_newest_version()
 
 
 def _fragments(table: LanceTable) -> list[int]:
@@ -347,7 +383,9 @@ def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequen
     from lance.optimize import Compaction
 
     try:
+        table.sync_fragments(chain.from_iterable(each.new_fragments for each in rewritten))
         Compaction.commit(table.open(plan.version), list(rewritten), _OPTIONS)
+        table.sync_indexes()  # it may have adapted some
     except OSError as error:  # includes CommitConflictError
         if is_conflict(error):
             raise CommitConflict("A writer has changed the compacted fragments", table.uri, "Try again.") from error

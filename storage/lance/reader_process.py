@@ -92,7 +92,7 @@ class OtherProcess:
         try:
             while True:
                 number, data = _received(self._process.stdout)
-                result, error = pickle.loads(data)
+                result, error = pickle.loads(data)  # before the answer is taken out, since it may fail
                 with self._lock:
                     answer = self._answers.pop(number)
                 if error is not None:
@@ -101,16 +101,17 @@ class OtherProcess:
                     answer.set_result(result)
         except (EOFError, OSError):
             pass
-        self.end()
-        with self._lock:
-            self._is_lost = True
-            lost, self._answers = list(self._answers.values()), {}
-            for pipe in (self._process.stdin, self._process.stdout):
-                assert pipe is not None
-                with suppress(OSError):  # requests that were not sent yet
-                    pipe.close()
-        for answer in lost:
-            answer.set_exception(_died())
+        finally:  # also if an answer cannot be loaded
+            self.end()
+            with self._lock:
+                self._is_lost = True
+                lost, self._answers = list(self._answers.values()), {}
+                for pipe in (self._process.stdin, self._process.stdout):
+                    assert pipe is not None
+                    with suppress(OSError):  # requests that were not sent yet
+                        pipe.close()
+            for answer in lost:
+                answer.set_exception(_died())
 
 
 def survived(

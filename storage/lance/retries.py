@@ -91,10 +91,12 @@ def writing(what: str, where: str) -> Iterator[None]:
 
 
 _NETWORK = re.compile(
-    r"error sending request|HTTP error|response body|timed out|timeout|connection|status code: (?:408|429|5\d\d)"
-    r"|os error 11[013]",
+    r"error sending request|HTTP error|response body|timed out|RequestTimeout|retry_timeout"
+    r"|connect error|connection (?:aborted|closed|error|failed|refused|reset)"
+    r"|status code: (?:408|429|5\d\d)|os error (?:104|11[013])\b",
     re.I,
 )
+"""Phrases rather than words, because errors contain the path of the table: a folder may be called connection-pool."""
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 

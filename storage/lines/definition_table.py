@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +29,12 @@ from driftline.storage.lance.lance_table import (
     through_index,
     without_rows,
 )
-from driftline.storage.lance.retries import with_indexes, write_failed, writing
+from driftline.storage.lance.retries import retried, with_indexes, write_failed, writing
 from driftline.storage.layout import table_fingerprint, tables_directory
 from driftline.storage.objects.store import ObjectStore
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
 
 MIN_INDEXED_ROWS = 100_000
 """Minimum number of rows for a vector index; comparing fewer vectors one by one takes milliseconds."""
@@ -120,7 +123,7 @@ class DeepTable(LanceTable):
         new = [lance.FragmentMetadata.from_json(text) for text in fragments]
         for _ in range(COMMIT_ATTEMPTS):
             dataset = self.open()
-            removed, updated = without_rows(dataset, _filters(entity, stale)) if stale else ([], [])
+            removed, updated = without_rows(dataset, [], _rows_of(dataset, entity, stale)) if stale else ([], [])
             operation = lance.LanceOperation.Update(
                 removed_fragment_ids=removed, updated_fragments=updated, new_fragments=new
             )
@@ -141,6 +144,7 @@ class DeepTable(LanceTable):
                 dataset.optimize.optimize_indices()
             elif dataset.count_rows() >= MIN_INDEXED_ROWS:
                 create_vector_index(dataset)
+            self.sync_indexes()
 
     def nearest(self, query: NDArray[np.float32], limit: int, where: str | None = None) -> pa.Table:
         """Return FOUND_COLUMNS and ``distance`` (1 - cosine) of the definitions nearest to a unit vector, sorted."""
@@ -173,11 +177,14 @@ def deep_tables(objects: ObjectStore, tenant: Entity) -> list[DeepTable]:
     return [DeepTable(objects, tenant.tenant, fingerprint) for fingerprint in fingerprints if fingerprint]
 
 
-def _filters(entity: Entity, documents: Sequence[tuple[str, str]]) -> list[str]:
-    """Return conditions that together select the rows of ``documents``, ``(path, hash)``."""
-    found: list[str] = []
+@retried
+def _rows_of(dataset: LanceDataset, entity: Entity, documents: Sequence[tuple[str, str]]) -> list[int]:
+    """Return the addresses of the rows of ``documents``, ``(path, hash)``."""
+    wanted, found = set(documents), list[int]()
     for start in range(0, len(documents), PATHS_PER_LOOKUP):
-        some = documents[start : start + PATHS_PER_LOOKUP]
-        paths, hashes = ([each[number] for each in some] for number in (0, 1))
-        found.append(f"{is_one_of('path', paths)} AND {is_one_of('hash', hashes)} AND entity = {quote(str(entity))}")
+        paths = [path for path, _ in documents[start : start + PATHS_PER_LOOKUP]]
+        where = f"{is_one_of('path', paths)} AND entity = {quote(str(entity))}"
+        rows = dataset.scanner(columns=["path", "hash"], filter=where, with_row_address=True).to_table()
+        columns = (rows[name].to_pylist() for name in ("path", "hash", "_rowaddr"))
+        found += [address for path, digest, address in zip(*columns, strict=True) if (path, digest) in wanted]
     return found

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Lock, RLock
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, get_args
 
 import numpy as np
@@ -48,6 +48,7 @@ from driftline.storage.lines.line_table import (
     searched_parts,
 )
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
+from driftline.storage.shared_cache import SharedCache
 
 if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment
@@ -167,9 +168,10 @@ class _Outlines:
 _TAIL_BYTES = 8
 """Bytes at the end of a name that are compared for all definitions at once."""
 _OF_WORDS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_")
-_OUTLINES: LRUCache[tuple[str | int, ...], _Outlines] = LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
+_OUTLINES: SharedCache[tuple[str | int, ...], _Outlines] = SharedCache(
+    LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
+)
 """The outlines of each version in which this process has looked up a name, about 6 bytes per line."""
-_OUTLINES_AT_ONCE = Lock()
 MAX_KEPT_LINES = 1_500_000
 """The blocks of tables of up to this many lines may stay in memory, at some 70 bytes per line."""
 FASTER_TOGETHER = 6
@@ -178,16 +180,15 @@ FEW_LINES = 50_000
 """The blocks of a table with at most this many lines stay in memory from the second search on."""
 _Filtered = tuple[str | int | None, ...]
 """A version and the condition of a filter."""
-_BLOCKS: LRUCache[_Filtered, pa.Table] = LRUCache(128 * 2**20, lambda kept: kept.nbytes)
+_BLOCKS: SharedCache[_Filtered, pa.Table] = SharedCache(LRUCache(128 * 2**20, lambda kept: kept.nbytes))
 """All blocks that a filter allows, for small versions that this process searches repeatedly."""
-_BLOCKS_READ: LRUCache[_Filtered, int] = LRUCache(1_024)
+_BLOCKS_READ: SharedCache[_Filtered, int] = SharedCache(LRUCache(1_024))
 """The number of blocks that this process has read one by one."""
-_ALLOWED: LRUCache[_Filtered, NDArray[np.uint64]] = LRUCache(64 * 2**20, lambda rows: rows.nbytes)
+_ALLOWED: SharedCache[_Filtered, NDArray[np.uint64]] = SharedCache(LRUCache(64 * 2**20, lambda rows: rows.nbytes))
 """The rows that each filter allows, sorted."""
-_ALLOWED_CODES: LRUCache[_Filtered, BlockCodes] = LRUCache(64 * 2**20, lambda codes: codes.nbytes)
+_ALLOWED_CODES: SharedCache[_Filtered, BlockCodes] = SharedCache(LRUCache(64 * 2**20, lambda codes: codes.nbytes))
 MAX_JOINED_BYTES = 16 * 2**20
 """Limit of the codes of several tables that are kept joined, too."""
-_FILTERED_AT_ONCE = Lock()
 MIN_SHARE_AFTERWARDS = 1 / 100
 """If a filter allows at least this share of all lines, words are searched without it, and the known rows are
 intersected: this is faster than Lance's evaluation of the filter in each search."""
@@ -532,7 +533,7 @@ class LineQuery:
     @once
     def _allowed(self) -> NDArray[np.uint64]:
         """The rows that the filter allows, sorted."""
-        return _known(_ALLOWED, self._filtered, self._read_allowed)
+        return _ALLOWED.get_or_compute(self._filtered, self._read_allowed)
 
     def _read_allowed(self) -> NDArray[np.uint64]:
         return np.sort(self._scanned([], filter=self.sql, with_row_id=True)["_rowid"].to_numpy())
@@ -545,8 +546,7 @@ class LineQuery:
         found = self._kept_blocks
         if found is None:
             found = self._read(columns, where=_is_among(rows), with_row_id=True).sort_by("_rowid")
-            with _FILTERED_AT_ONCE:
-                _BLOCKS_READ[self._filtered] = _BLOCKS_READ.get(self._filtered, 0) + len(rows)
+            _BLOCKS_READ.put(self._filtered, (_BLOCKS_READ.get(self._filtered) or 0) + len(rows))
         at = np.searchsorted(found["_rowid"].to_numpy(), np.array(rows, np.uint64))
         return found.take(
             pa.array(at.tolist(), pa.int64())
@@ -557,8 +557,7 @@ class LineQuery:
         """All allowed blocks, keyed by row, if they are few, and once it pays to read them all; else None."""
         if not self.table.is_local:
             return None
-        with _FILTERED_AT_ONCE:
-            known, read = _BLOCKS.get(self._filtered), _BLOCKS_READ.get(self._filtered, 0)
+        known, read = _BLOCKS.get(self._filtered), _BLOCKS_READ.get(self._filtered)
         if known is not None or not read:
             return known
         lines = self.lines if self.sql is None else len(self._allowed)
@@ -567,9 +566,7 @@ class LineQuery:
         where = f"{TEXT_COLUMN} IS NOT NULL" + (f" AND ({self.sql})" if self.sql else "")
         rows = self._read([*BLOCK_COLUMNS, "_rowid"], where=where, with_row_id=True)
         known = rows.sort_by("_rowid").combine_chunks()
-        with _FILTERED_AT_ONCE:
-            if known.nbytes <= _BLOCKS.maxsize:
-                _BLOCKS[self._filtered] = known
+        _BLOCKS.put(self._filtered, known)
         return known
 
     def near_blocks(self, vector: NDArray[np.float32], limit: int) -> pa.Table:
@@ -601,7 +598,7 @@ class LineQuery:
         def read() -> BlockCodes:
             return self._codes.among(_is_in(self._codes.rows, self._allowed))
 
-        return _known(_ALLOWED_CODES, self._filtered, read)
+        return _ALLOWED_CODES.get_or_compute(self._filtered, read)
 
     @once
     def _codes(self) -> BlockCodes:
@@ -662,16 +659,12 @@ class LineQuery:
     @property
     def _outlines(self) -> _Outlines:
         """The outlines of all blocks that have any, read once for each version."""
-        with _OUTLINES_AT_ONCE:
-            known = _OUTLINES.get(self.exact_version)
-        if known is None:
-            where = f"{OUTLINE_COLUMN} != ''"
-            rows = self._scanned([OUTLINE_COLUMN, "line_number"], filter=where, with_row_id=True)
-            known = _Outlines.of(rows.combine_chunks())
-            with _OUTLINES_AT_ONCE:
-                if known.nbytes <= _OUTLINES.maxsize:
-                    _OUTLINES[self.exact_version] = known
-        return known
+        return _OUTLINES.get_or_compute(self.exact_version, self._read_outlines)
+
+    def _read_outlines(self) -> _Outlines:
+        where = f"{OUTLINE_COLUMN} != ''"
+        rows = self._scanned([OUTLINE_COLUMN, "line_number"], filter=where, with_row_id=True)
+        return _Outlines.of(rows.combine_chunks())
 
     def passages(self, requested: Sequence[Passage]) -> pa.Table:
         """Return the lines of one or more passages that the filter allows: ``PASSAGE_COLUMNS``, unordered.
@@ -721,7 +714,9 @@ class LineQuery:
         # The index covers paths; comparing entities and lines in Lance as well takes three times as long.
         paths = sorted({path for _, path, _ in requested})
         columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
-        rows = self._read(columns, where=f"{is_one_of('path', paths)} AND {OUTLINE_COLUMN} IS NOT NULL")
+        where = f"{is_one_of('path', paths)} AND {OUTLINE_COLUMN} IS NOT NULL"
+        # In a bucket, every search reads the paths anyway; their index would be read only for this.
+        rows = self._read(columns, where=where, use_scalar_index=self.table.is_local)
         known: dict[tuple[str, str, int], str] = {}
         for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True):
             block = entity, path, number // LINES_PER_BLOCK
@@ -753,20 +748,8 @@ def nearest_blocks(tables: Sequence[LineQuery], vector: NDArray[np.float32], lim
     if sum(each.nbytes for each in parts) > MAX_JOINED_BYTES:  # a copy would drive the parts out of the cache
         return [table.near(vector, limit) for table in tables]
     key = tuple(value for table in tables for value in table._filtered)
-    joined = _known(_ALLOWED_CODES, key, lambda: join(parts))
+    joined = _ALLOWED_CODES.get_or_compute(key, lambda: join(parts))
     return [Scored(*found) for found in joined.nearest_in(parts, vector, limit)]
-
-
-def _known(cache: LRUCache[_Filtered, _Value], key: _Filtered, read: Callable[[], _Value]) -> _Value:
-    """Return the value of ``cache`` at ``key``; the first call reads it."""
-    with _FILTERED_AT_ONCE:
-        known = cache.get(key)
-    if known is None:
-        known = read()
-        with _FILTERED_AT_ONCE:
-            if cache.getsizeof(known) <= cache.maxsize:
-                cache[key] = known
-    return known
 
 
 def _is_in(rows: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -51,8 +51,10 @@ LINES_PER_BLOCK = 16
 """Lines per block of the full-text index. Blocks need fewer postings than lines, and words of neighbouring lines add
 up. A block has at most this many rows."""
 CODE_COLUMN = "block_code"
-END_BYTES_PER_ROW, METADATA_BYTES = 11, 2**16
-"""Size in a data file of the columns from ``entity`` on, which every search reads, and of the metadata behind them."""
+METADATA_BYTES = 2**16
+END_BYTES_PER_ROW, PLACE_BYTES_PER_ROW = 11, 5
+"""Sizes in a data file of the columns that every search needs: from CODE_COLUMN on, and for exact searches from
+``entity`` on. The metadata of the file follows them."""
 PACK_COLUMN, PACK_LINE_COLUMN, GRAMS_COLUMN = "pack", "pack_line", "grams"
 SPELLED, CONTINUED = "\x1f", "\r"
 _COMPRESSED = {"lance-encoding:compression": "zstd", "lance-encoding:structural-encoding": "miniblock"}
@@ -75,7 +77,8 @@ def schema(dim: int) -> pa.Schema:
     decoded, with ``grams``, the filter of its trigrams (packs.py).
 
     Files hold the columns in this order. The columns that every search reads come last, next to the metadata of the
-    file, so that one read of the end of the file gets both (block_cache.py).
+    file, so that one read of the end of the file gets both (block_cache.py). ``grams`` are away from ``block``, so that
+    a search that needs one of them does not read the other.
     """
     return pa.schema(
         [
@@ -84,29 +87,34 @@ def schema(dim: int) -> pa.Schema:
             pa.field("vector", pa.list_(VECTOR_TYPE, dim)),
             pa.field("parent_dirs", pa.list_(pa.string())),
             pa.field("ext", pa.string()),
-            pa.field(PACK_COLUMN, pa.string(), metadata=_COMPRESSED),
             pa.field(PACK_LINE_COLUMN, pa.int32()),
             pa.field(GRAMS_COLUMN, pa.binary(), metadata=_COMPRESSED),
+            pa.field(PACK_COLUMN, pa.string(), metadata=_COMPRESSED),
             pa.field(TEXT_COLUMN, pa.string(), metadata=_COMPRESSED),
+            pa.field(CODE_COLUMN, pa.binary(), metadata=_COMPRESSED),
             pa.field("entity", pa.string()),
             pa.field("path", pa.string()),
             pa.field("line_number", pa.int32()),
             pa.field("column_number", pa.int32()),
             pa.field("hash", pa.string()),
             pa.field(OUTLINE_COLUMN, pa.string(), metadata=_COMPRESSED),
-            pa.field(CODE_COLUMN, pa.binary(), metadata=_COMPRESSED),
         ]
     )
 
 
-def searched_parts(fragments: Iterable[LanceFragment]) -> dict[TableFile, Range]:
-    """Return the byte ranges of ``fragments`` that every search reads: the ends of data files, and deletion files."""
+def searched_parts(
+    fragments: Iterable[LanceFragment], bytes_per_row: int = END_BYTES_PER_ROW
+) -> dict[TableFile, Range]:
+    """Return the byte ranges of ``fragments`` that every search reads: the ends of data files, and deletion files.
+
+    The end of a file has its metadata and ``bytes_per_row`` of its columns.
+    """
     parts: dict[TableFile, Range] = {}
     for fragment in fragments:
         metadata: Any = fragment.metadata
         for file in metadata.files:
             if size := file.file_size_bytes:
-                start = size - METADATA_BYTES - END_BYTES_PER_ROW * metadata.physical_rows
+                start = size - METADATA_BYTES - bytes_per_row * metadata.physical_rows
                 parts[TableFile(f"data/{file.path}", file.base_id)] = max(0, start), size
         if (deletions := metadata.deletion_file) is not None:
             parts[TableFile(deletions.path(fragment.fragment_id), deletions.base_id)] = 0, None

@@ -10,8 +10,8 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,15 @@ from numpy.typing import NDArray
 from driftline.storage.lance.lance_table import is_one_of
 from driftline.storage.lance.retries import with_indexes
 from driftline.storage.lines.line_queries import LineQuery, Passage
-from driftline.storage.lines.line_table import GRAMS_COLUMN, PACK_COLUMN, PACK_LINE_COLUMN
+from driftline.storage.lines.line_table import (
+    GRAMS_COLUMN,
+    PACK_COLUMN,
+    PACK_LINE_COLUMN,
+    PLACE_BYTES_PER_ROW,
+    searched_parts,
+)
 from driftline.storage.lines.regex_patterns import GRAM_BYTES, Clause, folded
+from driftline.storage.shared_cache import SharedCache
 
 PACK_BYTES = 16 * 2**10
 """Once a pack has this size, it ends before the next line with a row."""
@@ -172,9 +179,8 @@ def _hold(filters: NDArray[np.uint8], size: int, literal: bytes) -> NDArray[np.b
     return left
 
 
-_PACKS: LRUCache[tuple[str | int, ...], Packs] = LRUCache(256 * 2**20, lambda packs: packs.nbytes)
+_PACKS: SharedCache[tuple[str | int, ...], Packs] = SharedCache(LRUCache(256 * 2**20, lambda packs: packs.nbytes))
 """The packs of each version that this process has searched."""
-_PACKS_AT_ONCE = Lock()
 
 
 def packs_of(query: LineQuery) -> Packs:
@@ -182,21 +188,21 @@ def packs_of(query: LineQuery) -> Packs:
 
     Raises StorageError, CorruptFile.
     """
-    with _PACKS_AT_ONCE:
-        known = _PACKS.get(query.exact_version)
-    if known is None:
-        columns = ["entity", "path", "hash", PACK_LINE_COLUMN, GRAMS_COLUMN]
-        rows = _scan(query, columns, f"{PACK_LINE_COLUMN} IS NOT NULL").combine_chunks()
-        sizes = pc.binary_length(rows[GRAMS_COLUMN]).to_numpy()
-        filters = tuple(_together(rows, sizes, size) for size in sorted({*sizes.tolist()}))
-        renamed = rows.drop_columns([GRAMS_COLUMN]).rename_columns({PACK_LINE_COLUMN: "line"})
-        paths, entities = (rows[name].combine_chunks().dictionary_encode() for name in ("path", "entity"))
-        documents = paths.indices.to_numpy().astype(np.int64) * len(entities.dictionary) + entities.indices.to_numpy()
-        known = Packs(renamed, np.unique(documents, return_inverse=True)[1], filters)
-        with _PACKS_AT_ONCE:
-            if known.nbytes <= _PACKS.maxsize:
-                _PACKS[query.exact_version] = known
-    return known
+    return _PACKS.get_or_compute(query.exact_version, partial(_read_packs, query))
+
+
+def _read_packs(query: LineQuery) -> Packs:
+    if not query.table.is_local:
+        query.table.read_ahead(searched_parts(query.dataset.get_fragments(), PLACE_BYTES_PER_ROW))
+    columns = ["entity", "path", "hash", PACK_LINE_COLUMN, GRAMS_COLUMN]
+    # All columns in one round: by default, the others are read after the smallest one.
+    rows = _scan(query, columns, f"{PACK_LINE_COLUMN} IS NOT NULL", late_materialization=False).combine_chunks()
+    sizes = pc.binary_length(rows[GRAMS_COLUMN]).to_numpy()
+    filters = tuple(_together(rows, sizes, size) for size in sorted({*sizes.tolist()}))
+    renamed = rows.drop_columns([GRAMS_COLUMN]).rename_columns({PACK_LINE_COLUMN: "line"})
+    paths, entities = (rows[name].combine_chunks().dictionary_encode() for name in ("path", "entity"))
+    documents = paths.indices.to_numpy().astype(np.int64) * len(entities.dictionary) + entities.indices.to_numpy()
+    return Packs(renamed, np.unique(documents, return_inverse=True)[1], filters)
 
 
 def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
@@ -221,15 +227,14 @@ def documents_of(query: LineQuery) -> Iterator[tuple[str, str, str]]:
     yield from zip(*(rows[name].to_pylist() for name in ("path", "entity", "hash")), strict=True)
 
 
-_TEXTS: LRUCache[tuple[str | int, ...], pa.StringArray] = LRUCache(64 * 2**20, lambda text: text.nbytes)
+_TEXTS: SharedCache[tuple[str | int, ...], pa.StringArray] = SharedCache(LRUCache(64 * 2**20, lambda text: text.nbytes))
 """The packs that this process has read, keyed by version and row id. Packs with many trigrams are read repeatedly."""
 
 
 def texts(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
     """Return the texts of packs, each of a query and a row id, in this order."""
     keys = [(*query.exact_version, row) for query, row in packs]
-    with _PACKS_AT_ONCE:
-        known = {key: text for key in keys if (text := _TEXTS.get(key)) is not None}
+    known = {key: text for key in keys if (text := _TEXTS.get(key)) is not None}
     for query in {id(query): query for query, _ in packs}.values():
         missing = [row for key, (of, row) in zip(keys, packs, strict=True) if of is query and key not in known]
         if not missing:
@@ -238,8 +243,8 @@ def texts(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
         column = found[PACK_COLUMN].combine_chunks()
         read = {(*query.exact_version, row): column.take([at]) for at, row in enumerate(found["_rowid"].to_pylist())}
         known |= read
-        with _PACKS_AT_ONCE:
-            _TEXTS.update((key, text) for key, text in read.items() if text.nbytes <= _TEXTS.maxsize)
+        for key, text in read.items():
+            _TEXTS.put(key, text)
     return pa.concat_arrays([known[key] for key in keys])
 
 
@@ -247,7 +252,7 @@ LINES_BEFORE = 2_048
 """Lines before a passage among which to look for the row of its pack: few packs have more."""
 
 
-_WITH_PASSAGES: LRUCache[tuple[str | int, ...], bool] = LRUCache(1_024)
+_WITH_PASSAGES: SharedCache[tuple[str | int, ...], bool] = SharedCache(LRUCache(1_024))
 """The versions of which this process has read passages. In a bucket, the first time looks through the paths of all
 rows, which a search has read anyway: the index of paths would take two more rounds."""
 
@@ -271,9 +276,8 @@ def _lines_among(query: LineQuery, rows: Mapping[Passage, str]) -> dict[Passage,
     each_of = [f"({is_one_of('path', [each.path])} AND {condition})" for each, condition in rows.items()]
     where = f"{paths} AND ({' OR '.join(each_of)})" + (f" AND ({query.sql})" if query.sql else "")
     version = query.exact_version
-    with _PACKS_AT_ONCE:
-        by_index = query.table.is_local or version in _WITH_PASSAGES
-        _WITH_PASSAGES[version] = True
+    by_index = query.table.is_local or _WITH_PASSAGES.get(version) is not None
+    _WITH_PASSAGES.put(version, True)
     late = [PACK_LINE_COLUMN, PACK_COLUMN]  # in one round: by default, the smaller one is read first
     read = _scan(query, ["entity", "path", *late], where, by_index=by_index, late_materialization=late)
     read = read.sort_by(PACK_LINE_COLUMN)

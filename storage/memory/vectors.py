@@ -270,6 +270,7 @@ class VectorTable(LanceTable):
             if rows >= MIN_VECTOR_INDEX_ROWS and VECTOR not in known and is_indexable(dataset):
                 create_vector_index(dataset)
             dataset.optimize.optimize_indices()
+            self.sync_indexes()
         except OSError as error:
             raise StorageError(f"Could not build an index ({first_line(error)})", self.uri, "Try again.") from error
 
@@ -455,7 +456,9 @@ def _matches(words: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
 
 
 def _applied(dataset: LanceDataset) -> int:
-    return max(dataset.to_table(columns=["rev"], filter=_MARKER)["rev"].to_pylist(), default=0)
+    """Return the revision up to which the outbox is applied. Raises CorruptFile, StorageError, AccessDenied."""
+    with reading(VectorTable.TITLE, dataset.uri):
+        return max(dataset.to_table(columns=["rev"], filter=_MARKER)["rev"].to_pylist(), default=0)
 
 
 def _marker_row(last: int) -> VectorRow:

@@ -62,6 +62,8 @@ DATA_END_BYTES, DATA_END_SHARE = 2**20, 0.018
 TEXT_SHARE, AHEAD_BYTES = 0.05, 32 * 2**20
 """The texts of blocks take at most TEXT_SHARE of a data file, before the end that every search needs. They are read
 whole, up to AHEAD_BYTES per bucket and process, which saves this and later searches many requests."""
+GRAMS_SHARE = 0.006
+"""The filters of packs, which exact searches need, take less than this share of a data file, and precede the texts."""
 REQUESTS_AT_ONCE = 128
 FILES_REMEMBERED = 10_000
 CLIENTS_REMEMBERED = 16
@@ -366,7 +368,9 @@ class _Files:
         if len(file.blocks) == 1 and end - start < TAIL_BYTES and (size := file.size):
             # Searches read the column before the end of a data file at many positions, beginning with its start.
             more = file.blocks[0].start - end
-            if 0 < more <= min(self._ahead_bytes, TEXT_SHARE * size):
+            if more > TEXT_SHARE * size:
+                return start, end + int(GRAMS_SHARE * size)
+            if 0 < more <= self._ahead_bytes:
                 self._ahead_bytes -= more
                 return start, end + more
         if file.blocks or end - start != TAIL_BYTES:

@@ -11,7 +11,7 @@ import io
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -453,6 +453,9 @@ class Bucket:
             for path in paths:
                 with contextlib.suppress(ObjectNotFound):
                     self._delete([path])
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Do nothing: a bucket has stored what it has acknowledged."""
 
     def _delete(self, paths: Sequence[str]) -> None:
         def delete() -> None:

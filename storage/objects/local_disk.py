@@ -10,7 +10,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -112,7 +112,7 @@ class LocalDisk:
                         raise
                     # Lance has no other way to commit a version on a disk.
                     raise UnsafeStore("The file system has no hard links", self._root, _ANOTHER_DISK) from error
-            _sync_directory(os.path.dirname(target))
+            flush_to_disk(os.path.dirname(target))
             return version
 
     def replace(self, path: str, data: bytes, version: str) -> str:
@@ -128,7 +128,7 @@ class LocalDisk:
                 _make_later(temporary, current.st_mtime_ns)
                 new_version = _version(os.stat(temporary))
                 os.replace(temporary, target)
-            _sync_directory(os.path.dirname(target))
+            flush_to_disk(os.path.dirname(target))
             return new_version
 
     def walk(self, prefix: str, *, recursive: bool) -> Iterator[ObjectInfo]:
@@ -166,6 +166,18 @@ class LocalDisk:
                     directories.add(os.path.dirname(target))
         for directory in directories:
             self._remove_if_empty(directory)
+
+    def sync(self, paths: Iterable[str]) -> None:
+        directories: set[str] = set()
+        for path in paths:
+            target = self._absolute(path)
+            with self._reported("flush", path):
+                flush_to_disk(target)
+            while target != self._root:
+                target = os.path.dirname(target)
+                directories.add(target)
+        for directory in sorted(directories, reverse=True):
+            flush_to_disk(directory)
 
     def _absolute(self, path: str) -> str:
         return os.path.join(self._root, path) if path else self._root
@@ -326,11 +338,12 @@ def _make_directories(directory: str, mode: int) -> None:
     _make_directories(parent, mode)
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, mode)
-    _sync_directory(parent)
+    flush_to_disk(parent)
 
 
-def _sync_directory(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def flush_to_disk(path: str) -> None:
+    """Flush a file, or the entries of a directory, to the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -11,9 +11,8 @@ import os
 import re
 import shutil
 import tempfile
-import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -31,6 +30,7 @@ from driftline.storage.errors import (
 )
 from driftline.storage.layout import ObjectInfo, Range
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
+from driftline.storage.shared_cache import SharedCache
 
 
 class Backend(Protocol):
@@ -64,24 +64,7 @@ class Backend(Protocol):
 
     def delete(self, paths: Sequence[str]) -> None: ...
 
-
-class BufferCache:
-    """Buffers, keyed by name, up to ``max_bytes`` in total, with LRU eviction. Thread-safe."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._lock = threading.Lock()
-        self._buffers: LRUCache[str, pa.Buffer] = LRUCache(max_bytes, getsizeof=lambda buffer: buffer.size)
-
-    def get(self, name: str) -> pa.Buffer | None:
-        """Return the buffer named ``name``, or None."""
-        with self._lock:
-            return self._buffers.get(name)
-
-    def put(self, name: str, buffer: pa.Buffer) -> None:
-        """Cache a buffer, unless it is larger than ``max_bytes``."""
-        if buffer.size <= self._buffers.maxsize:
-            with self._lock:
-                self._buffers[name] = buffer
+    def sync(self, paths: Iterable[str]) -> None: ...
 
 
 __all__ = ["TEMPORARY_PREFIX", "ObjectInfo", "ObjectStore"]
@@ -108,7 +91,9 @@ class ObjectStore:
         self.uri = uri
         self._backend = backend
         self._storage_options = dict(storage_options)
-        self._cache = BufferCache(0 if self.is_local else MAX_CACHED_BYTES)
+        self._cache = SharedCache[str, pa.Buffer](
+            LRUCache(0 if self.is_local else MAX_CACHED_BYTES, lambda buffer: buffer.size)
+        )
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> ObjectStore:
@@ -264,6 +249,13 @@ class ObjectStore:
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects and, on a local disk, directories that become empty. Missing objects are ignored."""
         self._backend.delete([_checked(path) for path in paths])
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Flush objects that Lance wrote to the local disk, so that a power failure does not lose them.
+
+        A bucket stores an object durably before it acknowledges the write.
+        """
+        self._backend.sync(paths)
 
     def probe_conditional_writes(self) -> None:
         """Check with a small temporary object that the store honours conditional writes.

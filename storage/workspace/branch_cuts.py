@@ -136,6 +136,7 @@ def _new_cut(table: LineTable, dataset: LanceDataset) -> str:
     def attempt() -> str:
         name = new_ulid().lower()
         dataset.create_branch(lance_branch(name), dataset.version, storage_options=table.options)
+        table.sync_branch(name)
         return name
 
     with writing("Could not cut a branch", table.uri):

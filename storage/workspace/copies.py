@@ -20,6 +20,7 @@ from driftline.storage.errors import LeaseHeld, ObjectNotFound, StorageError, Us
 from driftline.storage.json_records import to_json
 from driftline.storage.layout import CONFIG, COPY_RECORD, SOURCE, Kind, ObjectInfo, is_tenant, new_ulid, parse_name
 from driftline.storage.lines.line_table import LineTable
+from driftline.storage.objects.local_disk import flush_to_disk
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import CopyRecord, read_copy_record
 from driftline.storage.workspace.workspace import Workspace
@@ -93,7 +94,7 @@ class WorkspaceCopy:
             if current is None or known.get(path) != identity or target.exists():
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # deleted from the copy
+            if _has_size(current / path, identity[0]):
                 os.link(current / path, target)
                 found.add(path)
         return found
@@ -110,18 +111,25 @@ class WorkspaceCopy:
             raise StorageError(f"The copy cannot be written ({error.strerror})", str(current)) from error
 
     def is_complete(self, known: Mapping[str, tuple[int, str]]) -> bool:
-        """Return whether no file of the current version has been deleted."""
+        """Return whether the current version has every file, in its whole size."""
         current = self.current
-        return current is not None and all((current / path).exists() for path in known)
+        return current is not None and all(_has_size(current / path, size) for path, (size, _) in known.items())
 
     def switch(self, record: CopyRecord) -> Path:
-        """Make the partial version the current one, and delete all but KEPT_VERSIONS. Raises StorageError."""
+        """Make the partial version, whose files are on the disk, the current one; delete all but KEPT_VERSIONS.
+
+        Raises StorageError.
+        """
         try:
             (self.partial / COPY_RECORD).write_bytes(to_json(record))
+            flush_to_disk(str(self.partial / COPY_RECORD))
+            for folder, *_ in os.walk(self.partial):
+                flush_to_disk(folder)
             target = self.versions / new_ulid()
             self.partial.rename(target)
             link = self.versions / f"{target.name}.link"
             link.symlink_to(os.path.relpath(target, self.location.parent))
+            flush_to_disk(str(self.versions))
             os.replace(link, self.location)
         except OSError as error:
             raise StorageError(f"The copy cannot be updated ({error.strerror})", str(self.location)) from error
@@ -129,6 +137,14 @@ class WorkspaceCopy:
         for name in names[:-KEPT_VERSIONS]:
             shutil.rmtree(self.versions / name, ignore_errors=True)
         return target
+
+
+def _has_size(file: Path, size_bytes: int) -> bool:
+    """Return whether a file exists with this size: a crash may have deleted or cut it."""
+    try:
+        return file.stat().st_size == size_bytes
+    except OSError:
+        return False
 
 
 _NEWEST = 2**64 - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,14 @@ from typing import Any, TypeVar
 
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
-from driftline.storage.errors import CorruptFile, ObjectNotFound, UsageError, WorkspaceTooNew, upgrade_command
+from driftline.storage.errors import (
+    CorruptFile,
+    DriftlineError,
+    ObjectNotFound,
+    UsageError,
+    WorkspaceTooNew,
+    upgrade_command,
+)
 from driftline.storage.json_records import from_json, to_json
 from driftline.storage.layout import COPY_RECORD, run_directory, run_id_of
 from driftline.storage.objects.store import ObjectStore
@@ -242,8 +250,14 @@ class RunHistory:
     tenant: Entity
 
     def record(self, run: RunRecord) -> None:
-        """Write the record of a finished run."""
-        self.objects.create(f"{self._directory}/{run.run_id}.json", to_json(run))
+        """Write the record of a finished run. If the run failed, a failure to write its record is only logged."""
+        failure = sys.exception()
+        try:
+            self.objects.create(f"{self._directory}/{run.run_id}.json", to_json(run))
+        except DriftlineError as error:
+            if failure is None:
+                raise
+            log.warning("The record of the run %s is not written: %s", run.run_id, error)
 
     def get(self, run_id: str) -> RunRecord | None:
         """Return the record of a run, or None."""

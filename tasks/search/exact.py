@@ -31,7 +31,7 @@ from driftline.storage.lines.packs import Packs, allowed, documents_of, lines_of
 from driftline.storage.lines.regex_patterns import Pattern, quoted
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Match, counted
-from driftline.tasks.search.filters import LineKinds, line_filter, relative_to_sources
+from driftline.tasks.search.filters import LineKinds, line_filter
 from driftline.tasks.search.hits import (
     Hit,
     Window,
@@ -50,7 +50,15 @@ from driftline.tasks.search.hits import (
 )
 from driftline.tasks.search.links import SourceRecords
 from driftline.tasks.search.request import Explanation, SearchRequest, is_auxiliary, is_prose, is_test
-from driftline.tasks.search.search import ExactCounts, SearchReport, answer, nothing_indexed, tables_of, why_nothing
+from driftline.tasks.search.search import (
+    ExactCounts,
+    SearchReport,
+    answer,
+    nothing_indexed,
+    open_tables,
+    search_threads,
+    why_nothing,
+)
 from driftline.tasks.text import rows_of_line
 
 MAX_SECONDS = 30.0
@@ -68,7 +76,8 @@ MAX_IMPORT_PACKS, SHARE_OF_IMPORTS = 300, 0.25
 search. Imports only affect the order of the results, so most of the time is left for the results.
 """
 _FIRST_PACKS, _MOST_PACKS = 16, 256
-"""Number of packs to read at once: few at first, because the first packs often suffice."""
+"""Number of packs to read at once: few at first, because the first packs often suffice, but as many as possible in a
+bucket, where reading some of them takes as long as reading one."""
 
 _IMPORTS = r"^\s*#?\s*(?:from|import|export|use|using|require|include)\b.*"
 """The beginning of a line that imports names, in the languages that Driftline parses."""
@@ -169,7 +178,7 @@ class ExactFinder:
     def _parts(self) -> Iterator[Matches]:
         """Yield the matches of each pack, in the order of the results."""
         packs = self._candidate_packs()
-        at, size = 0, _FIRST_PACKS
+        at, size = 0, _FIRST_PACKS if all(table.table.is_local for table in self.tables) else _MOST_PACKS
         while at < len(packs):
             if self.late() or (self.max_packs is not None and self.read >= self.max_packs):
                 self.cut = True
@@ -282,7 +291,7 @@ def search_exactly(
     if request.max_distance is not None or request.min_relevance is not None:
         raise UsageError(f"{asked} cannot be combined with max_distance and min_relevance", fix="Leave these out.")
     started = clock()
-    tables = open_tables(workspace, line_filter(request, workspace))
+    tables = open_exact_tables(workspace, line_filter(request, workspace), texts=bool(terms.patterns))
     if not tables:
         return SearchReport("", (), notes=(nothing_indexed(workspace),), exact=ExactCounts(0, 0))
     left_out = LineKinds.of(request).left_out
@@ -291,6 +300,8 @@ def search_exactly(
         return clock() - started > max_seconds * share
 
     found = ExactSearch(workspace, tables, terms, late, left_out, late_to_order=lambda: late(SHARE_OF_IMPORTS))
+    if not workspace.objects.is_local and not request.count:
+        found.records.read_ahead(search_threads(), chain.from_iterable(table.sources for table in tables))
     if not terms:
         files = found.files(in_order=request.facets or not request.count)
         report = found.listed(request, files)
@@ -315,12 +326,15 @@ def what_is_missing(counts: ExactCounts, shown: int) -> str:
     return ""
 
 
-def open_tables(workspace: Workspace, where: LineFilter | None) -> list[LineQuery]:
-    """Return a query over each existing table of lines, with the filter of its sources."""
-    narrowed = relative_to_sources(workspace, where) if where else None
-    found = [each for tenant in workspace.tenants() for each in tables_of(workspace, tenant, narrowed)]
-    tables = [LineQuery(workspace.lines(entity), filtered) for entity, filtered in found]
-    return [each for each in tables if each.table.exists()]
+def open_exact_tables(workspace: Workspace, where: LineFilter | None, *, texts: bool = True) -> list[LineQuery]:
+    """Open the tables of lines for an exact search; with ``texts``, read ahead what finds them, if in a bucket."""
+
+    def open_table(query: LineQuery) -> None:
+        query.open()
+        if texts and not query.table.is_local:
+            packs_of(query)
+
+    return open_tables(workspace, where, open_table)
 
 
 Line = tuple[IndexedDocument, int]

@@ -25,6 +25,7 @@ from driftline.storage.documents import INSIDE, container_of, content_hash
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.redaction import split_mark
+from driftline.storage.shared_cache import SharedCache
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.records import SourceRecord, read_copy_record
 from driftline.storage.workspace.workspace import Workspace
@@ -69,7 +70,7 @@ _SCP = re.compile(r"(?:[^@/:]+@)?(?P<host>[^@/:\[\]]+|\[[^]]+\]):(?P<path>[^:].*
 
 
 MAX_RECORDS_AHEAD = 4
-_NEEDED: LRUCache[str, tuple[str, ...]] = LRUCache(64)
+_NEEDED: SharedCache[str, tuple[str, ...]] = SharedCache(LRUCache(64))
 """The sources whose records the last searches of each bucket have read."""
 
 
@@ -86,14 +87,15 @@ class SourceRecords:
         if entity not in self._read:
             coming = self._coming.get(entity)
             self._read[entity] = coming.result() if coming else self._record(entity)
-            _NEEDED[self._uri] = tuple(dict.fromkeys((entity, *_NEEDED.get(self._uri, ()))))[:MAX_RECORDS_AHEAD]
+            needed = dict.fromkeys((entity, *(_NEEDED.get(self._uri) or ())))
+            _NEEDED.put(self._uri, tuple(needed)[:MAX_RECORDS_AHEAD])
         return self._read[entity]
 
     def read_ahead(self, threads: Executor, entities: Iterable[str] | None = None) -> None:
         """Begin to read the records of a few ``entities`` in a bucket, by default the ones of the last search."""
         if self.workspace.objects.is_local:
             return
-        needed = _NEEDED.get(self._uri, ()) if entities is None else entities
+        needed = _NEEDED.get(self._uri) or () if entities is None else entities
         for entity in list(needed)[:MAX_RECORDS_AHEAD]:
             if entity not in self._coming and entity not in self._read:
                 self._coming[entity] = threads.submit(self._record, entity)

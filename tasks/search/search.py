@@ -18,7 +18,7 @@ import pyarrow as pa
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import DEFAULT_N_LINES, Strategy
+from driftline.storage.defaults import DEFAULT_N_LINES, FALLBACK_THRESHOLD, Strategy
 from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
@@ -28,6 +28,7 @@ from driftline.storage.lines.line_queries import NOTHING, RESULT_COLUMNS, LineQu
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.tokenizer import keywords, query_for_index
 from driftline.storage.option_table import from_keywords
+from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.stats import html_table
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
@@ -88,7 +89,7 @@ MAX_THREADS = 64
 MAX_BLOCKS = 6_400
 """Upper bound on candidate blocks."""
 
-_TENANTS: LRUCache[str, list[Entity]] = LRUCache(64)
+_TENANTS: SharedCache[str, list[Entity]] = SharedCache(LRUCache(64))
 """The tenants that the last search of each bucket found."""
 
 
@@ -208,10 +209,10 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
     if top_k == 0 or not query.strip() or model is None:
         return replace(nothing, notes=_trivially(workspace, request))
     records = SourceRecords(workspace)
-    records.read_ahead(_threads())
+    records.read_ahead(search_threads())
     with explanation.timed("open"):
         queries, embedder = _open(workspace, model, mode, where, (request.strategy, request.fallback_threshold))
-    counting = [_threads().submit(_count_ahead, table, records) for table in queries] if request.explain else []
+    counting = [search_threads().submit(_count_ahead, table, records) for table in queries] if request.explain else []
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
         return replace(nothing, notes=(UNKNOWN_WORDS if queries else nothing_indexed(workspace),))
@@ -389,47 +390,65 @@ def _open(
     workspace: Workspace, model: ModelRef, mode: Mode, where: LineFilter | None, filtering: tuple[Strategy, float]
 ) -> tuple[list[LineQuery], Embedder]:
     """Open a query over the table of each tenant that has one, and load the embedder at the same time."""
-    shared = nullcontext(_threads()) if workspace.objects.is_local else None
-    with shared or ThreadPoolExecutor(1 + MAX_TENANTS_AT_ONCE) as pool:
+
+    def open_table(query: LineQuery) -> None:
+        query.open(words=mode != "vector", lines=mode == "vector", blocks=mode == "hybrid")
+
+    shared = nullcontext(search_threads()) if workspace.objects.is_local else None
+    with shared or ThreadPoolExecutor(1) as pool:
         loading = pool.submit(load_embedder, model)
-        where = relative_to_sources(workspace, where) if where else None
+        return open_tables(workspace, where, open_table, filtering), loading.result()
 
-        def opened_table(found: tuple[Entity, LineFilter | None]) -> LineQuery | None:
-            entity, narrowed = found
-            query = LineQuery(workspace.lines(entity), narrowed, *filtering)
-            try:
-                query.open(words=mode != "vector", lines=mode == "vector", blocks=mode == "hybrid")
-            except DriftlineError:
-                if query.table.exists():
-                    raise
-                return None
-            return query
 
-        def opened(tenant: Entity) -> list[LineQuery]:
-            tables = [*tables_of(workspace, tenant, where)]
-            if workspace.objects.is_local or len(tables) == 1:
-                return [*filter(None, map(opened_table, tables))]
-            with ThreadPoolExecutor(MAX_TABLES_AT_ONCE) as branches:
-                return [*filter(None, branches.map(opened_table, tables))]
+def open_tables(
+    workspace: Workspace,
+    where: LineFilter | None,
+    open_table: Callable[[LineQuery], object],
+    filtering: tuple[Strategy, float] = ("auto", FALLBACK_THRESHOLD),
+) -> list[LineQuery]:
+    """Return a query over each existing table of lines, with the filter of its sources.
 
+    ``open_table`` opens each, in parallel, and may read ahead what the search needs of it.
+    """
+    where = relative_to_sources(workspace, where) if where else None
+
+    def opened_table(found: tuple[Entity, LineFilter | None]) -> LineQuery | None:
+        entity, narrowed = found
+        query = LineQuery(workspace.lines(entity), narrowed, *filtering)
+        try:
+            open_table(query)
+        except DriftlineError:
+            if query.table.exists():
+                raise
+            return None
+        return query
+
+    def opened(tenant: Entity) -> list[LineQuery]:
+        tables = [*tables_of(workspace, tenant, where)]
+        if workspace.objects.is_local or len(tables) == 1:
+            return [*filter(None, map(opened_table, tables))]
+        with ThreadPoolExecutor(MAX_TABLES_AT_ONCE) as branches:
+            return [*filter(None, branches.map(opened_table, tables))]
+
+    shared = nullcontext(search_threads()) if workspace.objects.is_local else None
+    with shared or ThreadPoolExecutor(MAX_TENANTS_AT_ONCE) as pool:
         # Open the tenants of the last search while a bucket lists the current ones.
         at = workspace.objects.uri
-        opening = {tenant: pool.submit(opened, tenant) for tenant in _TENANTS.get(at, ())}
+        opening = {tenant: pool.submit(opened, tenant) for tenant in _TENANTS.get(at) or ()}
         tenants = workspace.tenants()
         if not workspace.objects.is_local:
-            _TENANTS[at] = tenants
+            _TENANTS.put(at, tenants)
         opening |= {tenant: pool.submit(opened, tenant) for tenant in tenants if tenant not in opening}
-        queries = [query for tenant in tenants for query in opening[tenant].result()]
-        return queries, loading.result()
+        return [query for tenant in tenants for query in opening[tenant].result()]
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
+def search_threads() -> ThreadPoolExecutor:
     """Return the threads that searches share, because starting one takes longer than most of its work."""
     return ThreadPoolExecutor(MAX_THREADS, "driftline-search")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)
+os.register_at_fork(after_in_child=search_threads.cache_clear)
 
 
 def tables_of(
@@ -452,7 +471,7 @@ def tables_of(
 def _count_ahead(table: LineQuery, records: SourceRecords) -> None:
     """Count the lines of a table for ``_count``, and read the records of its sources, so that both are cached."""
     if table.lines:
-        records.read_ahead(_threads(), table.sources)
+        records.read_ahead(search_threads(), table.sources)
 
 
 def _count(explanation: Explanation, queries: Sequence[LineQuery]) -> None:
@@ -524,7 +543,7 @@ class _Finder:
         n_near = CANDIDATE_LINES if by_distance else n_near
         while True:
             blocks, found_near, lines = self._candidates(n_blocks, n_near)
-            self.records.read_ahead(_threads(), {entity for entity, _, _ in lines.documents})
+            self.records.read_ahead(search_threads(), {entity for entity, _, _ in lines.documents})
             with self.explanation.timed("rank"):
                 options: dict[str, Any] = {"n_windows": n_windows, "meaning": meaning, "only": self.only}
                 options["weights"] = WEIGHTS_OF_FORMS.get(form, WEIGHTS)
@@ -563,7 +582,7 @@ class _Finder:
             with self.explanation.timed("vector"):
                 return find(near)
 
-        finding = _threads().submit(timed, self._near_blocks if self.max_distance is None else self._nearest)
+        finding = search_threads().submit(timed, self._near_blocks if self.max_distance is None else self._nearest)
         try:
             with self.explanation.timed("text"):
                 words = query_for_index(keywords(self.query))
@@ -585,7 +604,7 @@ class _Finder:
         """
         if len(self.tables) == 1:
             return [*map(find, self.tables, *known)]
-        finding = [_threads().submit(find, *each) for each in zip(self.tables, *known, strict=True)]
+        finding = [search_threads().submit(find, *each) for each in zip(self.tables, *known, strict=True)]
         wait(finding)  # a search that fails leaves nothing running
         return [each.result() for each in finding]
 

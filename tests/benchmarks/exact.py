@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import driftline
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.exact import ExactSearch, ExactTerms, open_tables
+from driftline.tasks.search.exact import ExactSearch, ExactTerms, open_exact_tables
 from driftline.tasks.search.query_language import parse
 from tests.servers.delaying import delaying, rounds
 from tests.servers.s3_server import S3Server, running_s3
@@ -102,7 +102,7 @@ def selective(tree: Path) -> list[str]:
 def like_ripgrep(tree: Path, workspace: Path, patterns: list[str], verdict: measure.Verdict) -> None:
     """Compare the lines of some patterns; ``tests/property/test_exact_like_ripgrep.py`` does that with 10,080."""
     opened, same = Workspace.open(str(workspace)), 0
-    tables = open_tables(opened, None)
+    tables = open_exact_tables(opened, None)
     for text in patterns:
         terms = ExactTerms(parse("", regex=[text]).terms.patterns)
         ours = {

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import lance
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
@@ -28,6 +31,7 @@ from driftline.storage.objects.local_disk import LocalDisk
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.servers.postgres_server import PostgresServer
+from tests.support.waiting import until
 
 ACME, S1, S2 = "org:acme", "org:acme/project:p/user:u", "org:acme/project:p/user:v"
 LARGE = "a value that is not inlined " * 100
@@ -228,6 +232,27 @@ def test_closing_completes_a_failed_flush(tmp_path: Path, sqlite_catalog: str, m
             store.flush()
         monkeypatch.setattr(LocalDisk, "create", create)
     assert MemoryIndex(store.workspace.objects, ACME).read(columns=["key"])["key"].to_pylist() == ["key"]
+
+
+def test_the_thread_that_flushes_outlives_failed_reads_of_its_table(
+    tmp_path: Path, sqlite_catalog: str, embedder: Callable[[], Embedder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driftline.storage.memory.flush.FLUSH_SECONDS", 0.01)
+    failures = ["LanceError(IO): Generic S3 error: error sending request", "LanceError(IO): Invalid range 0..9"]
+    read = lance.LanceDataset.to_table
+
+    def broken(dataset: lance.LanceDataset, *args: Any, **options: Any) -> pa.Table:
+        if failures and threading.current_thread().name == "driftline-memory-flush":
+            raise OSError(failures.pop())
+        return read(dataset, *args, **options)
+
+    with MemoryStore(str(tmp_path / "workspace"), catalog_url=sqlite_catalog, embedder=embedder) as store:
+        store.store("key 0", "the first text", S1)
+        store.flush()
+        monkeypatch.setattr(lance.LanceDataset, "to_table", broken)
+        store.store("key 1", "another text", S1)
+        until(lambda: not failures and not store._flusher.has_waiting)
+    assert not failures
 
 
 def _changes(store: MemoryStore) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import driftline as dl
@@ -15,6 +16,8 @@ from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.errors import MissingExtra, UsageError
+from driftline.storage.lines.definition_table import DeepTable, schema
+from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding import transformer
 from tests.faults.faults import Crash, Faults, Mode, injected
@@ -94,6 +97,22 @@ def test_a_run_embeds_the_definitions_of_what_has_changed(tree: Path, workspace:
     assert deep_documents(workspace) == {name for name in FILES if name != "shop/columns.py"}
     assert index(tree, workspace, executor="local", workers=1, full=True) == 0  # the content is the same
     assert REFUND in found(workspace)[:2]
+
+
+def test_only_rows_of_the_very_documents_that_are_gone_are_removed(tmp_path: Path) -> None:
+    table = DeepTable(ObjectStore.open(str(tmp_path)), ENTITY.tenant, "f" * 20)
+    table.create(4)
+
+    def row(path: str, digest: str) -> pa.Table:
+        values = {"entity": str(ENTITY), "path": path, "hash": digest, "parent_dirs": [], "vector": [1.0] * 4}
+        numbers = {"line": 0, "first": 0, "last": 1}
+        texts = dict.fromkeys(("ext", "kind", "name", "text_hash"), "x")
+        return pa.Table.from_pylist([texts | numbers | values], schema=schema(4))
+
+    table.commit(ENTITY, table.write_fragments(pa.concat_tables([row("a.py", "1"), row("b.py", "2")])))
+    table.commit(ENTITY, table.write_fragments(row("b.py", "1")))  # "mv a.py b.py"
+    table.commit(ENTITY, [], [("a.py", "1"), ("b.py", "2")])
+    assert [(each["path"], each["hash"]) for each in table.documents(ENTITY).to_pylist()] == [("b.py", "1")]
 
 
 def test_an_unchanged_definition_keeps_its_vector_in_a_changed_document(tree: Path, workspace: str) -> None:

@@ -21,7 +21,7 @@ from driftline.storage.errors import UsageError
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.line_table import GRAMS_COLUMN
-from driftline.storage.lines.packs import LINES_BEFORE, _scan, lines_of
+from driftline.storage.lines.packs import _PACKS, LINES_BEFORE, _scan, lines_of
 from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS, Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import (
@@ -31,7 +31,7 @@ from driftline.tasks.search.exact import (
     ExactSearch,
     ExactTerms,
     Matches,
-    open_tables,
+    open_exact_tables,
     search_exactly,
 )
 from driftline.tasks.search.query_language import parse
@@ -93,7 +93,7 @@ def oracle(tree: Path, pattern: re.Pattern[str], *, words: bool = False) -> set[
 
 
 def found(workspace: Workspace, pattern: Pattern) -> set[tuple[str, int]]:
-    search = ExactSearch(workspace, open_tables(workspace, None), ExactTerms((pattern,)), lambda: False)
+    search = ExactSearch(workspace, open_exact_tables(workspace, None), ExactTerms((pattern,)), lambda: False)
     return {(location.path, number + 1) for location, numbers in search.lines() for number in numbers}
 
 
@@ -119,7 +119,7 @@ def test_passages_have_every_line_of_their_documents(
     workspace: Workspace, tree: Path, lines_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("driftline.storage.lines.packs.LINES_BEFORE", lines_before)
-    (table,) = open_tables(workspace, None)
+    (table,) = open_exact_tables(workspace, None)
     (source,) = (str(entity) for entity, _ in workspace.readable_sources())
     ranges = ((0, 0), (0, 3), (2, 2), (4, 900), (1_000, 1_900), (7_000, 7_010), (7_990, 9_000), (9_000, 9_001))
     texts = dict(documents(tree))
@@ -227,7 +227,7 @@ def test_filters_alone_list_the_files_that_they_allow(workspace: Workspace) -> N
 def test_filters_alone_look_for_files_once_and_read_no_grams(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driftline.storage.lines.packs._PACKS", {})
+    _PACKS.clear()
     scanned: list[Sequence[str]] = []
 
     def watched(query: LineQuery, columns: Sequence[str], where: str, **more: Any) -> pa.Table:
@@ -541,7 +541,7 @@ def test_a_branch_is_searched_in_its_own_state(tmp_path: Path) -> None:
 def test_a_search_stops_reading_packs_at_its_time_limit(workspace: Workspace) -> None:
     def looked_at(late: Callable[[], bool]) -> tuple[bool, bool]:
         pattern = Pattern.of("(x+x+)+y")
-        finder = ExactFinder(open_tables(workspace, None), [pattern], late, lambda *_: 0, iter)
+        finder = ExactFinder(open_exact_tables(workspace, None), [pattern], late, lambda *_: 0, iter)
         assert [*finder.lines()] == []
         return finder.read > 0, finder.cut
 

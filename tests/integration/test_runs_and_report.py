@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.output.html_report import bar_plot, line_plot, number, render
+from driftline.flows.output.report_page import bar_plot, line_plot, number, render
 from driftline.flows.output.run_history import History, Series, newest_runs, to_row
 from driftline.storage.entities import Entity
 from driftline.storage.workspace.records import RunHistory, RunRecord

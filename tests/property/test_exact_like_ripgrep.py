@@ -15,7 +15,7 @@ import pytest
 import driftline
 from driftline.storage.lines.regex_patterns import Pattern
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.exact import ExactSearch, ExactTerms, open_tables
+from driftline.tasks.search.exact import ExactSearch, ExactTerms, open_exact_tables
 from tests.support.effort import examples
 
 RG = Path(sys.executable).with_name("rg")
@@ -87,7 +87,7 @@ class SearchCase:
     def found(self, workspace: Workspace) -> set[tuple[str, int]]:
         options = {"ignore_case": self.ignore_case, "words": self.words, "multiline": self.multiline}
         pattern = Pattern.of(self.text, literal=self.literal, **options)
-        search = ExactSearch(workspace, open_tables(workspace, None), ExactTerms((pattern,)), lambda: False)
+        search = ExactSearch(workspace, open_exact_tables(workspace, None), ExactTerms((pattern,)), lambda: False)
         return {(location.path, number + 1) for location, numbers in search.lines() for number in numbers}
 
     def found_by_ripgrep(self, folder: Path) -> set[tuple[str, int]]:

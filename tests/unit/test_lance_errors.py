@@ -1,0 +1,40 @@
+"""Errors of Lance are told apart by its phrases, whatever the path of the table says."""
+
+from __future__ import annotations
+
+import pytest
+
+from driftline.storage.errors import AccessDenied, CorruptFile, StorageError
+from driftline.storage.lance.retries import is_damage, is_network_failure, is_refusal, read_failed
+
+FOLDERS = ("connection-pool", "timeout", "timeouts/my connection", "http", "error sending", "status code", "x")
+MISSING = (
+    "External error: LanceError(IO): Generic N/A error: Not found: /home/{}/ws/t.lance/data/a.lance, reader.rs:335"
+)
+CUT = "Dataset at path home/{}/t.lance was not found: Not found: home/{}/t.lance/_versions, commit.rs:653:26"
+FAILURES = (
+    "Generic S3 error: Error performing GET http://h/{}/t.lance in 31s - HTTP error: error sending request",
+    "Generic S3 error: request or response body error: operation timed out, path {}/t.lance",
+    "LanceError(IO): {}/t.lance: connection closed before message completed",
+    "LanceError(IO): Connection refused (os error 111) {}/t.lance",
+    "{}/t.lance: Server returned error response: status code: 503 Service Unavailable",
+    "{}/t.lance: status code: 400 Bad Request: <Code>RequestTimeout</Code>",
+)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_path_says_nothing_about_the_network(folder: str) -> None:
+    for text in (MISSING, CUT):
+        error = OSError(text.format(folder, folder))
+        assert (is_damage(error), is_network_failure(error), is_refusal(error)) == (True, False, False)
+        assert isinstance(read_failed("The table cannot be read", "/ws", error), CorruptFile)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("text", FAILURES)
+def test_a_failure_of_the_store_is_never_damage(text: str, folder: str) -> None:
+    error = OSError(text.format(folder))
+    assert (is_damage(error), is_network_failure(error)) == (False, True)
+    failure = read_failed("The table cannot be read", "s3://b", error)
+    assert isinstance(failure, StorageError)
+    assert not isinstance(failure, (CorruptFile, AccessDenied))
