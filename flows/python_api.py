@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class Workspace:
     """An open index: search, update and inspect it.
 
-    Returned by ``driftline.open``. A client from ``driftline.connect`` has the same methods except those that write.
+    Returned by ``driftline.open``. A client from ``driftline.connect`` has the same methods except for writing.
     ``uri`` is the location of the workspace; ``storage`` is internal.
 
     Examples:
@@ -563,7 +563,7 @@ def connect(url: str, token: str | None = None) -> Client:
         token: a token for the server (default: $DRIFTLINE_TOKEN).
 
     Returns:
-        An object with the methods of a workspace except those that write.
+        An object with the methods of a workspace except for writing.
 
     Raises:
         UsageError: If the URL is not a valid server URL.

@@ -51,7 +51,7 @@ MAX_COUNTS_PER_SECOND = 4
 often enough to show progress.
 """
 NO_WORKERS_TIMEOUT_SECONDS = 60
-"""How long tasks wait for a worker. Dask restarts workers that die, except those that die during startup."""
+"""How long tasks wait for a worker. Dask restarts workers that die, but not workers that die during startup."""
 LOCAL_NO_WORKERS_TIMEOUT_SECONDS = 300
 """The same for workers started by this process: if all died, a busy machine needs minutes to start new ones."""
 

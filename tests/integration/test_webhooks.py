@@ -248,7 +248,7 @@ def test_webhooks_are_off_unless_the_configuration_names_a_secret(
     file.write_text(sources)
     assert hooks_of(load_config(file)) is None
     file.write_text(sources + '[web.hooks]\ngithub = "plain"\n')
-    with pytest.raises(UsageError, match="plain text"):
+    with pytest.raises(UsageError, match="plain-text"):
         load_config(file)
     file.write_text(sources + '[web.hooks]\nbranches = ["x"]\n')
     with pytest.raises(UsageError, match="No webhook secret"):
