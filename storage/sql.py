@@ -34,6 +34,7 @@ import pyarrow.dataset as pads
 from driftline.storage.deltas.manifest import SCHEMA as MANIFEST
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError
+from driftline.storage.lance.retries import is_lance_failure, read_failed
 from driftline.storage.layout import BASE, is_delta
 from driftline.storage.lines.commit_marker import MARKER_LINE
 from driftline.storage.lines.line_table import LineTable
@@ -280,8 +281,11 @@ class _Scanned(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
         try:
             for batch in self._view.read(names, where):
                 yield batch.select(names).cast(schema)
-        except DriftlineError as error:  # DuckDB would report it as its own error
-            self._failures.append(error)
+        except BaseException as error:  # DuckDB would report it as its own error
+            if not isinstance(error, DriftlineError) and not is_lance_failure(error):
+                raise
+            failure = error if isinstance(error, DriftlineError) else read_failed("A table cannot be read", "", error)
+            self._failures.append(failure)
             raise
 
 

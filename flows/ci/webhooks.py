@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 DEBOUNCE_SECONDS = 1.0
 """Delay before a run: a push arrives together with the pull requests it updates, and a burst needs only one run."""
+MAX_DEBOUNCES = 10
+"""More deliveries delay a run up to this many times, so that a busy repository still gets indexed."""
 KNOWN_DELIVERIES = 10_000
 """Number of remembered deliveries; replaying a forgotten delivery costs one listing of its repository's refs."""
 MAX_WAITING = 1_000
@@ -458,7 +460,8 @@ class Hooks:
             for work in works:
                 known = self._waiting.get(work.key)
                 since = known.since if known is not None else now
-                self._waiting[work.key] = _Waiting(work, since, now + self.debounce_seconds)
+                due = min(now + self.debounce_seconds, since + MAX_DEBOUNCES * self.debounce_seconds)
+                self._waiting[work.key] = _Waiting(work, since, due)
             self._changed.notify()
         return ACCEPTED, "a run was requested"
 

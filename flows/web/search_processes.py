@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from driftline.flows.output.logs import json_lines, quiet_libraries, writes_json
 from driftline.storage.errors import DriftlineError, StorageError
-from driftline.storage.lance.reader_process import OtherProcess, ProcessDied
+from driftline.storage.lance.reader_process import OtherProcess, ProcessDied, ProcessStopped
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.query_language import ask
 from driftline.tasks.search.request import SearchRequest
@@ -86,7 +86,7 @@ class SearchProcesses:
             number, helper = self._wait_for_room(workspace)
             try:
                 return helper.run(SEARCH_SECONDS, function, workspace, *args, **kwargs)
-            except (ProcessDied, TimeoutError) as error:
+            except (ProcessDied, ProcessStopped, TimeoutError) as error:
                 log.warning("A search process died or timed out: %r", error)
                 self._forget(helper)
                 if attempt == ATTEMPTS and isinstance(error, ProcessDied):

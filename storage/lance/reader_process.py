@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import cache
 from typing import IO, Any, ParamSpec, TypeVar
 
-from driftline.storage.errors import CorruptFile, StorageError
+from driftline.storage.errors import CorruptFile, DriftlineError, StorageError
 from driftline.storage.lance.retries import REPAIR, without_panic
 
 _LENGTH = struct.Struct("<Q")
@@ -30,6 +30,10 @@ class ProcessDied(CorruptFile):
     """The other process ended before it answered."""
 
 
+class ProcessStopped(StorageError):
+    """The other process was stopped before it answered, because of another request."""
+
+
 class OtherProcess:
     """A process that runs up to ``threads`` functions in parallel; it ends at the latest with this process.
 
@@ -40,7 +44,7 @@ class OtherProcess:
     def __init__(self, threads: int = 1, begin: str = "") -> None:
         self._answers: dict[int, Future[Any]] = {}
         self._number = 0
-        self._is_lost = False
+        self._is_lost = self._is_stopped = False
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _SERVE.format(threads=threads, begin=begin)],
@@ -66,12 +70,15 @@ class OtherProcess:
         *args: _Parameters.args,
         **kwargs: _Parameters.kwargs,
     ) -> _Result:
-        """Run ``function`` there, and return its result or raise its error. Raises ProcessDied, TimeoutError."""
+        """Run ``function`` there, and return its result or raise its error.
+
+        Raises ProcessDied, ProcessStopped, TimeoutError.
+        """
         answer: Future[_Result] = Future()
         data = pickle.dumps((function, args, kwargs))
         with self._lock:
             if self._is_lost:
-                raise _died()
+                raise self._failure()
             self._number += 1
             self._answers[self._number] = answer
             try:
@@ -79,11 +86,21 @@ class OtherProcess:
                 _send(self._process.stdin, self._number, data)
             except OSError:
                 self._answers.pop(self._number)
-                answer.set_exception(_died())
+                answer.set_exception(self._failure())
         return answer.result(seconds)
 
+    def _failure(self) -> DriftlineError:
+        """Return why the process no longer answers."""
+        if self._is_stopped:
+            return ProcessStopped("The process was stopped before it answered", "", "Try again.")
+        return ProcessDied("A process died while reading: a table of the workspace may be damaged", "", REPAIR)
+
     def end(self) -> None:
-        """End the process at once, even if it is running something."""
+        """End the process at once, even if it is running something; its callers get ProcessStopped."""
+        self._is_stopped = True
+        self._kill()
+
+    def _kill(self) -> None:
         self._process.kill()
         self._process.wait()
 
@@ -102,7 +119,7 @@ class OtherProcess:
         except (EOFError, OSError):
             pass
         finally:  # also if an answer cannot be loaded
-            self.end()
+            self._kill()
             with self._lock:
                 self._is_lost = True
                 lost, self._answers = list(self._answers.values()), {}
@@ -110,8 +127,9 @@ class OtherProcess:
                     assert pipe is not None
                     with suppress(OSError):  # requests that were not sent yet
                         pipe.close()
-            for answer in lost:
-                answer.set_exception(_died())
+                failures = [self._failure() for _ in lost]
+            for answer, failure in zip(lost, failures, strict=True):
+                answer.set_exception(failure)
 
 
 def survived(
@@ -149,10 +167,6 @@ class _Standing:
                     raise StorageError(f"No process could be started ({error})", "", "Run it again.") from error
             process = self._process
         return process.run(None, function, *args, **kwargs)
-
-
-def _died() -> ProcessDied:
-    return ProcessDied("A process died while reading: a table of the workspace may be damaged", "", REPAIR)
 
 
 # -- in the other process ------------------------------------------------------------------------

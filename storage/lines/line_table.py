@@ -25,7 +25,7 @@ from driftline.storage.lance.lance_table import (
     quote,
     without_rows,
 )
-from driftline.storage.lance.retries import with_indexes, write_failed
+from driftline.storage.lance.retries import reading, with_indexes, write_failed
 from driftline.storage.layout import Range
 from driftline.storage.lines.commit_marker import (
     CommitMarker,
@@ -243,8 +243,12 @@ class LineTable(LanceTable):
     # -- reading -----------------------------------------------------------------------------
 
     def count(self, where: str | None = None) -> int:
-        """Return the number of lines, or of lines that match the filter ``where``."""
-        return int(self.open().count_rows(lines_only(where)))
+        """Return the number of lines, or of lines that match the filter ``where``.
+
+        Raises StorageError, CorruptFile.
+        """
+        with reading(self.TITLE, self.uri):
+            return int(self.open().count_rows(lines_only(where)))
 
     def paths(self, entity: Entity) -> set[str]:
         """Return the paths of the documents of a source that have lines; reads the path of every line."""
@@ -259,8 +263,9 @@ class LineTable(LanceTable):
         return pa.concat_tables([dataset.schema.empty_table(), *found])
 
     def rows(self, columns: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the lines in batches, unordered."""
-        yield from self.open().to_batches(columns=list(columns), filter=lines_only(where))
+        """Yield the lines in batches, unordered. Raises StorageError, CorruptFile."""
+        with reading(self.TITLE, self.uri):
+            yield from self.open().to_batches(columns=list(columns), filter=lines_only(where))
 
 
 def _read(dataset: LanceDataset, where: str, indexed: bool) -> pa.Table:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import re
 import secrets
@@ -46,6 +47,8 @@ MEMORY_BYTES = 48 * 2**20
 """Maximum size of the blocks that a process keeps in memory; Lance itself keeps decoded data."""
 COUNTED_SHARE = 0.05
 """A process counts all blocks again after writing this share of the limit."""
+PAUSE_SECONDS = 60
+"""Time without writes after one that failed."""
 STALE_SECONDS = 3600
 """A temporary file of this age belongs to a process that has ended."""
 
@@ -143,7 +146,7 @@ class BlockCache:
         self._counted: int | None = None
         """The size of all blocks when this process last counted."""
         self._uncounted = 0
-        self._is_writable = max_bytes > 0
+        self._paused_until = 0.0 if max_bytes > 0 else math.inf
 
     def blocks(self, file: str) -> list[Block]:
         """Return the blocks of a file."""
@@ -168,8 +171,8 @@ class BlockCache:
         return None
 
     def write(self, file: str, block: Block, data: bytes) -> None:
-        """Keep a block, unless the disk is full or read-only."""
-        if not self._is_writable or len(data) > self.max_bytes:
+        """Keep a block. After a failure, as on a full disk, keep none for PAUSE_SECONDS."""
+        if len(data) > self.max_bytes or time.monotonic() < self._paused_until:
             return
         folder = self.folder / file
         temporary = folder / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
@@ -178,9 +181,12 @@ class BlockCache:
             folder.mkdir(mode=0o700, exist_ok=True)
             temporary.write_bytes(data)
             temporary.replace(folder / block.name_in(file))
+        except FileNotFoundError:  # an eviction removed the empty folder; the next read of this block keeps it
+            return
         except OSError as error:
-            log.debug("Blocks are not kept in %s: %s", self.folder, error)
-            self._is_writable = False
+            level = logging.DEBUG if self._paused_until else logging.WARNING
+            log.log(level, "Blocks of the bucket cannot be kept in %s for now: %s", self.folder, error)
+            self._paused_until = time.monotonic() + PAUSE_SECONDS
             with contextlib.suppress(OSError):
                 temporary.unlink()
             return

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import (
+    CommitConflict,
     CorruptFile,
     DriftlineError,
     ObjectNotFound,
@@ -211,6 +212,8 @@ class _Versioned:
 
 
 log = logging.getLogger(__name__)
+CHANGE_ATTEMPTS = 20
+"""Attempts to change a record that other processes change at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,3 +300,8 @@ class RunHistory:
     @property
     def _directory(self) -> str:
         return run_directory(self.tenant)
+
+
+def too_many_changes(name: str, where: str) -> CommitConflict:
+    """Return the error of a record that other processes have changed before each attempt."""
+    return CommitConflict(f"Other processes changed {name} in each of {CHANGE_ATTEMPTS} attempts", where, "Try again.")

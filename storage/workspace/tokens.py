@@ -17,7 +17,14 @@ from driftline.storage.errors import AlreadyExists, ObjectNotFound, Precondition
 from driftline.storage.json_records import to_json
 from driftline.storage.layout import TOKENS
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_copy_record, read_record
+from driftline.storage.workspace.records import (
+    CHANGE_ATTEMPTS,
+    FORMAT_VERSION,
+    parse_record,
+    read_copy_record,
+    read_record,
+    too_many_changes,
+)
 from driftline.storage.workspace.workspace import Workspace
 
 Scope = Literal["search", "memory", "metrics"]
@@ -131,7 +138,7 @@ def _change(workspace: Workspace, change: Callable[[tuple[TokenRecord, ...]], tu
         raise UsageError("A copy cannot be written to", objects.uri, f"Name the original: {copied.origin}.")
     if not objects.is_local:
         objects.probe_conditional_writes()
-    while True:
+    for _ in range(CHANGE_ATTEMPTS):
         try:
             data, version = objects.get_versioned(TOKENS)
         except ObjectNotFound:
@@ -146,6 +153,7 @@ def _change(workspace: Workspace, change: Callable[[tuple[TokenRecord, ...]], tu
         except PreconditionFailed:
             continue
         return
+    raise too_many_changes(TOKENS, objects.uri)
 
 
 def _encoded(tokens: tuple[TokenRecord, ...]) -> bytes:

@@ -50,6 +50,7 @@ from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.sources.source import LOCAL, SourceAccess
 from driftline.storage.workspace.records import (
+    CHANGE_ATTEMPTS,
     BranchRecord,
     DeepRecord,
     RunHistory,
@@ -58,6 +59,7 @@ from driftline.storage.workspace.records import (
     parse_record,
     read_copy_record,
     read_record,
+    too_many_changes,
 )
 from driftline.storage.workspace.stats import WorkspaceStats
 
@@ -271,7 +273,7 @@ class Workspace:
 
         Raises FingerprintMismatch if the workspace has a third fingerprint.
         """
-        while True:
+        for _ in range(CHANGE_ATTEMPTS):
             data, version = self.objects.get_versioned(CONFIG)
             current = parse_record(self.objects, CONFIG, data, WorkspaceConfig)
             if current.fingerprint == fingerprint and current.model is not None:
@@ -284,11 +286,12 @@ class Workspace:
             except PreconditionFailed:
                 continue
             return replace(self, config=bound)
+        raise too_many_changes(CONFIG, self.objects.uri)
 
     def bind_deep(self, model: DeepModel | None) -> Workspace:
         """Make the definitions that ``model`` embedded the current ones; None means that there are none. Idempotent."""
         record = DeepRecord(model=model.name, fingerprint=model.fingerprint, dim=model.dim) if model else None
-        while True:
+        for _ in range(CHANGE_ATTEMPTS):
             data, version = self.objects.get_versioned(CONFIG)
             current = parse_record(self.objects, CONFIG, data, WorkspaceConfig)
             if current.deep == record:
@@ -299,6 +302,7 @@ class Workspace:
             except PreconditionFailed:
                 continue
             return replace(self, config=bound)
+        raise too_many_changes(CONFIG, self.objects.uri)
 
     @property
     def deep_model(self) -> DeepModel | None:

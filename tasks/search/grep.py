@@ -116,7 +116,8 @@ def grep(
     without a letter or digit are never found. Memory holds the texts and 12 bytes per line.
     """
     query = request.query
-    vector = embedder.embed_query(query.lower() if ignore_case else query) if query.strip() else np.zeros(1, np.float32)
+    asked = lowered(query) if ignore_case else query
+    vector = embedder.embed_query(asked) if query.strip() else np.zeros(1, np.float32)
     if request.top_k == 0 or not vector.any():
         for _ in texts:  # an unreadable text is an error for any request
             pass
@@ -163,7 +164,7 @@ class _Lines:
         ignore_case: bool,
         max_distance: float | None,
     ) -> None:
-        lines = split_documents([text.text.lower() if ignore_case else text.text for text in batch])
+        lines = split_documents([lowered(text.text) if ignore_case else text.text for text in batch])
         distinct = lines.text.dictionary_encode()  # half of the lines of code are repeated
         vectors = embedder.embed(distinct.dictionary)
         distances = (1 - vectors @ query).astype(np.float32)
@@ -187,6 +188,15 @@ class _Lines:
         distance, *others = columns
         order = np.argsort(distance, kind="stable")
         return distance[order], *(each[order] for each in others)
+
+
+def lowered(text: str) -> str:
+    """Return ``text`` in lower case and in its own length, so that columns stay valid.
+
+    >>> lowered("İZMİR")
+    'izmir'
+    """
+    return text.replace("İ", "i").lower()  # the only character whose lower case has two
 
 
 def _hits(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -42,6 +43,34 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A separate cache."""
     monkeypatch.setenv("DRIFTLINE_BLOCK_CACHE", str(tmp_path / "blocks"))
     return tmp_path / "blocks"
+
+
+def test_a_full_disk_pauses_the_cache_and_an_eviction_in_between_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, write = BlockCache(tmp_path, 10**6), Path.write_bytes
+
+    def fail_with(code: int) -> None:
+        def fail(path: Path, data: bytes) -> int:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(Path, "write_bytes", fail)
+
+    def is_kept(name: str) -> bool:
+        cache.write(name, Block.of(0, b"x", 1), b"x")
+        return bool(cache.blocks(name))
+
+    fail_with(errno.ENOENT)
+    assert not is_kept("a")
+    monkeypatch.setattr(Path, "write_bytes", write)
+    assert is_kept("a")
+    for seconds, is_kept_again in ((0.0, True), (PATIENCE_SECONDS, False)):
+        monkeypatch.setattr(block_cache, "PAUSE_SECONDS", seconds)
+        fail_with(errno.ENOSPC)
+        assert not is_kept(f"b{seconds}")
+        assert "cannot be kept" in caplog.text
+        monkeypatch.setattr(Path, "write_bytes", write)
+        assert is_kept(f"b{seconds}") is is_kept_again
 
 
 @pytest.fixture

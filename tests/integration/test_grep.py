@@ -127,6 +127,13 @@ def test_two_texts_of_one_name_are_kept_apart(embedder: WordTableEmbedder) -> No
     assert [(hit.line, hit.context) for hit in found] == [(1, ("parser",)), (2, ("one", "parser"))]
 
 
+def test_a_letter_whose_lower_case_is_longer_keeps_the_columns(tiny_model: Path, tmp_path: Path) -> None:
+    text = f"{'İ' * 600}{' HARBOUR' * 600}"
+    (tmp_path / "turkish.md").write_text(f"{text}\n{text}\n")
+    report = dl.grep("harbour", str(tmp_path / "turkish.md"), ignore_case=True, model=str(tiny_model), n_lines=0)
+    assert sorted(hit.line for hit in report.results) == [1, 2]
+
+
 def test_the_python_api_gives_the_same_results(tree: Path, tiny_model: Path) -> None:
     found = dl.grep("namespace", "**/*.py", "b.md", model=str(tiny_model), top_k=1, n_lines=0)
     assert [(hit.path, hit.line, hit.context) for hit in found.results] == [("deep/c.py", 1, ("namespace",))]

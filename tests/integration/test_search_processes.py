@@ -185,6 +185,30 @@ def test_a_process_that_searches_for_too_long_is_ended(
     assert two.search(workspace, WORDS[0]).results
 
 
+def second_time(workspace: Workspace, seen: Path) -> int:
+    """Sleep the first time, and return the second time."""
+    if not seen.exists():
+        seen.touch()
+        time.sleep(2 * PATIENCE_SECONDS)
+    return 7
+
+
+def test_a_search_that_is_stopped_with_its_process_is_repeated(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    with closing(SearchProcesses(1, at_once=4)) as processes, ThreadPoolExecutor(1) as pool:
+        processes.start(workspace)
+        neighbour = pool.submit(processes.run, second_time, workspace, seen)
+        until(seen.exists)
+        monkeypatch.setattr(search_processes, "SEARCH_SECONDS", 0.1)
+        monkeypatch.setattr(search_processes, "ATTEMPTS", 1)
+        with pytest.raises(StorageError, match="Narrow the search"):
+            processes.run(sleep, workspace, 2 * PATIENCE_SECONDS)
+        monkeypatch.undo()
+        assert neighbour.result() == 7
+
+
 def test_other_processes_log_like_the_first_one() -> None:
     with search_processes._LOGGING:
         search_processes._begin_logging(as_json=True)

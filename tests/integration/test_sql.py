@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -265,6 +266,17 @@ def test_a_failure_of_the_workspace_is_reported_as_such(workspace: Workspace, mo
 
 
 # -- the command -------------------------------------------------------------------------------
+
+
+def test_a_table_without_its_files_is_damaged(workspace: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(workspace.objects.uri, tmp_path / "ws")
+    for file in (tmp_path / "ws").glob("*/_tables/*/data/*"):
+        file.unlink()
+    with pytest.raises(CorruptFile, match="verify --repair"):
+        dl.sql(str(tmp_path / "ws"), "SELECT max(line) FROM lines")
+    table = next(iter(Workspace.open(str(tmp_path / "ws")).line_tables(workspace.tenants()[0])))
+    with pytest.raises(CorruptFile):
+        table.paths(next(iter(workspace.sources()))[0])
 
 
 def test_the_command_prints_rows_in_each_format(workspace: Workspace, driftline: Driftline) -> None:

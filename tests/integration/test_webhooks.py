@@ -185,6 +185,18 @@ def test_deliveries_for_one_index_make_one_run(tmp_path: Path) -> None:
     assert [work.key[1] for work in ran] == ["", "x"]
 
 
+def test_a_repository_with_a_push_every_second_is_indexed(tmp_path: Path) -> None:
+    ran: list[Work] = []
+    now = [0.0]
+    with counting(tmp_path, ran.append, debounce_seconds=2.0, clock=lambda: now[0]) as (address, hooks):
+        while now[0] < 2.0 * webhooks.MAX_DEBOUNCES:
+            assert deliver(address, "github", *push("github", "git@code.example:team/app.git")).status == 202
+            now[0] += 1.0
+        with hooks._changed:
+            hooks._changed.notify()
+        until(lambda: ran)
+
+
 def test_a_run_that_failed_because_of_the_host_is_retried(tmp_path: Path) -> None:
     attempts: list[Work] = []
 
