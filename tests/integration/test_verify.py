@@ -224,7 +224,7 @@ def test_a_restored_configuration_names_the_model_of_this_host(
     config, at = Path(local.uri, "_workspace.json"), ("--workspace", local.uri)
     config.unlink()
     assert driftline("verify", "--repair", *at).code == 0
-    assert "does not name its embedding model" in driftline("search", "word7", *at).err
+    assert "has no record of its embedding model" in driftline("search", "word7", *at).err
     config.unlink()
     monkeypatch.setenv("DRIFTLINE_MODEL", str(tiny_model))
     assert driftline("verify", "--repair", *at).code == 0

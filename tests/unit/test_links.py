@@ -115,12 +115,12 @@ def test_a_setting_overrules_the_name_of_the_host() -> None:
         ("svn", "write github, gitlab"),
         ("https://x.example/{path}", "needs {commit} and {path}"),
         ("https://x.example/{commit}/{path}/{user}", "{user} is unknown"),
-        ("javascript:alert('{commit}{path}')", "begin with https://"),
+        ("javascript:alert('{commit}{path}')", "start with https://"),
         ("https://user:secret@x.example/{commit}/{path}", "credentials"),
         ("https://x.example/{commit}/{path!r}", "needs {commit} and {path}"),
-        ("https://x.example/{commit}/{path}/{", "begin with https://"),
+        ("https://x.example/{commit}/{path}/{", "start with https://"),
         ("https://x.example/{commit}/{path} #{line}", "blanks"),
-        ("https://x.example/{commit}/{path}/{line:>99999999}", "begin with https://"),
+        ("https://x.example/{commit}/{path}/{line:>99999999}", "start with https://"),
     ],
 )
 def test_a_wrong_setting_is_explained_and_ignored_in_a_record(setting: str, part: str) -> None:
