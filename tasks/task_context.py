@@ -38,7 +38,7 @@ CountsCallback = Callable[[int, int], None]
 class CountReporter:
     """Reports a task's counts to ``on_counts`` at most once every ``interval`` seconds.
 
-    ``documents`` and ``lines`` are the counts reported so far; whoever receives the result adds the rest.
+    ``documents`` and ``lines`` are the counts reported so far; the receiver of the result adds the rest.
     """
 
     def __init__(

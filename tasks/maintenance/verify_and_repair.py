@@ -322,7 +322,7 @@ class _TenantCheck:
         self._verification.leases |= before
 
     def _sources(self) -> list[Entity]:
-        """Return the sources bound to a URI, and those that any run ever leased."""
+        """Return the sources bound to a URI, and sources that any run ever leased."""
         workspace, directory = self._workspace, f"{self._tenant.directory}/_leases"
         leased = (leased_entity(info.path) for info in workspace.objects.list(directory, recursive=False))
         bound = workspace.entities(self._tenant)
