@@ -64,13 +64,13 @@ def find() -> Program | None:
     """Return the program on PATH, trying the newer name first; an unrelated program called ``search`` is ignored."""
     path = shutil.which(PROGRAM)
     if path is not None:
-        said = _said_version(path)
+        said = _version_output(path)
         if said is None:
             return Program(path, ("search",), True, None, _SINCE_RENAMED)
         return Program(path, ("search",), True, _version_in(said), _numbers(said))
     for folder in os.get_exec_path():
         path = shutil.which(OLD_PROGRAM, path=folder) if os.path.isabs(folder) else None
-        said = _said_version(path) if path is not None else None
+        said = _version_output(path) if path is not None else None
         if path is not None and said is not None and said.startswith(f"{PROGRAM} "):
             return Program(path, (), False, _version_in(said), _numbers(said))
     return None
@@ -97,7 +97,7 @@ def missing(what: str) -> ActionError:
     )
 
 
-def _said_version(path: str) -> str | None:
+def _version_output(path: str) -> str | None:
     """Return a program's ``--version`` output; None if it does not support that option or cannot be run."""
     try:
         code, out, _ = _call([path, "--version"], _VERSION_SECONDS)
