@@ -46,13 +46,13 @@ _FLAGS: Mapping[str, bool] = MappingProxyType(
 _SHOWN_CHARACTERS = 60
 
 
-class Unfit(ValueError):
+class InvalidArgument(ValueError):
     """An argument rejects this value; the message describes valid values: "must be ..."."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The type of an argument. ``read`` converts a value or raises Unfit. If ``keeps_blank`` is set, blank text is a
+    """The type of an argument. ``read`` converts a value or raises InvalidArgument. If ``keeps_blank`` is set, blank text is a
     value.
     """
 
@@ -90,7 +90,7 @@ class Parameters:
                 continue
             try:
                 result[name] = kind.read(value)
-            except Unfit as error:
+            except InvalidArgument as error:
                 problems.append(f"{name} {error}, not {shown(value)}")
         if problems:
             raise UsageError("; ".join(problems))
@@ -143,7 +143,7 @@ def _is_of_the_engine(name: str, value: object) -> bool:
 
 
 def text(value: object) -> str:
-    """Return text, a path, or a scalar in YAML's spelling. Raises Unfit."""
+    """Return text, a path, or a scalar in YAML's spelling. Raises InvalidArgument."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, bool):
@@ -154,51 +154,51 @@ def text(value: object) -> str:
         try:
             value = str(value)
         except ValueError as error:
-            raise Unfit("must be text") from error
+            raise InvalidArgument("must be text") from error
     if not isinstance(value, str):
-        raise Unfit("must be text")
+        raise InvalidArgument("must be text")
     if _UNUSABLE.search(value):
-        raise Unfit("must not contain NUL or unpaired surrogates")
+        raise InvalidArgument("must not contain NUL or unpaired surrogates")
     return value
 
 
 def name(value: object) -> str:
-    """Return non-empty text. Raises Unfit."""
+    """Return non-empty text. Raises InvalidArgument."""
     found = text(value)
     if not found:
-        raise Unfit("must not be empty")
+        raise InvalidArgument("must not be empty")
     return found
 
 
 def query(value: object) -> str:
-    """Return non-blank text. Raises Unfit."""
+    """Return non-blank text. Raises InvalidArgument."""
     found = text(value)
     if not found.strip():
-        raise Unfit("must not be blank")
+        raise InvalidArgument("must not be blank")
     return found
 
 
 def names(value: object) -> list[str]:
-    """Return a list of names from one name, a list, or a list as JSON text. Raises Unfit."""
+    """Return a list of names from one name, a list, or a list as JSON text. Raises InvalidArgument."""
     value = _parsed(value, list)
     if isinstance(value, Mapping):
-        raise Unfit("must be a name or a list of names")
+        raise InvalidArgument("must be a name or a list of names")
     return [name(each) for each in value] if isinstance(value, list | tuple) else [name(value)]
 
 
 def some_names(value: object) -> list[str]:
-    """Like ``names``, but require at least one. Raises Unfit."""
+    """Like ``names``, but require at least one. Raises InvalidArgument."""
     found = names(value)
     if not found:
-        raise Unfit("must list at least one")
+        raise InvalidArgument("must list at least one")
     return found
 
 
 def version(value: object) -> str:
-    """Parse a version: numbers separated by dots. Raises Unfit."""
+    """Parse a version: numbers separated by dots. Raises InvalidArgument."""
     found = text(value).strip()
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", found):
-        raise Unfit("must be a version such as 1.5.1")
+        raise InvalidArgument("must be a version such as 1.5.1")
     return found
 
 
@@ -214,9 +214,9 @@ def whole(at_least: int) -> Callable[[object], int]:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise Unfit("must be an integer")
+            raise InvalidArgument("must be an integer")
         if not at_least <= value <= MAX_NUMBER:
-            raise Unfit(f"must be from {at_least} to {MAX_NUMBER:,}")
+            raise InvalidArgument(f"must be from {at_least} to {MAX_NUMBER:,}")
         return value
 
     return read
@@ -233,34 +233,34 @@ def real(at_least: float, at_most: float = math.inf, *, above: bool = False) -> 
         except (ValueError, OverflowError):
             found = math.nan
         if not (math.isfinite(found) and at_least <= found <= at_most) or (above and found == at_least):
-            raise Unfit(f"must be {expected}")
+            raise InvalidArgument(f"must be {expected}")
         return found
 
     return read
 
 
 def flag(value: object) -> bool:
-    """Parse a boolean, which may also be given as text or as a number. Raises Unfit."""
+    """Parse a boolean, which may also be given as text or as a number. Raises InvalidArgument."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int) and value in (0, 1):
         return bool(value)
     if isinstance(value, str) and value.strip().lower() in _FLAGS:
         return _FLAGS[value.strip().lower()]
-    raise Unfit("must be true or false")
+    raise InvalidArgument("must be true or false")
 
 
 def moment(value: object) -> datetime:
-    """Parse a timestamp and return it with its time zone (default: UTC); a date means midnight. Raises Unfit."""
+    """Parse a timestamp and return it with its time zone (default: UTC); a date means midnight. Raises InvalidArgument."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value.strip())
         except ValueError as error:
-            raise Unfit("must be a date or a time in ISO 8601") from error
+            raise InvalidArgument("must be a date or a time in ISO 8601") from error
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time())
     if not isinstance(value, datetime):
-        raise Unfit("must be a date or a time in ISO 8601")
+        raise InvalidArgument("must be a date or a time in ISO 8601")
     return value if value.utcoffset() is not None else value.replace(tzinfo=UTC)
 
 
@@ -268,25 +268,25 @@ def moment(value: object) -> datetime:
 
 
 def fields(value: object) -> Mapping[str, Any]:
-    """Return a mapping, parsed if it is a JSON object as text. Raises Unfit."""
+    """Return a mapping, parsed if it is a JSON object as text. Raises InvalidArgument."""
     found = _parsed(value, dict)
     if not isinstance(found, Mapping):
-        raise Unfit("must be a mapping, or a JSON object as text")
+        raise InvalidArgument("must be a mapping, or a JSON object as text")
     return found
 
 
 def entity(value: object) -> str | tuple[str, str]:
-    """Parse an entity: a path, a pair ``(type, id)``, or such a pair as JSON text. Raises Unfit."""
+    """Parse an entity: a path, a pair ``(type, id)``, or such a pair as JSON text. Raises InvalidArgument."""
     value = _parsed(value, list)
     if not isinstance(value, list | tuple):
         return name(value)
     if len(value) != 2:
-        raise Unfit("must be an entity: type:id, a path of these, or the pair [type, id]")
+        raise InvalidArgument("must be an entity: type:id, a path of these, or the pair [type, id]")
     return name(value[0]), name(value[1])
 
 
 def entities(value: object) -> list[str | tuple[str, str]]:
-    """Parse one entity or a list of entities. Raises Unfit."""
+    """Parse one entity or a list of entities. Raises InvalidArgument."""
     value = _parsed(value, list)
     if not isinstance(value, list | tuple) or _is_pair(value):
         return [entity(value)]
@@ -294,12 +294,12 @@ def entities(value: object) -> list[str | tuple[str, str]]:
 
 
 def choice(*allowed: str) -> Callable[[object], str]:
-    """Return a parser that accepts only these words, ignoring case. It raises Unfit for other values."""
+    """Return a parser that accepts only these words, ignoring case. It raises InvalidArgument for other values."""
 
     def read(value: object) -> str:
         found = value.strip().lower() if isinstance(value, str) else ""
         if found not in allowed:
-            raise Unfit(f"must be {', '.join(allowed[:-1])} or {allowed[-1]}")
+            raise InvalidArgument(f"must be {', '.join(allowed[:-1])} or {allowed[-1]}")
         return found
 
     return read
