@@ -231,7 +231,7 @@ def chosen(only: Collection[str] | str | None, groups: Mapping[str, Mapping[str,
     return set().union(*(known[name] for name in named))
 
 
-class UnderNamespace(str):
+class NamespacedName(str):
     """An action name for an engine registry that is still empty.
 
     Engines copy the entries to their own registry, either as ``f"{namespace}.{name}"`` or, without a namespace, under
@@ -253,7 +253,7 @@ def bind(
     Each action gets two names: its own, and ``actions.`` with its name and an underscore. Unless ``replace`` is set,
     existing names are kept, including names of the engine's own actions. An engine overwrites its own actions with our
     entries if the registry is empty, so such entries get OWN_PREFIX, and use their plain names only within a namespace
-    (``UnderNamespace``).
+    (``NamespacedName``).
     """
     own = _registry_of(engine)
     for name, function in actions.items():
@@ -265,7 +265,7 @@ def bind(
                 target = own if isinstance(own, MutableMapping) else registry
                 _put(target, OWN_PREFIX + known_as, bound)
                 if registry is not own:
-                    _put(registry, UnderNamespace(OWN_PREFIX + known_as), bound)
+                    _put(registry, NamespacedName(OWN_PREFIX + known_as), bound)
             elif not _holds(registry, known_as):
                 _put(registry, known_as, bound)
 
