@@ -186,7 +186,7 @@ def names(value: object) -> list[str]:
     return [name(each) for each in value] if isinstance(value, list | tuple) else [name(value)]
 
 
-def some_names(value: object) -> list[str]:
+def nonempty_names(value: object) -> list[str]:
     """Like ``names``, but require at least one. Raises InvalidArgument."""
     found = names(value)
     if not found:
@@ -327,7 +327,7 @@ Anything: TypeAlias = Annotated[Any, Kind(lambda value: value, keeps_blank=True)
 Text: TypeAlias = Annotated[str, Kind(text)]
 Name: TypeAlias = Annotated[str, Kind(name)]
 Names: TypeAlias = Annotated[list[str], Kind(names)]
-SomeNames: TypeAlias = Annotated[list[str], Kind(some_names)]
+SomeNames: TypeAlias = Annotated[list[str], Kind(nonempty_names)]
 Query: TypeAlias = Annotated[str, Kind(query)]
 Version: TypeAlias = Annotated[str, Kind(version)]
 Count: TypeAlias = Annotated[int, Kind(whole(0))]
