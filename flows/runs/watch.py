@@ -165,12 +165,12 @@ class Watcher:
         workspace = os.path.realpath(self.request.workspace)
         within = f"{os.sep}.git{os.sep}"
 
-        def is_of_people(_: Change, path: str) -> bool:
+        def is_user_change(_: Change, path: str) -> bool:
             return within not in path and path != workspace and not path.startswith(workspace + os.sep)
 
         return watch(
             root,
-            watch_filter=is_of_people,
+            watch_filter=is_user_change,
             step=QUIET_MILLISECONDS,
             debounce=LONGEST_MILLISECONDS,
             rust_timeout=_POLL_MILLISECONDS,
