@@ -539,7 +539,7 @@ class SourceRun:
         return vanished
 
     def _refusal(self, vanished: pa.Table) -> DeletionRefused | None:
-        documents = self._unasked(vanished.filter(pc.is_null(vanished["reason"])))
+        documents = self._exempt_from_limit(vanished.filter(pc.is_null(vanished["reason"])))
         renamed = (Counter(documents["hash"].to_pylist()) & self._new_hashes).total()
         lost = len(documents) - renamed
         states = self.report.states
@@ -557,7 +557,7 @@ class SourceRun:
             "To delete them, run again with --max-delete-fraction 1.",
         )
 
-    def _unasked(self, vanished: pa.Table) -> pa.Table:
+    def _exempt_from_limit(self, vanished: pa.Table) -> pa.Table:
         """Drop documents that the request excludes or another source claims:
 
         the deletion limit does not apply to them.
