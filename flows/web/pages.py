@@ -134,7 +134,7 @@ def search_page(
         facets=_facets(request, counted),
         terms=_terms(counted, branches, hits),
         more=search_link(replace(request, top_k=_MOST)) if request.top_k <= len(hits) < _MOST else None,
-        instead=_instead(request, question) if question is not None and not hits else (),
+        instead=_suggestions(request, question) if question is not None and not hits else (),
         notes=[_without_options(note) for note in report.notes] if report is not None else (),
         error=_without_options(error),
     )
@@ -200,7 +200,7 @@ def _without_options(note: str) -> str:
     return _OPTION.sub("", note)
 
 
-def _instead(request: SearchRequest, question: Question) -> Iterator[tuple[str, str]]:
+def _suggestions(request: SearchRequest, question: Question) -> Iterator[tuple[str, str]]:
     """Yield other searches to try if this one finds nothing, as descriptions and links."""
     plain = SearchRequest(request.query)
     if any(name not in ("mode", "top_k", *_OF_EVERY_PAGE) for name in request.given()):
