@@ -21,7 +21,7 @@ from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.objects.store_requests import phase
 from driftline.storage.workspace.workspace import marker_tokens
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, GroupResult, embed_group
-from driftline.tasks.indexing.commit import ChangeSet, Dissolved, Staged, commit_together, publish_together
+from driftline.tasks.indexing.commit import ChangeSet, GroupCommitFailed, Staged, commit_together, publish_together
 
 GROUP_SOURCES = 32
 """Maximum number of sources per shared commit. Until the commit, each source holds a lease, renewed by a thread."""
@@ -155,7 +155,7 @@ class SourceGroup:
                 else:
                     ready.append((member, part, member.run.shared_changes(part)))
             staged = self._commit(ready, result.fragments)
-        except Dissolved:
+        except GroupCommitFailed:
             for member, _, _ in ready:
                 self._end(member, partial(_start_again, member.run))
         except DriftlineError as error:

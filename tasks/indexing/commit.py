@@ -127,7 +127,7 @@ class Staged:
     data: bytes
 
 
-class Dissolved(Exception):
+class GroupCommitFailed(Exception):
     """A source group's transaction can never be committed: each source must be committed on its own."""
 
 
@@ -135,7 +135,7 @@ def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: S
     """Commit changes to several sources, whose rows share ``fragments``, in one table transaction.
 
     Each source has its own staged delta and commit marker, so after a crash at any step, each can be settled
-    separately. The caller publishes the returned deltas. Raises Dissolved, after removing the staged deltas, if a
+    separately. The caller publishes the returned deltas. Raises GroupCommitFailed, after removing the staged deltas, if a
     source cannot take part; CommitConflict and StorageError if the outcome may be unknown, which later runs resolve.
     """
     first = changes[0][0]
@@ -144,12 +144,12 @@ def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: S
         staged = [*first.workspace.side_by_side(lambda each: each[0].stage(each[1]), changes)]
     except DriftlineError as error:
         _discard(committer for committer, _ in changes)
-        raise Dissolved from error
+        raise GroupCommitFailed from error
     try:
         first.table.commit_together([each.part for each in staged], fragments)
     except LeaseLost as error:
         _discard(committer for committer, _ in changes)
-        raise Dissolved from error
+        raise GroupCommitFailed from error
     return staged
 
 
