@@ -31,7 +31,7 @@ from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.indexing.commit import RewriteSpec, rewrite_fragments, settle
 from driftline.tasks.maintenance.fence_and_delete import Fence
-from driftline.tasks.maintenance.search_quality import SearchQuality, last_measured, measure_if_due, take_stock
+from driftline.tasks.maintenance.search_quality import SearchQuality, last_measured, measure_if_due, measure_table
 from driftline.tasks.task_context import ModelRef, TaskContext
 
 RECALL_FLOOR = 0.95
@@ -115,11 +115,11 @@ class _Compaction:
         outcome = "failed"
         try:
             self.progress.phase(f"measuring {self.tenant}")
-            self.report.before = take_stock(self.workspace, self.tenant)
+            self.report.before = measure_table(self.workspace, self.tenant)
             self._fold()
             self._maintain_tables()
             self._compact_memory()
-            self.report.after = take_stock(self.workspace, self.tenant, self.quality)
+            self.report.after = measure_table(self.workspace, self.tenant, self.quality)
             outcome = "done"
         except DriftlineError as error:
             outcome = error.kind
@@ -229,7 +229,7 @@ class _Compaction:
         measured = now if found else last_measured(self.workspace, self.tenant)
         self.report.measured = measured.isoformat() if measured else None
         if found is not None and found.recall < RECALL_FLOOR:
-            self.report.after = take_stock(self.workspace, self.tenant, found)
+            self.report.after = measure_table(self.workspace, self.tenant, found)
             raise RecallTooLow(
                 f"Recall@10 of the vector index is {found.recall:.1%}, below {RECALL_FLOOR:.0%}; old versions are kept",
                 str(self.tenant),

@@ -129,7 +129,7 @@ class Figures:
         return asdict(self)
 
 
-def take_stock(workspace: Workspace, tenant: Entity, quality: SearchQuality | None = None) -> Figures:
+def measure_table(workspace: Workspace, tenant: Entity, quality: SearchQuality | None = None) -> Figures:
     """Count the tenant's files; ``quality`` holds its search measurements."""
     files = list(workspace.objects.list(tenant.directory))
     tables = [table for table in workspace.line_tables(tenant) if table.exists()]
