@@ -27,7 +27,7 @@ from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.scanning.named_files import files_named, is_glob, literal, select
 from driftline.tasks.scanning.overlap import below
-from driftline.tasks.scanning.path_patterns import Rules, lets_through
+from driftline.tasks.scanning.path_patterns import Rules, accepts
 from driftline.tasks.search.filters import where_named
 
 WAIT_SECONDS = 60.0
@@ -107,7 +107,7 @@ def _report_skipped(
     rules = {part.uri: Rules(part.include, part.exclude) for part in requested if part.include}
     for report in reports:
         for path, reason in sorted(report.skipped):
-            was_named = report.uri not in rules or lets_through(rules[report.uri], path)
+            was_named = report.uri not in rules or accepts(rules[report.uri], path)
             if was_named and reason != SkipReason.EXCLUDED:
                 on_skip(f"{report.uri.rstrip('/')}/{path}", str(reason))
 
@@ -148,7 +148,7 @@ def _requested(
     for entity, record in known.items():
         theirs = Rules(record.include, record.exclude)
         inside = below(record.uri, uri if selection.file is None else os.path.join(uri, selection.file))
-        covers = theirs == Rules() if selection.file is None else inside is not None and lets_through(theirs, inside)
+        covers = theirs == Rules() if selection.file is None else inside is not None and accepts(theirs, inside)
         if inside is not None and covers:
             return SourceRequest(record.uri, str(entity), record.include, record.exclude)
     if selection.file is not None:

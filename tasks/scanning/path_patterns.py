@@ -428,7 +428,7 @@ class OwnIgnoreFiles:
         return secret & still
 
 
-def lets_through(rules: Rules, path: str) -> bool:
+def accepts(rules: Rules, path: str) -> bool:
     """Return whether a file passes the caller's patterns, regardless of ignore files."""
     return not Matcher(rules).excluded(pa.array([path], pa.string()))[0]
 
