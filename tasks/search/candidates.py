@@ -273,8 +273,8 @@ def rank(
     if not len(candidates):
         return iter(())
     lines, texts = candidates.lines, candidates.texts
-    of_words, of_own_words, attainable = _text_scores(candidates, blocks, weights)
-    attainable = attainable + (min(attainable, BEYOND_WORDS) if meaning else 0.0) or 1.0  # avoids a division by 0
+    of_words, of_own_words, max_score = _text_scores(candidates, blocks, weights)
+    max_score = max_score + (min(max_score, BEYOND_WORDS) if meaning else 0.0) or 1.0  # avoids a division by 0
     allowed = _allowed(candidates, only)
     best = np.flatnonzero((of_words > 0) & allowed)
     best = best[np.argsort(-of_words[best], kind="stable")][: JUDGED_LINES * max(n_windows, MIN_RESULTS)]
@@ -310,7 +310,7 @@ def rank(
         distances.tolist(),
         relevance[order].tolist(),
         fit[order].tolist(),
-        repeat(attainable),
+        repeat(max_score),
         (named[at] > 0).tolist(),
         map(definitions.__getitem__, position.clip(-1).tolist()),
         (position != UNKNOWN).tolist(),
@@ -485,5 +485,5 @@ def _text_scores(
     held: list[bool] = np.any(counts_in > 0, axis=0).tolist()
     absent = sum(not known and not is_paired(word) for word, known in zip(words, held, strict=True))
     unknown = absent * max(LEAST_OF_UNKNOWN, weights.max(initial=0))
-    attainable = (BM25_K1 + 1) * float(weights.sum() + unknown)
-    return scores, line_scores(counts, lengths, weights), attainable
+    max_score = (BM25_K1 + 1) * float(weights.sum() + unknown)
+    return scores, line_scores(counts, lengths, weights), max_score

@@ -69,7 +69,7 @@ class Window:
     ``best`` is the line of the hit that matches the query best on its own, and ``fit`` that hit's quality.
     ``distance``, ``text``, ``column`` (where the text starts in its line) and ``definition`` (the innermost one) are
     those of this hit; the definition is unknown unless the window is ``outlined``. ``score`` ranks the window: it is a
-    hit's relevance, at most ``attainable``, or the cosine if hits are sorted by cosine (``attainable`` is then 0).
+    hit's relevance, at most ``max_score``, or the cosine if hits are sorted by cosine (``max_score`` is then 0).
     ``set_back`` is the deduction from the score for better windows in the same place, which does not reduce the
     likelihood. ``copies`` lists other documents of its source with the same name and content. If the query ``named``
     the definition, the window stays inside it.
@@ -88,7 +88,7 @@ class Window:
     outlined: bool = False
     score: float = field(default=0.0, compare=False)
     column: int = 0
-    attainable: float = 0.0
+    max_score: float = 0.0
     set_back: float = field(default=0.0, compare=False)
     copies: tuple[str, ...] = ()
     named: bool = False
@@ -119,7 +119,7 @@ class Window:
             outlined=found.outlined,
             score=found.relevance,
             column=found.column,
-            attainable=found.attainable,
+            max_score=found.max_score,
             named=found.named,
         )
 
@@ -129,7 +129,7 @@ class Window:
 
     def gains_by(self, found: FoundLine, across: float) -> bool:
         """Return whether a later hit is inside the window, or relevant enough to extend it (see ``merge_windows``)."""
-        if self.first <= found.number <= self.last or not self.attainable or self.score <= 0:
+        if self.first <= found.number <= self.last or not self.max_score or self.score <= 0:
             return True
         if found.relevance < min(across, GROWTH) * self.score:
             return False
@@ -532,7 +532,7 @@ def hits(
             start, context = (around.first, indexed[around]) if around in indexed else (window.best, [window.text])
         at = match_in(window.text, query)
         judged = _judged(window, document, records.redaction(window.entity), unchanged=text is not None)
-        likely = likelihood(window.score + window.set_back, window.attainable) if window.attainable else None
+        likely = likelihood(window.score + window.set_back, window.max_score) if window.max_score else None
         score = min(
             score, window.score if likely is None else likely
         )  # windows below the reranked ones use a different score scale

@@ -125,7 +125,7 @@ Document = tuple[str, str, str]
 class FoundLine(NamedTuple):
     """A row that matches a query: its line, 0-based, and its scores.
 
-    ``relevance`` orders the rows, ``attainable`` is its maximum, 0 if it is a cosine, and ``fit`` ignores the line's
+    ``relevance`` orders the rows, ``max_score`` is its maximum, 0 if it is a cosine, and ``fit`` ignores the line's
     neighbours. ``named`` means that it starts a definition named in the query; ``definition`` is its innermost
     enclosing definition, if it is ``outlined``.
     """
@@ -137,7 +137,7 @@ class FoundLine(NamedTuple):
     distance: float
     relevance: float
     fit: float
-    attainable: float = 0.0
+    max_score: float = 0.0
     named: bool = False
     definition: Definition | None = None
     outlined: bool = False

@@ -63,10 +63,10 @@ class Calibration:
         return allowed if allowed < math.inf else None
 
 
-def likelihood(score: float, attainable: float) -> float:
-    """Return the probability that a hit with this ``score`` is relevant; ``attainable`` is the maximum score."""
+def likelihood(score: float, max_score: float) -> float:
+    """Return the probability that a hit with this ``score`` is relevant; ``max_score`` is the maximum score."""
     start, slope = LIKELIHOOD
-    return round(1 / (1 + math.exp(-max(-50.0, start + slope * score / attainable))), DIGITS)
+    return round(1 / (1 + math.exp(-max(-50.0, start + slope * score / max_score))), DIGITS)
 
 
 def label(likely: float) -> Label:

@@ -197,7 +197,7 @@ def joined(
     new = _windows([*locations.values()], tables, vector, embedder, deep)
     for location, window in new.items():
         window.score = base + gains[location]
-        window.attainable = max((each.attainable for each in windows), default=WEIGHT_OF_CODE)
+        window.max_score = max((each.max_score for each in windows), default=WEIGHT_OF_CODE)
     return by_score([*windows, *new.values()])
 
 

@@ -311,8 +311,8 @@ def test_documents_with_the_same_name_and_content_are_shown_once_and_named() -> 
 
 
 @given(st.lists(st.floats(-50, 200), min_size=2, max_size=20), st.floats(1, 200))
-def test_likelihoods_and_labels_are_in_the_order_of_scores(scores: list[float], attainable: float) -> None:
-    likely = [likelihood(score, attainable) for score in sorted(scores)]
+def test_likelihoods_and_labels_are_in_the_order_of_scores(scores: list[float], max_score: float) -> None:
+    likely = [likelihood(score, max_score) for score in sorted(scores)]
     assert likely == sorted(likely)
     assert 0 <= likely[0] <= likely[-1] <= 1
     order = ["weak", "likely", "strong"]
