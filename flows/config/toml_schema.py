@@ -84,9 +84,9 @@ class SourceTable(Table):
     @classmethod
     def _check_link(cls, value: str | None) -> str | None:
         if value is not None:
-            from driftline.tasks.search.links import wrong_link  # loads Lance
+            from driftline.tasks.search.links import invalid_link  # loads Lance
 
-            if (wrong := wrong_link(value)) is not None:
+            if (wrong := invalid_link(value)) is not None:
                 raise ValueError(wrong)
         return value
 

@@ -189,11 +189,11 @@ def _scp(text: str) -> tuple[str, str]:
 # -- templates ---------------------------------------------------------------------------------
 
 
-def wrong_link(link: str) -> str | None:
+def invalid_link(link: str) -> str | None:
     """Return the problem with a source's ``link``, which is a host type or a template; None if it is valid.
 
     Examples:
-        >>> wrong_link("gitlab"), wrong_link("https://git.example.com/view/{repository}/{path}?id={commit}#n{line}")
+        >>> invalid_link("gitlab"), invalid_link("https://git.example.com/view/{repository}/{path}?id={commit}#n{line}")
         (None, None)
     """
     if link in TEMPLATES:
@@ -226,7 +226,7 @@ class LinkTemplate:
         The record may have been written by someone else, so an invalid setting is ignored.
         """
         address, setting = address_of(record.origin or ""), record.link
-        if setting is not None and wrong_link(setting) is not None:
+        if setting is not None and invalid_link(setting) is not None:
             setting = None
         if setting is not None and setting not in TEMPLATES:
             known = {"host": address.host, "repository": quote(address.path)} if address is not None else {}

@@ -6,7 +6,7 @@ import pytest
 
 from driftline.flows.output.plain_text import print_search
 from driftline.storage.workspace.records import SourceRecord
-from driftline.tasks.search.links import LinkTemplate, address_of, wrong_link
+from driftline.tasks.search.links import LinkTemplate, address_of, invalid_link
 
 COMMIT = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
@@ -124,7 +124,7 @@ def test_a_setting_overrules_the_name_of_the_host() -> None:
     ],
 )
 def test_a_wrong_setting_is_explained_and_ignored_in_a_record(setting: str, part: str) -> None:
-    assert part in (wrong_link(setting) or "")
+    assert part in (invalid_link(setting) or "")
     assert template("", setting) is None
 
 
