@@ -123,7 +123,7 @@ class Window:
             named=found.named,
         )
 
-    def may_take_in(self, line: int) -> bool:
+    def can_merge(self, line: int) -> bool:
         """Return whether the window may grow to a line: always, unless the query names the window's definition."""
         return not self.named or self.definition is None or self.definition.first <= line <= self.definition.last
 
@@ -172,7 +172,7 @@ def merge_windows(rows: Iterable[FoundLine], max_gap: int, limit: int, across: f
             if not any(window.gains_by(row, across) for window in near):
                 continue
             first, last = min(line, *[each.first for each in near]), max(line, *[each.last for each in near])
-            if last - first >= MAX_WINDOW_LINES or not all(window.may_take_in(line) for window in near):
+            if last - first >= MAX_WINDOW_LINES or not all(window.can_merge(line) for window in near):
                 continue
             for other in others:
                 kept.take_in(other)
