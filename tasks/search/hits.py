@@ -127,7 +127,7 @@ class Window:
         """Return whether the window may grow to a line: always, unless the query names the window's definition."""
         return not self.named or self.definition is None or self.definition.first <= line <= self.definition.last
 
-    def gains_by(self, found: FoundLine, across: float) -> bool:
+    def improves_with(self, found: FoundLine, across: float) -> bool:
         """Return whether a later hit is inside the window, or relevant enough to extend it (see ``merge_windows``)."""
         if self.first <= found.number <= self.last or not self.max_score or self.score <= 0:
             return True
@@ -169,7 +169,7 @@ def merge_windows(rows: Iterable[FoundLine], max_gap: int, limit: int, across: f
             kept, *others = near
             if not others and kept.first <= line <= kept.last and row.fit <= kept.fit:
                 continue  # most rows change nothing
-            if not any(window.gains_by(row, across) for window in near):
+            if not any(window.improves_with(row, across) for window in near):
                 continue
             first, last = min(line, *[each.first for each in near]), max(line, *[each.last for each in near])
             if last - first >= MAX_WINDOW_LINES or not all(window.can_merge(line) for window in near):
