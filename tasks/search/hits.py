@@ -143,7 +143,7 @@ class Window:
             return False
         return own.last < definition.first or definition.last < own.first
 
-    def take_in(self, other: Window) -> None:
+    def merge(self, other: Window) -> None:
         """Merge ``other`` into this window; the window with the better fit supplies the best line."""
         if other.fit > self.fit:
             self.best, self.distance, self.text, self.fit = other.best, other.distance, other.text, other.fit
@@ -175,11 +175,11 @@ def merge_windows(rows: Iterable[FoundLine], max_gap: int, limit: int, across: f
             if last - first >= MAX_WINDOW_LINES or not all(window.can_merge(line) for window in near):
                 continue
             for other in others:
-                kept.take_in(other)
+                kept.merge(other)
                 known.remove(other)
                 windows.remove(other)
             if row.fit > kept.fit:
-                kept.take_in(Window.around(row))
+                kept.merge(Window.around(row))
             kept.first, kept.last = first, last
             continue
         new = Window.around(row)
