@@ -70,7 +70,7 @@ class Window:
     ``distance``, ``text``, ``column`` (where the text starts in its line) and ``definition`` (the innermost one) are
     those of this hit; the definition is unknown unless the window is ``outlined``. ``score`` ranks the window: it is a
     hit's relevance, at most ``max_score``, or the cosine if hits are sorted by cosine (``max_score`` is then 0).
-    ``set_back`` is the deduction from the score for better windows in the same place, which does not reduce the
+    ``penalty`` is the deduction from the score for better windows in the same place, which does not reduce the
     likelihood. ``copies`` lists other documents of its source with the same name and content. If the query ``named``
     the definition, the window stays inside it.
     """
@@ -89,7 +89,7 @@ class Window:
     score: float = field(default=0.0, compare=False)
     column: int = 0
     max_score: float = 0.0
-    set_back: float = field(default=0.0, compare=False)
+    penalty: float = field(default=0.0, compare=False)
     copies: tuple[str, ...] = ()
     named: bool = False
 
@@ -240,8 +240,8 @@ def arranged(
     of_place: dict[tuple[tuple[str, str], str], int] = defaultdict(int)
     for window in by_score(windows):
         place = window.file, window.section
-        window.set_back = -best * fading * weights.again * of_place[place]
-        window.score -= window.set_back
+        window.penalty = -best * fading * weights.again * of_place[place]
+        window.score -= window.penalty
         of_place[place] += 1
     return by_score(windows)
 
@@ -532,7 +532,7 @@ def hits(
             start, context = (around.first, indexed[around]) if around in indexed else (window.best, [window.text])
         at = match_in(window.text, query)
         judged = _judged(window, document, records.redaction(window.entity), unchanged=text is not None)
-        likely = likelihood(window.score + window.set_back, window.max_score) if window.max_score else None
+        likely = likelihood(window.score + window.penalty, window.max_score) if window.max_score else None
         score = min(
             score, window.score if likely is None else likely
         )  # windows below the reranked ones use a different score scale
@@ -553,7 +553,7 @@ def hits(
             line_now=judged.line if judged else None,
             column=window.column + at + 1,
             **symbol_of(window.definition),
-            label=None if likely is None else label(likely if window.set_back else score),
+            label=None if likely is None else label(likely if window.penalty else score),
             copies=window.copies,
             **anchored(window.path, anchors.get((window.entity, window.path, window.best))),
             url=links.url(window.entity, window.path, window.best + 1),

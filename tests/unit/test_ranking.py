@@ -238,9 +238,9 @@ def test_a_later_window_of_a_file_keeps_its_label() -> None:
     found = arranged(windows, ["lease"])
     assert [each.path for each in found[:3]] == ["a.py", "a.py", "b.py"]
     further = [each for each in found if each.path == "a.py"]
-    assert [each.set_back for each in further] == sorted(each.set_back for each in further)
-    assert further[0].set_back == 0
-    own = {each.first: each.score + each.set_back for each in further[1:]}
+    assert [each.penalty for each in further] == sorted(each.penalty for each in further)
+    assert further[0].penalty == 0
+    own = {each.first: each.score + each.penalty for each in further[1:]}
     assert own == pytest.approx({each.first: each.fit for each in further[1:]})
 
 
