@@ -33,7 +33,7 @@ from driftline.tasks.search.ranking import (
     count_words,
     document_scores,
     line_scores,
-    meaning_scores,
+    semantic_scores,
     text_scores,
     word_weights,
 )
@@ -443,7 +443,7 @@ def _meaning(
     vector: NDArray[np.float32],
     embedder: Embedder,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the cosines and the ``meaning_scores`` of the ``chosen`` rows, ``(n,)`` each."""
+    """Return the cosines and the ``semantic_scores`` of the ``chosen`` rows, ``(n,)`` each."""
     farthest = max(near.lines for near in meaning)
     is_near = np.zeros(len(candidates), np.bool_)
     is_near[(chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1)] = True
@@ -451,7 +451,7 @@ def _meaning(
     vectors = embedder.embed([candidates.texts[number] for number in around.tolist()])
     at = np.searchsorted(around, chosen)  # the positions of the chosen rows among their neighbours
     lines = CandidateLines(candidates.lines.document[around], candidates.lines.number[around])
-    return (vectors @ vector)[at], meaning_scores(lines, vectors, vector, meaning)[at]
+    return (vectors @ vector)[at], semantic_scores(lines, vectors, vector, meaning)[at]
 
 
 def _text_scores(

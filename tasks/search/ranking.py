@@ -205,7 +205,7 @@ def document_scores(
     return gains
 
 
-def meaning_scores(
+def semantic_scores(
     lines: CandidateLines, vectors: NDArray[np.float32], query: NDArray[np.float32], meaning: Sequence[Neighbourhood]
 ) -> NDArray[np.float32]:
     """Return ``(n,)``: weighted cosines between ``query`` and the mean of ``vectors``, ``(n, dim)``, around each line.

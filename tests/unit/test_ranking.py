@@ -20,7 +20,7 @@ from driftline.tasks.search.ranking import (
     CandidateLines,
     count_words,
     document_scores,
-    meaning_scores,
+    semantic_scores,
     stem_shares,
     text_scores,
     word_weights,
@@ -112,8 +112,8 @@ def test_meaning_is_the_cosine_of_the_lines_around_a_line(n: int) -> None:
         for reach in meaning:
             near = around(lines, vectors, reach.lines, reach.decay)
             expected += reach.weight * (near @ query) / np.linalg.norm(near, axis=1)
-        assert np.allclose(meaning_scores(lines, vectors, query, meaning), expected, atol=1e-4)
-        assert meaning_scores(lines, np.zeros_like(vectors), query, meaning).tolist() == [0.0] * n
+        assert np.allclose(semantic_scores(lines, vectors, query, meaning), expected, atol=1e-4)
+        assert semantic_scores(lines, np.zeros_like(vectors), query, meaning).tolist() == [0.0] * n
 
 
 def test_only_the_best_blocks_raise_the_rank_of_a_document() -> None:
