@@ -50,7 +50,7 @@ class Weights:
     single name, ``unnamed`` in files that do not contain it while other files do.
 
     Windows gain fractions of the best score: ``file`` for the best window of the file with the most windows, less for
-    other files; ``stem`` for a file name that contains all query words, or part of it for some; ``whole_stem`` for a
+    other files; ``stem`` for a file name that contains all query words, or part of it for some; ``full_stem_match`` for a
     file name that consists of them; ``again`` for each better window in the same file, or in the same prose section.
     These apply to queries about a topic: phrases of up to ``phrase_words`` significant words and questions of up to
     ``question_words``. They fade for longer queries, and do not apply to sentences, which describe one item.
@@ -75,7 +75,7 @@ class Weights:
     mention: float = 0.0
     file: float = 0.25
     stem: float = 0.2
-    whole_stem: float = 0.35
+    full_stem_match: float = 0.35
     again: float = -0.5
     phrase_words: int = 5
     question_words: int = 8
@@ -247,7 +247,7 @@ def stem_shares(paths: Iterable[str], words: Sequence[str], chosen: Weights = WE
     of_query = {*words}
     names = [{*terms(_stem(path))} for path in paths]
     return [
-        chosen.stem * len(name & of_query) / len(of_query) + chosen.whole_stem * (set() < name <= of_query)
+        chosen.stem * len(name & of_query) / len(of_query) + chosen.full_stem_match * (set() < name <= of_query)
         for name in names
     ]
 

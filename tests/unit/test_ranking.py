@@ -201,15 +201,15 @@ def test_a_file_named_like_the_query_ranks_first() -> None:
 @pytest.mark.parametrize(
     ("path", "words", "share"),
     [
-        ("net/lease_token.py", ["leas", "token", "write"], WEIGHTS.stem * 2 / 3 + WEIGHTS.whole_stem),
-        ("net/LeaseTokens.java", ["leas", "token"], WEIGHTS.stem + WEIGHTS.whole_stem),
+        ("net/lease_token.py", ["leas", "token", "write"], WEIGHTS.stem * 2 / 3 + WEIGHTS.full_stem_match),
+        ("net/LeaseTokens.java", ["leas", "token"], WEIGHTS.stem + WEIGHTS.full_stem_match),
         ("net/lease_token_test.py", ["leas", "token"], WEIGHTS.stem),
-        ("net/lease.service.ts", ["leas", "token"], WEIGHTS.stem / 2 + WEIGHTS.whole_stem),
-        (".lease", ["leas"], WEIGHTS.stem + WEIGHTS.whole_stem),
-        ("lease/mod.rs", ["leas", "token"], WEIGHTS.stem / 2 + WEIGHTS.whole_stem),
-        ("lease/__init__.py", ["leas"], WEIGHTS.stem + WEIGHTS.whole_stem),
+        ("net/lease.service.ts", ["leas", "token"], WEIGHTS.stem / 2 + WEIGHTS.full_stem_match),
+        (".lease", ["leas"], WEIGHTS.stem + WEIGHTS.full_stem_match),
+        ("lease/mod.rs", ["leas", "token"], WEIGHTS.stem / 2 + WEIGHTS.full_stem_match),
+        ("lease/__init__.py", ["leas"], WEIGHTS.stem + WEIGHTS.full_stem_match),
         ("lease/index.ts", ["index"], 0),
-        ("index.ts", ["index"], WEIGHTS.stem + WEIGHTS.whole_stem),
+        ("index.ts", ["index"], WEIGHTS.stem + WEIGHTS.full_stem_match),
         ("-", ["leas"], 0),
     ],
 )
