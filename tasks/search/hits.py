@@ -40,7 +40,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.search.links import Links, SourceRecords, find_links
 from driftline.tasks.search.query_form import QueryForm
-from driftline.tasks.search.ranking import WEIGHTS, Document, FoundLine, Weights, stem_shares
+from driftline.tasks.search.ranking import WEIGHTS, Document, FoundLine, Weights, filename_boosts
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
 
@@ -229,7 +229,7 @@ def arranged(
     for window in windows:
         of_file[window.file] += window.score - least
     most = max(of_file.values()) or 1.0
-    named = dict(zip(of_file, stem_shares((path for _, path in of_file), words, weights), strict=True))
+    named = dict(zip(of_file, filename_boosts((path for _, path in of_file), words, weights), strict=True))
     fading = min(1.0, limit / len(words)) ** 3
     seen: dict[tuple[str, str], int] = defaultdict(int)
     for window in windows:

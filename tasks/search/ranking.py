@@ -239,7 +239,7 @@ def semantic_scores(
     return scores
 
 
-def stem_shares(paths: Iterable[str], words: Sequence[str], chosen: Weights = WEIGHTS) -> list[float]:
+def filename_boosts(paths: Iterable[str], words: Sequence[str], chosen: Weights = WEIGHTS) -> list[float]:
     """Return, for each file, the fraction of the best score that its windows gain for ``words`` in its name.
 
     ``words`` are distinct terms. A file that represents its folder has the folder's name.

@@ -20,8 +20,8 @@ from driftline.tasks.search.ranking import (
     CandidateLines,
     count_words,
     document_scores,
+    filename_boosts,
     semantic_scores,
-    stem_shares,
     text_scores,
     word_weights,
 )
@@ -214,7 +214,7 @@ def test_a_file_named_like_the_query_ranks_first() -> None:
     ],
 )
 def test_a_file_whose_name_consists_of_query_words_ranks_higher(path: str, words: list[str], share: float) -> None:
-    assert stem_shares([path], words) == pytest.approx([share])
+    assert filename_boosts([path], words) == pytest.approx([share])
 
 
 @pytest.mark.parametrize(("kind", "first"), [("section", [1, 50, 90]), ("function", [1, 2, 3])])
