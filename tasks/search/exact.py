@@ -299,7 +299,7 @@ def search_exactly(
     def late(share: float = 1.0) -> bool:
         return clock() - started > max_seconds * share
 
-    found = ExactSearch(workspace, tables, terms, late, left_out, late_to_order=lambda: late(SHARE_OF_IMPORTS))
+    found = ExactSearch(workspace, tables, terms, late, left_out, sort_deadline_passed=lambda: late(SHARE_OF_IMPORTS))
     if not workspace.objects.is_local and not request.count:
         found.records.read_ahead(search_threads(), chain.from_iterable(table.sources for table in tables))
     if not terms:
@@ -345,7 +345,7 @@ Line = tuple[IndexedDocument, int]
 class ExactSearch:
     """An exact search.
 
-    ``late_to_order`` (default: ``late``) returns whether to stop looking for files that import a used name. With
+    ``sort_deadline_passed`` (default: ``late``) returns whether to stop looking for files that import a used name. With
     ``max_packs``, which limits a count, these files are not looked up.
     """
 
@@ -355,7 +355,7 @@ class ExactSearch:
     late: Callable[[], bool]
     left_out: Sequence[Callable[[str], bool]] = ()
     max_packs: int | None = None
-    late_to_order: Callable[[], bool] | None = None
+    sort_deadline_passed: Callable[[], bool] | None = None
     patterns: list[Pattern] = field(init=False)
     records: SourceRecords = field(init=False)
     timers: Explanation = field(default_factory=lambda: Explanation("exact", "auto"))
@@ -398,7 +398,7 @@ class ExactSearch:
             return set()
         names = [quoted(use_of(name).text) for name in self.terms.uses]
         patterns = [Pattern.of(rf"{_IMPORTS}\b{name}\b", ignore_case=False) for name in names]
-        late, packs = self.late_to_order or self.late, max(1, MAX_IMPORT_PACKS // len(names))
+        late, packs = self.sort_deadline_passed or self.late, max(1, MAX_IMPORT_PACKS // len(names))
         finders = (
             ExactFinder(self.tables, [each], late, _by_importance, self._chosen, max_packs=packs) for each in patterns
         )
