@@ -111,7 +111,7 @@ class SourceGroup:
             if run.begin(stack, marker_token):
                 batch = run.shared_batch()
                 if batch is None:
-                    if run.has_much_to_do():
+                    if run.is_large():
                         self._finish()
                     run.complete()
             if batch is not None:

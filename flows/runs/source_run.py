@@ -240,7 +240,7 @@ class SourceRun:
 
     # -- together with other sources ---------------------------------------------------------
 
-    def has_much_to_do(self) -> bool:
+    def is_large(self) -> bool:
         """Return whether the changes found by ``begin`` are worth separate commits."""
         changes = self._work.changes
         return len(changes) > BATCH_DOCUMENTS // 4 or (pc.sum(changes["size_bytes"]).as_py() or 0) > BATCH_BYTES // 4
@@ -249,7 +249,7 @@ class SourceRun:
         """Return the changes as a batch to commit with other sources; None if ``complete`` must be called instead."""
         changes = self._work.changes
         deleted = sum(len(scan.diff.deleted) for scan in self._work.scans)
-        if not len(changes) or self.has_much_to_do() or deleted > GUARDED_DELETIONS or self._plan.replaces is not None:
+        if not len(changes) or self.is_large() or deleted > GUARDED_DELETIONS or self._plan.replaces is not None:
             return None
         if any(scan.opened for scan in self._work.scans):  # must be marked after their members are committed
             return None
