@@ -246,7 +246,7 @@ def print_verify(result: Result) -> None:
     more = len(result["findings"]) - len(lines)
     if more > 0:
         lines.append(Text(f"... and {more:,} more (--json shows all)"))
-    repaired = f", {result['mended']:,} repaired" if result["mended"] else ""
+    repaired = f", {result['repaired']:,} repaired" if result["repaired"] else ""
     checked = f"{result['documents']:,} documents, {result['lines']:,} lines and "
     checked += f"{result['memory_entries']:,} memory entries checked"
     lines.append(Text(f"{checked}, findings: {len(result['findings']):,}{repaired}", "dim"))

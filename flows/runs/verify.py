@@ -56,7 +56,7 @@ class VerifyRequest:
 class VerifyReport:
     """The report of a verification.
 
-    After a repair, ``findings`` lists the remaining findings, and ``mended`` counts the repaired ones.
+    After a repair, ``findings`` lists the remaining findings, and ``repaired`` counts the repaired ones.
     """
 
     run_id: str
@@ -65,7 +65,7 @@ class VerifyReport:
     lines: int = 0
     memory_entries: int = 0
     findings: Sequence[Finding] = ()
-    mended: int = 0
+    repaired: int = 0
     skipped: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -78,7 +78,7 @@ class VerifyReport:
             "lines": self.lines,
             "memory_entries": self.memory_entries,
             "findings": [{**asdict(finding), "kind": str(finding.kind)} for finding in self.findings],
-            "mended": self.mended,
+            "repaired": self.repaired,
             "skipped": self.skipped,
             "seconds": round(self.seconds, 3),
         }
@@ -159,7 +159,7 @@ def _verify(
             before = max(before, len(verification.findings))
         repair.execute(verification)
         verification = check()
-        report.mended = max(0, before - len(verification.findings))
+        report.repaired = max(0, before - len(verification.findings))
     for name in verification.busy:
         skip(f"Skipped {name}: another run is working on it")
     report.documents, report.lines = verification.documents, verification.lines

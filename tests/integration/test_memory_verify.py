@@ -86,7 +86,7 @@ def test_damage_is_detected_and_indexes_are_repaired(store: MemoryStore) -> None
     assert found(check(store)) == {lost, ghost, *indexes}
     report = check(store, repair=True)
     assert found(report) == {lost, ghost}
-    assert report.mended == 3
+    assert report.repaired == 3
     assert any("driftline memory rebuild org:acme" in message for message in report.skipped)
     assert any("'key 0' of org:other" in message for message in report.skipped)
     store.rebuild(ACME)

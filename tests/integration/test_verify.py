@@ -164,7 +164,7 @@ def test_damage_is_detected_and_repaired(local: Corner, damage: str) -> None:
     assert {finding.entity for finding in report.findings} == {SOURCE}
     repaired = check(local, repair=True)
     assert (repaired.findings, repaired.skipped) == ([], [])
-    assert repaired.mended == len(expected)
+    assert repaired.repaired == len(expected)
     local.assert_alive()
 
 
