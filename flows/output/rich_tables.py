@@ -84,7 +84,7 @@ def _about_documents(source: Result) -> Iterator[Text]:
             files = [file for file in large if has_own_limit(file["path"]) == is_own]
             if files:
                 yield Text(f"  too large: {_named(files)}; {option} {_most(files)} accepts them", style="yellow")
-    if files := source.get("in_part", ()):
+    if files := source.get("partially_indexed", ()):
         takes = f"--max-document-bytes {_most(files)} takes all lines"
         yield Text(f"  first and last lines only: {_named(files)}; {takes}", style="yellow")
     if source.get("redacted"):

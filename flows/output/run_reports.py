@@ -21,7 +21,7 @@ class SourceReport:
 
     ``skipped`` lists every file that is not indexed as ``(path, reason)``, including files skipped by earlier runs;
     ``shortened`` lists this run's files with overlong lines, as ``(path, characters dropped)``; ``too_large`` maps
-    paths to sizes, as does ``in_part`` for files indexed only with their first and last lines; ``needing_extra`` counts
+    paths to sizes, as does ``partially_indexed`` for files indexed only with their first and last lines; ``needing_extra`` counts
     documents whose extractor is not installed; ``redacted`` counts the credentials that this run redacted, by rule.
     ``revision`` is the ``rev`` of the run's last commit; the manifest at that ``rev`` is the run's final state.
     ``commit`` is the commit that git had checked out. If ``base`` is set, the run scanned only the differences from
@@ -38,7 +38,7 @@ class SourceReport:
     skipped: list[tuple[str, str]] = field(default_factory=list)
     shortened: list[tuple[str, int]] = field(default_factory=list)
     too_large: dict[str, int] = field(default_factory=dict)
-    in_part: dict[str, int] = field(default_factory=dict)
+    partially_indexed: dict[str, int] = field(default_factory=dict)
     needing_extra: int = 0
     redacted: dict[str, int] = field(default_factory=dict)
     lines_embedded: int = 0
@@ -75,7 +75,7 @@ class SourceReport:
             "skipped": [{"path": path, "reason": str(reason)} for path, reason in sorted(self.skipped)],
             "shortened": [{"path": path, "characters": count} for path, count in sorted(self.shortened)],
             "too_large": [{"path": path, "bytes": size} for path, size in _largest(self.too_large)],
-            "in_part": [{"path": path, "bytes": size} for path, size in _largest(self.in_part)],
+            "partially_indexed": [{"path": path, "bytes": size} for path, size in _largest(self.partially_indexed)],
             "needing_extra": self.needing_extra,
             "redacted": dict(sorted(self.redacted.items())),
             "lines_embedded": self.lines_embedded,

@@ -612,8 +612,10 @@ class SourceRun:
             found = [mark for mark in marks if re.search(pattern, mark)]
             return documents.filter(pc.is_in(documents["extractor"], pa.array(found, pa.string())))
 
-        self.report.needing_extra, in_part = len(marked(MISSING_MARK)), marked(ENDS_MARK)
-        self.report.in_part = dict(zip(in_part["path"].to_pylist(), in_part["size_bytes"].to_pylist(), strict=True))
+        self.report.needing_extra, partially_indexed = len(marked(MISSING_MARK)), marked(ENDS_MARK)
+        self.report.partially_indexed = dict(
+            zip(partially_indexed["path"].to_pylist(), partially_indexed["size_bytes"].to_pylist(), strict=True)
+        )
         if self._only is not None and isinstance(self._source.source, RepositorySource):  # the others were not scanned
             seen = (DocumentState.NEW, DocumentState.CHANGED, DocumentState.TOUCHED)
             others = self.report.documents_total - sum(self.report.states[state] for state in seen)

@@ -233,7 +233,10 @@ def test_a_larger_log_is_indexed_at_its_beginning_and_end(
     first = driftline("index", uri, *at, "--model", tiny_model, *limits, 2_000, "--json")
     assert first.code == 0, first
     (source,) = first.json["sources"]
-    assert (source["in_part"], source["documents_total"]) == ([{"path": "run.log", "bytes": log.stat().st_size}], 1)
+    assert (source["partially_indexed"], source["documents_total"]) == (
+        [{"path": "run.log", "bytes": log.stat().st_size}],
+        1,
+    )
     found = dl.open(str(tmp_path / "ws")).search("x", fixed=("the run number",), top_k=1_000, n_lines=0).results
     assert {(hit.line, hit.text) for hit in found} == {
         (number + 1, f"the run number {number} went well") for number in (*range(36), *range(2_967, 3_000))
