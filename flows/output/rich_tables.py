@@ -90,10 +90,10 @@ def _about_documents(source: Result) -> Iterator[Text]:
     if source.get("redacted"):
         counts = ", ".join(f"{count:,} {rule}" for rule, count in source["redacted"].items())
         yield Text(f"  credentials replaced: {counts}", style="yellow")
-    if source.get("needing_extra"):
+    if source.get("missing_extra"):
         from driftline.tasks.extraction.extractor import EXTRA
 
-        lacking = f"{source['needing_extra']:,} files require the extra '{EXTRA}'"
+        lacking = f"{source['missing_extra']:,} files require the extra '{EXTRA}'"
         yield Text(f"  documents: {lacking}. Run: {install_command(EXTRA)}", style="yellow")
 
 

@@ -21,7 +21,7 @@ class SourceReport:
 
     ``skipped`` lists every file that is not indexed as ``(path, reason)``, including files skipped by earlier runs;
     ``shortened`` lists this run's files with overlong lines, as ``(path, characters dropped)``; ``too_large`` maps
-    paths to sizes, as does ``partially_indexed`` for files indexed only with their first and last lines; ``needing_extra`` counts
+    paths to sizes, as does ``partially_indexed`` for files indexed only with their first and last lines; ``missing_extra`` counts
     documents whose extractor is not installed; ``redacted`` counts the credentials that this run redacted, by rule.
     ``revision`` is the ``rev`` of the run's last commit; the manifest at that ``rev`` is the run's final state.
     ``commit`` is the commit that git had checked out. If ``base`` is set, the run scanned only the differences from
@@ -39,7 +39,7 @@ class SourceReport:
     shortened: list[tuple[str, int]] = field(default_factory=list)
     too_large: dict[str, int] = field(default_factory=dict)
     partially_indexed: dict[str, int] = field(default_factory=dict)
-    needing_extra: int = 0
+    missing_extra: int = 0
     redacted: dict[str, int] = field(default_factory=dict)
     lines_embedded: int = 0
     lines_reused: int = 0
@@ -76,7 +76,7 @@ class SourceReport:
             "shortened": [{"path": path, "characters": count} for path, count in sorted(self.shortened)],
             "too_large": [{"path": path, "bytes": size} for path, size in _largest(self.too_large)],
             "partially_indexed": [{"path": path, "bytes": size} for path, size in _largest(self.partially_indexed)],
-            "needing_extra": self.needing_extra,
+            "missing_extra": self.missing_extra,
             "redacted": dict(sorted(self.redacted.items())),
             "lines_embedded": self.lines_embedded,
             "lines_reused": self.lines_reused,

@@ -612,7 +612,7 @@ class SourceRun:
             found = [mark for mark in marks if re.search(pattern, mark)]
             return documents.filter(pc.is_in(documents["extractor"], pa.array(found, pa.string())))
 
-        self.report.needing_extra, partially_indexed = len(marked(MISSING_MARK)), marked(ENDS_MARK)
+        self.report.missing_extra, partially_indexed = len(marked(MISSING_MARK)), marked(ENDS_MARK)
         self.report.partially_indexed = dict(
             zip(partially_indexed["path"].to_pylist(), partially_indexed["size_bytes"].to_pylist(), strict=True)
         )

@@ -289,11 +289,11 @@ def test_the_report_counts_what_the_extra_would_read(
     with monkeypatch.context() as without:
         without.setattr(extractor, "_is_installed", lambda module: False)
         (source,) = driftline("index", *at, "--json").json["sources"]
-        assert (source["needing_extra"], source["documents_total"]) == (2, 2)
+        assert (source["missing_extra"], source["documents_total"]) == (2, 2)
         assert source["skipped"] == [{"path": "a.pdf", "reason": "needs driftline[documents]"}]
         assert "documents: 2 files require the extra 'documents'. Run: " in driftline("index", *at).out
     (source,) = driftline("index", *at, "--json").json["sources"]
-    assert (source["needing_extra"], source["documents_total"], source["skipped"]) == (0, 3, [])
+    assert (source["missing_extra"], source["documents_total"], source["skipped"]) == (0, 3, [])
     assert source["bytes_read"] == len(DOCUMENTS["a.html"]) + len(DOCUMENTS["a.pdf"])
 
 
