@@ -49,7 +49,7 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
             listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
             lines.append(Text(f"  not indexed: {listed}", style="yellow"))
         lines += _about_documents(source)
-        files = source.get("shortened", ())
+        files = source.get("truncated", ())
         if files:
             characters = sum(file["characters"] for file in files)
             named = ", ".join(printable(file["path"]) for file in files[:_MAX_SHORTENED])

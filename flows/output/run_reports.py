@@ -20,7 +20,7 @@ class SourceReport:
     """One source's part of a run.
 
     ``skipped`` lists every file that is not indexed as ``(path, reason)``, including files skipped by earlier runs;
-    ``shortened`` lists this run's files with overlong lines, as ``(path, characters dropped)``; ``too_large`` maps
+    ``truncated`` lists this run's files with overlong lines, as ``(path, characters dropped)``; ``too_large`` maps
     paths to sizes, as does ``partially_indexed`` for files indexed only with their first and last lines; ``missing_extra`` counts
     documents whose extractor is not installed; ``redacted`` counts the credentials that this run redacted, by rule.
     ``revision`` is the ``rev`` of the run's last commit; the manifest at that ``rev`` is the run's final state.
@@ -36,7 +36,7 @@ class SourceReport:
     uri: str
     states: dict[DocumentState, int] = field(default_factory=lambda: dict.fromkeys(DocumentState, 0))
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    shortened: list[tuple[str, int]] = field(default_factory=list)
+    truncated: list[tuple[str, int]] = field(default_factory=list)
     too_large: dict[str, int] = field(default_factory=dict)
     partially_indexed: dict[str, int] = field(default_factory=dict)
     missing_extra: int = 0
@@ -73,7 +73,7 @@ class SourceReport:
             "uri": self.uri,
             **{str(state): count for state, count in self.states.items()},
             "skipped": [{"path": path, "reason": str(reason)} for path, reason in sorted(self.skipped)],
-            "shortened": [{"path": path, "characters": count} for path, count in sorted(self.shortened)],
+            "truncated": [{"path": path, "characters": count} for path, count in sorted(self.truncated)],
             "too_large": [{"path": path, "bytes": size} for path, size in _largest(self.too_large)],
             "partially_indexed": [{"path": path, "bytes": size} for path, size in _largest(self.partially_indexed)],
             "missing_extra": self.missing_extra,

@@ -574,7 +574,7 @@ class SourceRun:
         for state, count in result.states.items():
             self.report.states[state] += count
         self.report.skipped += result.skipped
-        self.report.shortened += result.shortened
+        self.report.truncated += result.truncated
         self.report.lines_embedded += result.lines
         self.report.lines_reused += result.lines_reused
         self.report.bytes_read += result.bytes_read

@@ -213,7 +213,7 @@ class BatchResult:
 
     ``rows`` (manifest.SCHEMA) holds the new manifest rows; ``replaced`` the paths whose old lines must be removed;
     ``fragments`` references to the written fragments; ``new_hashes`` the hashes of new documents; ``skipped`` pairs
-    ``(path, reason)``; ``shortened`` pairs ``(path, characters dropped)`` for documents with overlong lines.
+    ``(path, reason)``; ``truncated`` pairs ``(path, characters dropped)`` for documents with overlong lines.
     ``lines_reused`` counts copied lines, ``lines`` embedded lines. ``seconds`` is keyed by phase: ``read`` (including
     hashing), ``split`` (including decoding), ``redact``, ``embed`` and ``write`` (including building the rows).
     ``reported`` holds the document and line counts that the running task already reported. ``redacted`` counts the
@@ -226,7 +226,7 @@ class BatchResult:
     new_hashes: tuple[str, ...]
     states: dict[DocumentState, int]
     skipped: tuple[tuple[str, str], ...]
-    shortened: tuple[tuple[str, int], ...]
+    truncated: tuple[tuple[str, int], ...]
     documents: int
     lines: int
     lines_reused: int
@@ -344,7 +344,7 @@ class _Texts:
                 new_hashes=tuple(drafts.new_hashes),
                 states=drafts.states,
                 skipped=tuple(drafts.skipped),
-                shortened=tuple((self.embedded[at].path, count) for at, count in left_out),
+                truncated=tuple((self.embedded[at].path, count) for at, count in left_out),
                 documents=len(spec.changes),
                 lines=int(counts.sum()),
                 lines_reused=0,
