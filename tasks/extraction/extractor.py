@@ -222,14 +222,14 @@ class Extractor:
     packed: bool = False
 
     @property
-    def is_there(self) -> bool:
+    def is_available(self) -> bool:
         """Return whether its library is installed."""
         return not self.needs or _is_installed(self.needs)
 
     @property
     def mark(self) -> str:
         """The manifest entry: ``pdf/1``, or ``pdf/0`` if its library is not installed."""
-        return f"{self.name}/{self.version if self.is_there else 0}"
+        return f"{self.name}/{self.version if self.is_available else 0}"
 
     def extract(self, data: bytes) -> Extracted:
         """Return the text of ``data``. Raises Refused."""
@@ -571,7 +571,7 @@ def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
         marks.append(extractor.mark)
     elif isinstance(named, Extractor):
         marks.append(f"-{named.mark}")
-    lacks = extractor is not None and not extractor.is_there
+    lacks = extractor is not None and not extractor.is_available
     reason = SkipReason.NEEDS_EXTRA if lacks and extractor is not None and not extractor.is_text else None
     return Choice(path, data, None if lacks else extractor, "+".join(marks), reason)
 
@@ -616,7 +616,7 @@ def is_extracted(path: str, data: bytes) -> bool:
     """Return whether ``read_document`` does more than decode a file."""
     suffix = _suffix(path)
     return any(data.startswith(each.magic) for each in COMPRESSIONS) or any(
-        each.is_there and not each.packed and each.takes(data, suffix) for each in EXTRACTORS
+        each.is_available and not each.packed and each.takes(data, suffix) for each in EXTRACTORS
     )
 
 
