@@ -501,30 +501,37 @@ class _Manual:
 
     def _mdoc(self, words: Sequence[str]) -> str:
         """Return the text of an mdoc request, whose arguments may be requests themselves."""
-        out, closing, flag, glued = "", "", "", True
+        out, closing, flag, no_space_before = "", "", "", True
         rest = [*words, ""]
         while len(rest) > 1:
             word = rest.pop(0)
             if word in _POINTS:
-                out, closing, glued = out + (closing if len(rest) == 1 else "") + word, closing * (len(rest) > 1), False
+                out, closing, no_space_before = (
+                    out + (closing if len(rest) == 1 else "") + word,
+                    closing * (len(rest) > 1),
+                    False,
+                )
                 continue
             if word not in _MDOC:
-                out, glued = out + ("" if glued or not out else " ") + flag + word, word in ("(", "[")
+                out, no_space_before = (
+                    out + ("" if no_space_before or not out else " ") + flag + word,
+                    word in ("(", "["),
+                )
                 continue
             flag = "-" if word == "Fl" else ""
             if word in _OPENED:
-                out, glued = out + ("" if glued or not out else " ") + _OPENED[word], True
+                out, no_space_before = out + ("" if no_space_before or not out else " ") + _OPENED[word], True
                 closing = _CLOSED.get(word, "") + closing
             elif word in _CLOSED:
-                out, glued = out + _CLOSED[word], False
+                out, no_space_before = out + _CLOSED[word], False
             elif word == "Nm":
                 is_given = rest[0] and rest[0] not in _MDOC and rest[0] not in _POINTS
                 named = rest.pop(0) if is_given else self._name
                 self._name = self._name or named
-                out, glued = out + ("" if glued or not out else " ") + named, False
+                out, no_space_before = out + ("" if no_space_before or not out else " ") + named, False
             elif word == "Xr" and len(rest) > 2:
                 rest[:2] = [f"{rest[0]}({rest[1]})"]
             elif word == "Ar" and (not rest[0] or rest[0] in _MDOC):
                 rest.insert(0, "file ...")
-            glued = glued or word in ("Ns", "Pf")
+            no_space_before = no_space_before or word in ("Ns", "Pf")
         return out + closing
