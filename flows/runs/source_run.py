@@ -362,7 +362,7 @@ class SourceRun:
             self._count_seconds({"scan": scan.seconds})
             self.report.states[DocumentState.UNCHANGED] += scan.diff.unchanged
             self.report.too_large.update(scan.too_large)
-            self._carriers |= scan.carriers
+            self._carriers |= scan.container_only_paths
             skipped = zip(*(scan.skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
             self.report.skipped += [each for each in skipped if not self._is_open(*each)]
         return scans
@@ -475,9 +475,11 @@ class SourceRun:
         # Copy, because pickling a slice sends the whole underlying table.
         rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
         donations = only(self._donations, rows["path"].to_pylist()) if self._donations else {}
-        carriers = self._carriers.intersection(rows["path"].to_pylist()) if self._carriers else self._carriers
+        container_only_paths = (
+            self._carriers.intersection(rows["path"].to_pylist()) if self._carriers else self._carriers
+        )
         how = self._scan_spec(()).how
-        return BatchSpec(self._source.source, self.entity, rows, dry_run, donations, how, carriers)
+        return BatchSpec(self._source.source, self.entity, rows, dry_run, donations, how, container_only_paths)
 
     def _find_donations(self, changes: pa.Table) -> Donations:
         """Find lines that a branch or the main index already embedded."""

@@ -194,7 +194,7 @@ class BatchSpec:
     """Documents of one source (``diff.CHANGE_SCHEMA`` rows); in a ``dry_run``, they are only read and classified.
 
     The lines of ``donations`` are copied if the content is the same. Only the first and last lines are indexed of
-    record files larger than ``how.most`` bytes. ``carriers`` lists archives and email that are not documents
+    record files larger than ``how.most`` bytes. ``container_only_paths`` lists archives and email that are not documents
     themselves, but contain documents.
     """
 
@@ -204,7 +204,7 @@ class BatchSpec:
     dry_run: bool = False
     donations: Donations = field(default_factory=dict)
     how: How = field(default_factory=lambda: How(DEFAULT_REDACTION, MAX_TEXT_BYTES))
-    carriers: frozenset[str] = frozenset()
+    container_only_paths: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +290,7 @@ def embed_group(specs: Sequence[BatchSpec], context: TaskContext) -> GroupResult
 
 def _read(spec: BatchSpec, context: TaskContext, watch: Stopwatch, reporter: CountReporter) -> _Drafts:
     donations = {} if spec.dry_run else spec.donations
-    drafts = _Drafts(context.model.fingerprint, spec.how, spec.carriers, donations)
+    drafts = _Drafts(context.model.fingerprint, spec.how, spec.container_only_paths, donations)
     for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist(), spec.how.most)):
         drafts.add(change, read, watch)
         reporter.add(documents=1)
@@ -500,7 +500,7 @@ class _Drafts:
 
     fingerprint: str
     how: How
-    carriers: frozenset[str]
+    container_only_paths: frozenset[str]
     donations: Donations = field(default_factory=dict)
     reusable: list[tuple[_Document, Donated]] = field(default_factory=list)
     copied: list[ManifestRow] = field(default_factory=list)
@@ -580,7 +580,7 @@ class _Drafts:
         self.embedded.append(replace(meta, lines=0, reason=None))
 
     def _read(self, path: str, data: bytes) -> Reading:
-        if path in self.carriers:
+        if path in self.container_only_paths:
             return Reading(path, f"-{UNOPENED}", reason=SkipReason.EXCLUDED)
         return read_document(path, data, outputs=self.how.outputs)
 

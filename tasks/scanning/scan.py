@@ -109,7 +109,7 @@ class ScanResult:
     slash. ``listed`` counts the compared files, ``known`` the files in the manifest. ``complete`` is False if folders
     could not be read: they are in ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the
     worker's time; ``too_large`` maps files over the limit to their sizes. ``opened`` holds the archives and email whose
-    members were listed, and ``carriers`` those that are not documents themselves, because no pattern includes them.
+    members were listed, and ``container_only_paths`` those that are not documents themselves, because no pattern includes them.
     """
 
     diff: Diff
@@ -120,7 +120,7 @@ class ScanResult:
     seconds: float = 0.0
     too_large: Mapping[str, int] = field(default_factory=dict)
     opened: Mapping[str, Opened] = field(default_factory=dict)
-    carriers: frozenset[str] = frozenset()
+    container_only_paths: frozenset[str] = frozenset()
 
 
 def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[tuple[Subtree, ...]]:
@@ -214,7 +214,7 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
         result, listed = joined(result, changes), listed + len(members)
     skipped = pa.concat_tables([listing.skipped_table(), result.skipped]).cast(SKIPPED_SCHEMA)
     sizes = dict(zip(large["path"].to_pylist(), large["size_bytes"].to_pylist(), strict=True))
-    carriers = _carriers(spec, table["path"]) if spec.archives and spec.rules.include else frozenset()
+    container_only_paths = _carriers(spec, table["path"]) if spec.archives and spec.rules.include else frozenset()
     return ScanResult(
         result,
         skipped.sort_by("path"),
@@ -223,7 +223,7 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
         not listing.unread,
         too_large=sizes,
         opened=opened,
-        carriers=carriers,
+        container_only_paths=container_only_paths,
     )
 
 
