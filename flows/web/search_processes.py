@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from driftline.flows.output.logs import json_lines, quiet_libraries, writes_json
 from driftline.storage.errors import DriftlineError, StorageError
-from driftline.storage.lance.reader_process import OtherProcess, ProcessDied, ProcessStopped
+from driftline.storage.lance.reader_process import ProcessDied, ProcessStopped, WorkerProcess
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.query_language import ask
 from driftline.tasks.search.request import SearchRequest
@@ -63,10 +63,10 @@ class SearchProcesses:
 
     processes: int
     at_once: int = 1
-    _free: queue.PriorityQueue[tuple[int, OtherProcess]] = field(default_factory=queue.PriorityQueue)
+    _free: queue.PriorityQueue[tuple[int, WorkerProcess]] = field(default_factory=queue.PriorityQueue)
     """Free slots for one read each, the first process's slots first."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    _helpers: set[OtherProcess] = field(default_factory=set)
+    _helpers: set[WorkerProcess] = field(default_factory=set)
     _is_starting: bool = False
     _is_closed: bool = False
     _starts_after: float = 0.0
@@ -101,7 +101,7 @@ class SearchProcesses:
 
         If that crashes the process, reads that do not touch damaged files still work.
         """
-        helper = OtherProcess(self.at_once, _BEGIN_JSON if writes_json() else _BEGIN)
+        helper = WorkerProcess(self.at_once, _BEGIN_JSON if writes_json() else _BEGIN)
         try:
             helper.run(None, warm, workspace)
         except ProcessDied as error:
@@ -119,7 +119,7 @@ class SearchProcesses:
         for helper in helpers:
             self._forget(helper)
 
-    def _add(self, helper: OtherProcess) -> None:
+    def _add(self, helper: WorkerProcess) -> None:
         with self._lock:
             if not self._is_closed:
                 self._helpers.add(helper)
@@ -128,12 +128,12 @@ class SearchProcesses:
                 return
         helper.end()
 
-    def _forget(self, helper: OtherProcess) -> None:
+    def _forget(self, helper: WorkerProcess) -> None:
         with self._lock:
             self._helpers.discard(helper)
         helper.end()
 
-    def _wait_for_room(self, workspace: Workspace) -> tuple[int, OtherProcess]:
+    def _wait_for_room(self, workspace: Workspace) -> tuple[int, WorkerProcess]:
         end, seconds = time.monotonic() + WAIT_SECONDS, 0.0
         while True:
             try:
@@ -158,7 +158,7 @@ class SearchProcesses:
     def _start_in_background(self, workspace: Workspace) -> None:
         """Start a process, and use it once it loaded the model, or immediately if reads are waiting."""
         try:
-            helper = OtherProcess(self.at_once, _BEGIN_JSON if writes_json() else _BEGIN)
+            helper = WorkerProcess(self.at_once, _BEGIN_JSON if writes_json() else _BEGIN)
             if self._helpers:
                 helper.run(SEARCH_SECONDS, prepare, workspace)
             self._add(helper)

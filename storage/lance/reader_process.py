@@ -34,7 +34,7 @@ class ProcessStopped(StorageError):
     """The other process was stopped before it answered, because of another request."""
 
 
-class OtherProcess:
+class WorkerProcess:
     """A process that runs up to ``threads`` functions in parallel; it ends at the latest with this process.
 
     It first calls the function ``begin``, ``module:name``. It does not use ``multiprocessing``, which would import the
@@ -150,7 +150,7 @@ def _standing() -> _Standing:
 class _Standing:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: OtherProcess | None = None
+        self._process: WorkerProcess | None = None
         self._environment: dict[str, str] | None = None
 
     def run(
@@ -162,7 +162,7 @@ class _Standing:
                 try:
                     if self._process is not None:
                         self._process.end()
-                    self._process, self._environment = OtherProcess(), environment
+                    self._process, self._environment = WorkerProcess(), environment
                 except OSError as error:
                     raise StorageError(f"No process could be started ({error})", "", "Run it again.") from error
             process = self._process
