@@ -326,7 +326,7 @@ class CorruptFile(DriftlineError):
     exit_code = 2
 
 
-def gave_up(reason: str, where: str) -> CorruptFile:
+def native_crash_error(reason: str, where: str) -> CorruptFile:
     """Return the error for native code that panicked or aborted while it read ``where``."""
     fix = "Run 'driftline verify --repair'."
     return CorruptFile(f"Native code aborted: a table may be damaged ({reason})", where, fix)

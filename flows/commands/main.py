@@ -31,7 +31,7 @@ import typer
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, Interrupted, app
 from driftline.flows.output.logs import json_lines, log_levels, quiet_libraries, wants_json, writes_json
 from driftline.flows.output.plain_text import appearance, own_appearance, print_json, print_traceback, warn
-from driftline.storage.errors import DriftlineError, OutOfMemory, StorageError, UsageError, gave_up, is_panic
+from driftline.storage.errors import DriftlineError, OutOfMemory, StorageError, UsageError, is_panic, native_crash_error
 from driftline.storage.globs import is_unicode
 
 ENOUGH_BYTES = 4 * 2**30
@@ -202,7 +202,7 @@ def explain_aborts(as_json: bool) -> None:
 
     def explain(_: int) -> None:
         try:
-            error = gave_up("it aborted the command", "")
+            error = native_crash_error("it aborted the command", "")
             _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
             sys.stdout.flush()
         finally:
@@ -236,7 +236,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         code, kept = _INTERRUPTED, str(error)
     except BaseException as error:
         if is_panic(error):
-            error = gave_up(str(error).partition("\n")[0][:300], "")
+            error = native_crash_error(str(error).partition("\n")[0][:300], "")
             return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
         if not isinstance(error, Exception):
             raise

@@ -33,7 +33,7 @@ from driftline.flows.mcp_server.answers import (
 )
 from driftline.flows.runs.search import find
 from driftline.storage.entities import Boundary
-from driftline.storage.errors import DriftlineError, UsageError, gave_up, is_panic
+from driftline.storage.errors import DriftlineError, UsageError, is_panic, native_crash_error
 from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHits
@@ -92,7 +92,7 @@ def protocol_errors(tool: Callable[_P, BaseModel]) -> Callable[_P, CallToolResul
             raise ToolError(f"{error.kind}: {error}") from error
         except BaseException as error:
             if is_panic(error):
-                raise ToolError(str(gave_up(str(error)[:300], ""))) from error
+                raise ToolError(str(native_crash_error(str(error)[:300], ""))) from error
             if isinstance(error, Exception):
                 traceback.print_exc()  # a bug: the client learns only that the tool failed
             raise

@@ -16,7 +16,14 @@ from functools import partial, wraps
 from html import unescape
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, StorageError, gave_up, is_panic
+from driftline.storage.errors import (
+    AccessDenied,
+    CorruptFile,
+    DriftlineError,
+    StorageError,
+    is_panic,
+    native_crash_error,
+)
 from driftline.storage.objects import store_requests
 
 if TYPE_CHECKING:
@@ -163,7 +170,7 @@ def without_panic(where: str = "") -> Iterator[None]:
     except BaseException as error:
         if not is_panic(error):
             raise
-        raise gave_up(first_line(error), where) from error
+        raise native_crash_error(first_line(error), where) from error
 
 
 @contextmanager
