@@ -30,12 +30,12 @@ from driftline.tasks.maintenance.verify_and_repair import (
     FindingKind,
     Verification,
     config_is_lost,
+    quarantine_table,
     repair_indexes,
     repair_memory,
     repair_source,
     restore_config,
     set_aside,
-    set_table_aside,
     verify,
     verify_memory,
 )
@@ -188,7 +188,7 @@ class _Repair:
             try:
                 if finding.fingerprint:
                     tenant = Entity.of_directory(finding.entity)
-                    count += set_table_aside(self.workspace, tenant, finding.fingerprint, self.run_id)
+                    count += quarantine_table(self.workspace, tenant, finding.fingerprint, self.run_id)
                 elif entity is not None:
                     count += set_aside(self.workspace, entity, finding.path, self.run_id)
             except LeaseHeld as error:

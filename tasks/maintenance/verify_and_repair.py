@@ -128,7 +128,7 @@ def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> b
     return False
 
 
-def set_table_aside(workspace: Workspace, tenant: Entity, fingerprint: str, run_id: str) -> int:
+def quarantine_table(workspace: Workspace, tenant: Entity, fingerprint: str, run_id: str) -> int:
     """Drop the unreadable versions and fragments of a fingerprint's table, and return how many were dropped.
 
     Documents with missing lines are then found through the manifests. Raises LeaseHeld, StorageError.
