@@ -154,7 +154,7 @@ def _verify(
     if request.repair and verification.findings:
         workspace = Workspace.open_for_writing(request.workspace, request.storage_options)
         repair = _Repair(workspace, request, report.run_id, progress, skip, catalog)
-        if repair.set_damaged_files_aside(verification):
+        if repair.quarantine_damaged_files(verification):
             verification = check()
             before = max(before, len(verification.findings))
         repair.execute(verification)
@@ -178,7 +178,7 @@ class _Repair:
     skip: Callable[[str], None]
     catalog: Catalog | None
 
-    def set_damaged_files_aside(self, verification: Verification) -> int:
+    def quarantine_damaged_files(self, verification: Verification) -> int:
         """Rename unreadable manifest and table files so that the rest can be read, and return their number."""
         count = 0
         for finding in verification.findings:
