@@ -97,7 +97,8 @@ soak: $(DEVELOPMENT) ## two hosts on a failing store, the web server, broken doc
 
 proofs: $(DEVELOPMENT) ## the long proofs in full: a minute of 13 processes, hundreds of random histories
 	DRIFTLINE_SOAK_SECONDS=60 DRIFTLINE_SOAK_FACTOR=30 $(BIN)/python -m pytest --timeout 3600 \
-		tests/faults/test_soak.py tests/faults/test_{compact_crash,interrupted_runs,branch_faults,segments,damage}.py tests/property $(ARGS)
+		tests/faults/test_soak.py tests/faults/test_{compact_crash,interrupted_runs,branch_faults,segments,reembed,damage}.py tests/property \
+		tests/integration/test_web_schema.py $(ARGS)
 
 damage: $(DEVELOPMENT) ## what each command does after each kind of damage, into tests/faults/damage.md
 	$(BIN)/python -m tests.faults.damage > tests/faults/damage.md.new

@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 
 from driftline.storage import errors
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
-from driftline.storage.option_table import from_keywords
+from driftline.storage.option_table import from_keywords, path_or_uri
 from driftline.storage.workspace.stats import WorkspaceStats
 from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.request import Mode, SearchRequest, options_in
@@ -49,7 +49,7 @@ class Connection:
     @classmethod
     def to(cls, url: str, token: str | None = None) -> Connection:
         """Return the connection to ``url`` with ``token``, by default $DRIFTLINE_TOKEN. Raises UsageError."""
-        return cls(url.rstrip("/"), token or os.environ.get(TOKEN_VARIABLE) or None)
+        return cls(path_or_uri("A server", url).rstrip("/"), token or os.environ.get(TOKEN_VARIABLE) or None)
 
     def get(self, route: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the response of ``/api/v1/{route}``; parameters that are None are omitted.

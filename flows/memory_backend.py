@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
@@ -33,6 +34,7 @@ from driftline.storage.memory.listings import KeyRange
 from driftline.storage.memory.maintenance import compact_index, compact_indexes, entries_of
 from driftline.storage.memory.search import MemoryHits, Mode
 from driftline.storage.memory.store import MemoryItem, MemoryStore
+from driftline.storage.option_table import path_or_uri
 
 Result = dict[str, Any]
 Errors = Literal["return", "raise"]
@@ -168,7 +170,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _ids(value: Any) -> dict[str, str]:
-    return {_text(level): _text(name) for level, name in _mapping(value).items()}
+    return {_text(level): _text(name) for level, name in _mapping(value).items() if name is not None}
 
 
 def _entity(value: Any) -> EntityName:
@@ -237,7 +239,7 @@ class HierarchicalLTMBackend:
     def __init__(
         self,
         catalog_url: str | None = None,
-        storage_uri: str | None = None,
+        storage_uri: str | os.PathLike[str] | None = None,
         hierarchy_levels: Sequence[str] | None = None,
         hierarchy_defaults: Mapping[str, str] | None = None,
         index_config: Mapping[str, Any] | None = None,
@@ -260,7 +262,7 @@ class HierarchicalLTMBackend:
             raise UsageError("errors must be 'return' or 'raise'", _shown(errors), "Pass one of them.")
         sections: dict[str, tuple[Any, Any]] = {
             "catalog": (catalog, {"url": catalog_url}),
-            "storage": (storage, {"uri": storage_uri}),
+            "storage": (storage, {"uri": storage_uri and path_or_uri("storage_uri", storage_uri)}),
             "hierarchy": (hierarchy, {"levels": hierarchy_levels, "defaults": hierarchy_defaults}),
             "index": (index, index_config),
             "performance": (performance, performance_config),
@@ -718,7 +720,7 @@ def create_ltm_backend(
     backend: str = "hierarchical",
     *,
     catalog_url: str | None = None,
-    storage_uri: str | None = None,
+    storage_uri: str | os.PathLike[str] | None = None,
     hierarchy_levels: Sequence[str] | None = None,
     hierarchy_defaults: Mapping[str, str] | None = None,
     index_config: Mapping[str, Any] | None = None,

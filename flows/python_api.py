@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
@@ -17,7 +18,7 @@ from driftline.storage.defaults import (
     DEFAULT_TOP_K,
     Redaction,
 )
-from driftline.storage.option_table import from_keywords
+from driftline.storage.option_table import from_keywords, listed, path_or_uri
 from driftline.tasks.search.request import SearchRequest
 
 if TYPE_CHECKING:
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
     from driftline.storage.workspace.records import RunRecord
     from driftline.storage.workspace.stats import WorkspaceStats
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
+    from driftline.tasks.indexing.line_store import LineStore
     from driftline.tasks.search.documents import Document, Excerpt
     from driftline.tasks.search.search import SearchReport
 
-    Searchable: TypeAlias = "Workspace | StoredWorkspace | str"
+    Searchable: TypeAlias = "Workspace | StoredWorkspace | LineStore | str | os.PathLike[str]"
 
 
 class Workspace:
@@ -82,7 +84,7 @@ class Workspace:
         """
         return _find(self.storage, request)
 
-    def index(self, *sources: str | SourceRequest, **options: Any) -> IndexReport:
+    def index(self, *sources: str | os.PathLike[str] | SourceRequest, **options: Any) -> IndexReport:
         """Update the index to the current state of sources, and reopen it.
 
         Args:
@@ -342,7 +344,11 @@ class Workspace:
 
 
 def open(
-    uri: str, storage_options: Mapping[str, Any] | None = None, sources: Sequence[str] = (), *, cache: bool = False
+    uri: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
+    sources: Sequence[str] = (),
+    *,
+    cache: bool = False,
 ) -> Workspace:
     """Open the workspace at a path or URI for reading; ``@notes`` is the workspace ``notes`` in DRIFTLINE_HOME.
 
@@ -384,8 +390,8 @@ def open(
 
 
 def index(
-    *sources: str | SourceRequest,
-    workspace: str,
+    *sources: str | os.PathLike[str] | SourceRequest,
+    workspace: str | os.PathLike[str],
     entity: str | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
@@ -507,9 +513,12 @@ def _find(stored: StoredWorkspace, request: SearchRequest) -> SearchReport:
 
 
 def _stored(workspace: Searchable) -> StoredWorkspace:
-    if isinstance(workspace, str):
-        workspace = open(workspace)
-    return workspace.storage if isinstance(workspace, Workspace) else workspace
+    from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
+
+    if isinstance(workspace, Workspace):
+        return workspace.storage
+    held: Any = getattr(workspace, "workspace", workspace)  # of a LineStore, whose module is slow to import
+    return held if isinstance(held, StoredWorkspace) else open(held).storage
 
 
 def sql(
@@ -551,7 +560,7 @@ def sql(
     opened = _stored(workspace)
     boundary = None if within is None else Boundary.of(Entity.parse(within, opened.config.hierarchy))
     there, journal = on_named_branch(opened, branch, boundary), searches_table(opened)
-    with run(there, query, parameters, within=boundary, searches=journal, max_seconds=timeout_seconds) as result:
+    with run(there, query, parameters or (), within=boundary, searches=journal, max_seconds=timeout_seconds) as result:
         return result.table()
 
 
@@ -579,7 +588,7 @@ def connect(url: str, token: str | None = None) -> Client:
 
 def grep(
     query: str,
-    *files: str,
+    *files: str | os.PathLike[str],
     model: str | None = None,
     top_k: int = DEFAULT_TOP_K,
     max_distance: float | None = None,
@@ -615,13 +624,13 @@ def grep(
     from driftline.tasks.search.grep import open_embedder, read_texts
 
     request = SearchRequest(query, top_k=top_k, max_distance=max_distance, min_relevance=min_relevance, n_lines=n_lines)
-    texts = read_texts(files, redaction=lambda _: redact)
+    texts = read_texts([path_or_uri("A file", each) for each in files], redaction=lambda _: redact)
     return search_texts(request, texts, open_embedder(model), ignore_case=ignore_case)
 
 
 @overload
 def analyze_document_states(
-    paths: Sequence[str], workspace: Searchable | None = None
+    paths: Iterable[str | os.PathLike[str]], workspace: Searchable | None = None
 ) -> list[tuple[str, DocumentState]]: ...
 
 
@@ -660,9 +669,10 @@ def analyze_document_states(
     from driftline.tasks.scanning.scan import states_of_files
 
     if documents is not None:
-        return analyze(_stored(paths), str(workspace), documents)
+        return analyze(_stored(paths), str(workspace), listed("documents", documents) or ())
     if workspace is None:
         from driftline.flows.config.locate import workspace_for_reading
 
         workspace = workspace_for_reading(None)
-    return states_of_files(_stored(workspace), paths)
+    named = [path_or_uri("A path", each) for each in listed("paths", paths) or ()]
+    return states_of_files(_stored(workspace), named)

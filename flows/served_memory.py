@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from driftline.flows.config.memory_settings import MemoryConfiguration, find_memory
-from driftline.storage.entities import Boundary, Entity
-from driftline.storage.errors import AccessDenied, NotIndexed
+from driftline.storage.entities import INDEX_LEVELS, Boundary, Entity
+from driftline.storage.errors import NotIndexed, UsageError
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHits
 from driftline.storage.memory.store import MemoryStore
@@ -94,7 +94,7 @@ def search_memory(
 ) -> MemoryHits[MemoryEntry]:
     """Search memory like ``MemoryStore.search_memory``, in a store that stays open in this process.
 
-    Raises NotIndexed if there is no memory, AccessDenied if the scope is outside the boundary, and the store's errors.
+    Raises NotIndexed without memory, UsageError if the scope is not in the boundary, and the errors of the store.
     """
     top = None if within is None else _top_of(within, options.get("scope"))
     key = (workspace.objects.uri, settings.model_dump_json())
@@ -105,12 +105,17 @@ def search_memory(
 
 
 def _top_of(within: Boundary, scope: str | None) -> Entity:
-    """Return the boundary entity to search: the only one, or the one that contains ``scope``."""
-    if len(within.tops) == 1:
-        return within.tops[0]
-    for top in within.tops:
+    """Return the entity of a boundary below which to search: the only one, or the one that contains ``scope``.
+
+    Sources have no memory.
+    """
+    tops = [top for top in within.tops if top.type != INDEX_LEVELS[-1]]
+    if not tops:
+        raise NotIndexed("The sources that may be seen have no memory", scope or "", "Ask for access to an entity.")
+    if len(tops) == 1:
+        return tops[0]
+    for top in tops:
         if f"{scope}/".startswith(f"{top}/"):
             return top
-    raise AccessDenied(
-        "Memory can only be searched in one entity at a time", scope or "", f"Specify an entity at or below: {within}."
-    )
+    known = ", ".join(map(str, tops))
+    raise UsageError("Memory is searched in one entity at a time", scope or "", f"Name one at or below: {known}.")

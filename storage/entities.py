@@ -78,6 +78,8 @@ class Entity:
             'org:default/project:default/source:web'
         """
         pairs: list[tuple[str, str]] = []
+        if not isinstance(text, str):
+            raise BadEntity("An entity must be text of the form type:id/type:id", repr(text)[:100])
         for segment in text.strip("/").split("/"):
             kind, colon, name = segment.partition(":")
             if not colon or not _TYPE.fullmatch(kind):
@@ -367,12 +369,19 @@ class Boundary:
     """
 
     tops: tuple[Entity, ...]
+    _parts: frozenset[Parts] = field(init=False, compare=False, repr=False)
+    _names: frozenset[str] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_parts", frozenset(top.parts for top in self.tops))
+        object.__setattr__(self, "_names", frozenset(map(str, self.tops)))
 
     @classmethod
     def of(cls, *entities: Entity) -> Boundary:
         """Return the boundary that allows ``entities`` and everything below them; without any, it allows nothing."""
-        distinct = sorted(set(entities), key=str)
-        return cls(tuple(e for e in distinct if not any(is_within(e, each) for each in distinct if each != e)))
+        distinct = {entity.parts for entity in entities}
+        kept = (e for e in distinct if not any(e[:depth] in distinct for depth in range(len(e))))
+        return cls(tuple(sorted(map(Entity, kept), key=str)))
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.tops))
@@ -384,11 +393,12 @@ class Boundary:
 
     def allows(self, entity: Entity) -> bool:
         """Return whether ``entity`` is at or below one of the tops."""
-        return any(is_within(entity, top) for top in self.tops)
+        return any(entity.parts[:depth] in self._parts for depth in range(len(entity.parts) + 1))
 
     def allows_name(self, name: str) -> bool:
         """Return whether the entity of this name, in any hierarchy, is at or below one of the tops."""
-        return any(f"{name}/".startswith(f"{top}/") for top in self.tops)
+        parts = name.split("/")
+        return any("/".join(parts[:depth]) in self._names for depth in range(len(parts) + 1))
 
     def narrowed(self, other: Boundary) -> Boundary:
         """Return the boundary that allows what both boundaries allow."""
@@ -405,7 +415,7 @@ def _parse(text: str | tuple[str, str]) -> Parts:
     if not isinstance(text, str):
         return (_pair(text),)
     parts = []
-    for segment in text.split("/"):
+    for segment in text.strip("/").split("/"):
         kind, colon, name = segment.partition(":")
         if not colon or not _LEVEL.fullmatch(kind):
             raise BadEntity("An entity must have the form type:id/type:id", repr(text[:200]))

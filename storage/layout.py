@@ -9,6 +9,7 @@ import re
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import NamedTuple
 
 from driftline.storage.entities import Entity
@@ -192,47 +193,44 @@ class Kind(enum.StrEnum):
 
 
 _KINDS = [
-    (kind, re.compile(pattern))
-    for kind, pattern in [
-        (Kind.TEMPORARY, rf"(?P<directory>(?:{_ENTITY}/)*(?:_leases/|_runs/)?)\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}}"),
-        (
-            Kind.PERMANENT,
-            r"(?P<directory>)(?:_workspace\.json|_(?:catalog|cleanup|copy|tokens|fleet|fleet_lease)\.json|report\.html|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
-        ),
-        (Kind.PERMANENT, rf"(?P<directory>(?:{_ENTITY}/)+)_source\.json"),
-        (
-            Kind.BRANCH_LEASE,
-            rf"(?P<directory>{_ENTITY}/_leases/)branch:[A-Za-z0-9._~:-]+~2F{BRANCHES}~2F{_BRANCH_ID}\.json",
-        ),
-        (Kind.PERMANENT, rf"(?P<directory>{_ENTITY}/_leases/)[a-z]+:[A-Za-z0-9._~:-]+\.json"),
-        (
-            Kind.BRANCH,
-            rf"(?P<directory>(?:{_ENTITY}/)+{BRANCHES}/{_BRANCH_ID}/)"
-            rf"(?:_branch\.json|{_CUT}/(?:_index\.parquet|_index_delta_{_ULID}\.parquet|_staged_{_ULID}_\d{{6}}\.parquet)"
-            rf"|(?:{_CUT}/)?\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}})",
-        ),
-        (Kind.RUN, rf"(?P<directory>{_ENTITY}/_runs/){_ULID}\.json"),
-        (Kind.BASE, rf"(?P<directory>(?:{_ENTITY}/)+)_index\.parquet"),
-        (Kind.DELTA, rf"(?P<directory>(?:{_ENTITY}/)+)_index_delta_{_ULID}\.parquet"),
-        (Kind.STAGED, rf"(?P<directory>(?:{_ENTITY}/)+)_staged_{_ULID}_\d{{6}}\.parquet"),
-        (Kind.BLOB, rf"(?P<directory>(?:{_ENTITY}/)+)[0-9a-f]{{16,64}}-[0-9a-f]{{16,64}}-{_ULID}\.json"),
-    ]
+    (Kind.TEMPORARY, rf"(?P<directory>(?:{_ENTITY}/)*(?:_leases/|_runs/)?)\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}}"),
+    (
+        Kind.PERMANENT,
+        r"(?P<directory>)(?:_workspace\.json|_(?:catalog|cleanup|copy|tokens|fleet|fleet_lease)\.json|report\.html|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
+    ),
+    (Kind.PERMANENT, rf"(?P<directory>(?:{_ENTITY}/)+)_source\.json"),
+    (
+        Kind.BRANCH_LEASE,
+        rf"(?P<directory>{_ENTITY}/_leases/)branch:[A-Za-z0-9._~:-]+~2F{BRANCHES}~2F{_BRANCH_ID}\.json",
+    ),
+    (Kind.PERMANENT, rf"(?P<directory>{_ENTITY}/_leases/)[a-z]+:[A-Za-z0-9._~:-]+\.json"),
+    (
+        Kind.BRANCH,
+        rf"(?P<directory>(?:{_ENTITY}/)+{BRANCHES}/{_BRANCH_ID}/)"
+        rf"(?:_branch\.json|{_CUT}/(?:_index\.parquet|_index_delta_{_ULID}\.parquet|_staged_{_ULID}_\d{{6}}\.parquet)"
+        rf"|(?:{_CUT}/)?\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}})",
+    ),
+    (Kind.RUN, rf"(?P<directory>{_ENTITY}/_runs/){_ULID}\.json"),
+    (Kind.BASE, rf"(?P<directory>(?:{_ENTITY}/)+)_index\.parquet"),
+    (Kind.DELTA, rf"(?P<directory>(?:{_ENTITY}/)+)_index_delta_{_ULID}\.parquet"),
+    (Kind.STAGED, rf"(?P<directory>(?:{_ENTITY}/)+)_staged_{_ULID}_\d{{6}}\.parquet"),
+    (Kind.BLOB, rf"(?P<directory>(?:{_ENTITY}/)+)[0-9a-f]{{16,64}}-[0-9a-f]{{16,64}}-{_ULID}\.json"),
 ]
-_TABLE = re.compile(rf"(?P<directory>{_ENTITY}/_tables/(?:line|memory|deep)_embeddings-[0-9a-f]+\.lance/)(?P<rest>.+)")
+_TABLE = rf"(?P<directory>{_ENTITY}/_tables/(?:line|memory|deep)_embeddings-[0-9a-f]+\.lance/)(?P<rest>.+)"
 _TABLE_KINDS = [
     (
         Kind.TABLE,
-        re.compile(
-            rf"data/[0-9a-f]+\.lance(?:#\d+)?|_deletions/\d+-\d+-\d+\.(?:arrow|bin)(?:#\d+)?"
-            rf"|_transactions/\d+-{_UUID}\.txn(?:#\d+)?|_indices/{_UUID}/(?:staging/)?[A-Za-z0-9_.-]+(?:#\d+)?"
-            rf"|_versions/\d+\.manifest#\d+"
-            rf"|(?:data|_versions|_deletions|_transactions|_indices/{_UUID}(?:/staging)?)/{_LANCE_TEMPORARY}"
-        ),
+        rf"data/[0-9a-f]+\.lance(?:#\d+)?|_deletions/\d+-\d+-\d+\.(?:arrow|bin)(?:#\d+)?"
+        rf"|_transactions/\d+-{_UUID}\.txn(?:#\d+)?|_indices/{_UUID}/(?:staging/)?[A-Za-z0-9_.-]+(?:#\d+)?"
+        rf"|_versions/\d+\.manifest#\d+"
+        rf"|(?:data|_versions|_deletions|_transactions|_indices/{_UUID}(?:/staging)?)/{_LANCE_TEMPORARY}",
     ),
-    (Kind.BRANCH, re.compile(rf"(?:tree/cut-{_CUT}/.+|_refs/branches/cut-{_CUT}\.json(?:#\d+)?)")),
-    (Kind.VERSION, re.compile(r"_versions/\d+\.manifest")),
-    (Kind.TABLE_HINT, re.compile(r"_versions/latest_version_hint\.json")),
+    (Kind.BRANCH, rf"(?:tree/cut-{_CUT}/.+|_refs/branches/cut-{_CUT}\.json(?:#\d+)?)"),
+    (Kind.VERSION, r"_versions/\d+\.manifest"),
+    (Kind.TABLE_HINT, r"_versions/latest_version_hint\.json"),
 ]
+_compiled = cache(re.compile)
+"""Compiled on first use, because a search classifies no names."""
 
 
 class Name(NamedTuple):
@@ -245,14 +243,14 @@ class Name(NamedTuple):
 
 def parse_name(path: str) -> Name:
     """Classify ``path``, relative to the workspace; FOREIGN unless the layout allows such a name there."""
-    table = _TABLE.fullmatch(path)
+    table = _compiled(_TABLE).fullmatch(path)
     if table is not None:
         for kind, pattern in _TABLE_KINDS:
-            if pattern.fullmatch(table["rest"]):
+            if _compiled(pattern).fullmatch(table["rest"]):
                 return Name(kind, table["directory"][:-1], table["rest"])
         return Name(Kind.FOREIGN)
     for kind, pattern in _KINDS:
-        match = pattern.fullmatch(path)
+        match = _compiled(pattern).fullmatch(path)
         if match is not None:
             return Name(kind, match["directory"].rstrip("/"), path[match.end("directory") :])
     return Name(Kind.FOREIGN)

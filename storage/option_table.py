@@ -12,6 +12,7 @@ import difflib
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Real
@@ -99,12 +100,22 @@ class Option:
 
 
 def listed(name: str, given: Any) -> tuple[Any, ...] | None:
-    """Return the values of a list; text is one value. Raises UsageError."""
-    if given is None or isinstance(given, str):
-        return None if given is None else (given,)
-    if not isinstance(given, Iterable) or isinstance(given, Mapping):
+    """Return the values of a list; text or a path is one value, and paths become text. Raises UsageError."""
+    if given is None:
+        return None
+    if isinstance(given, str | os.PathLike):
+        given = (given,)
+    if not isinstance(given, Iterable) or isinstance(given, Mapping | bytes):
         raise UsageError(f"{name} must be a list", repr(given)[:100])
-    return tuple(given)
+    return tuple(os.fspath(each) if isinstance(each, os.PathLike) else each for each in given)
+
+
+def path_or_uri(what: str, given: object) -> str:
+    """Return a path or a URI as text. Raises UsageError, which names ``what``, for anything else."""
+    found = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
+    if not isinstance(found, str) or "\0" in found:
+        raise UsageError(f"{what} must be one path or URI", repr(given)[:100])
+    return found
 
 
 def option(default: _T, help: str, **row: Any) -> _T:

@@ -29,8 +29,9 @@ from driftline.storage.errors import BadEntry
 
 SECRETS = (
     # environments
-    *(".env", ".env.*", ".env[-_~]*", "*.env", ".envrc", ".flaskenv", ".dev.vars", ".dev.vars.*"),
-    *(f"env.{stage}" for stage in ("local", "prod", "production", "staging")),
+    *(".env", ".env.*", ".env[-_~]*", "*.env", ".envrc", ".envrc.*", ".flaskenv", ".dev.vars", ".dev.vars.*"),
+    *(f"{what}env.{stage}" for what in ("", "*.") for stage in ("local", "prod", "production", "staging")),
+    *("**/.envs/**", ".Renviron", ".secrets", ".secrets.*"),
     # keys: files of keys, of ssh, of certificates, of PGP, of VPNs, of password managers
     *("*.pem", "*.p8", "*.p12", "*.pfx", "*.pkcs12", "*.jks", "*.keystore", "*.kdb", "*.kdbx", "*.ppk", "*.psafe3"),
     *(f"id_{kind}{end}" for kind in ("rsa", "dsa", "ecdsa", "ed25519", "xmss") for end in ("", ".*", "[-_]*")),
@@ -49,12 +50,25 @@ SECRETS = (
     *("gha-creds-*.json", f"*-{'[0-9a-f]' * 12}.json"),  # as Google names the keys of service accounts
     *("credentials.csv", "*accessKeys.csv", "rootkey.csv", ".boto", ".s3cfg", ".s3curl", ".tugboat", "rclone.conf"),
     *(".databrickscfg", ".passwd-s3fs", "aws[-_]credentials", "*[-_]credentials.json", "local.settings.json"),
+    *("**/.aws/sso/cache/*", "**/.aws/cli/cache/*", "**/.mc/config.json", "**/.cloudflared/*.json"),
     *("**/.config/doctl/config.yaml", "**/.fly/config.yml", "**/.snowsql/config"),
     *("*.tfstate", "*.tfstate.*", "*.tfvars", "*.tfvars.json", ".terraformrc", "terraform.rc", "credentials.tfrc.json"),
-    *("**/.kube/config", "kubeconfig", "*[-_.]kubeconfig", ".kubeconfig", "kube.config"),
+    *("**/.kube/config", "**/.kube/config[-_.]*", "kubeconfig", "*[-_.]kubeconfig", ".kubeconfig", "kube.config"),
     *(f"kubeconfig.{end}" for end in ("yaml", "yml", "json", "conf", "bak")),
-    *("**/.docker/config.json", ".dockercfg", ".dockerconfigjson"),
+    *("**/.docker/config.json", ".dockercfg", ".dockerconfigjson", "**/containers/auth.json"),
     *(".vault-token", ".vault[-_]pass*", "vault[-_]pass*.txt"),
+    # tokens of command lines and coding agents
+    *("**/.config/glab-cli/config.yml", "**/.config/pypoetry/auth.toml", "**/.config/configstore/*.json"),
+    *("**/.config/github-copilot/*.json", "**/.codex/auth.json", "**/opencode/auth.json", "oauth_creds.json"),
+    *("**/huggingface/token", "**/huggingface/stored_tokens", "**/.huggingface/token", "kaggle.json"),
+    *("**/.wrangler/config/*.toml", "**/com.vercel.cli/auth.json", "**/.supabase/access-token"),
+    *(
+        ".sentryclirc",
+        "**/.circleci/cli.yml",
+        "**/.ngrok2/ngrok.yml",
+        "**/ngrok/ngrok.yml",
+        "**/.jfrog/jfrog-cli.conf*",
+    ),
     # passwords of programs
     *(".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", "pgpass.conf", ".my.cnf", ".mylogin.cnf", ".htpasswd"),
     *(".pgservice.conf", "htpasswd", ".git-credentials", "**/.config/gh/hosts.yml", "**/.config/hub"),
@@ -62,7 +76,8 @@ SECRETS = (
     *(".smbcredentials", ".msmtprc", ".esmtprc", ".fetchmailrc", ".ftpconfig", ".remote-sync.json"),
     *("sftp-config.json", "**/.vscode/sftp.json"),
     *("recentservers.xml", "filezilla.xml", "sitemanager.xml", "logins.json", "proftpdpasswd"),
-    *("credentials", ".credentials"),
+    *("**/.gnupg/**", "**/.gradle/gradle.properties", ".htdigest", ".offlineimaprc", ".mbsyncrc"),
+    *("credentials", ".credentials", ".credentials.*"),
     *(f"credentials.{end}" for end in ("json", "yaml", "yml", "toml", "xml", "ini")),
     *(f"secret{s}.{end}" for s in ("", "s") for end in ("json", "yaml", "yml", "toml", "ini", "properties", "txt")),
     # histories of shells and consoles
@@ -70,7 +85,7 @@ SECRETS = (
     # examples, and public keys
     *("!*.example", "!*.sample", "!*.template", "!*.tmpl", "!*.dist", "!*.pub"),
     *("!example.env", "!sample.env", "!template.env", "!*.example.env", "!**/.ssh/config", "!**/.ssh/known_hosts"),
-    "!**/.ssh/authorized_keys",
+    *("!**/.ssh/authorized_keys", "!.secrets.baseline"),
 )
 """Names of files that usually hold credentials; matching ignores case. ``holds_key`` finds keys under any name."""
 
@@ -402,7 +417,10 @@ def _rebuilt(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(str.__str__(value))
     if isinstance(value, dict):
-        return {_rebuilt(name, change): _rebuilt(each, change) for name, each in value.items()}
+        return {
+            _rebuilt(name, change) if isinstance(name, str) else name: _rebuilt(each, change)
+            for name, each in value.items()
+        }
     return [_rebuilt(each, change) for each in value] if isinstance(value, list | tuple) else value
 
 

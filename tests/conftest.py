@@ -20,7 +20,7 @@ import pytest
 from tests.servers.git_server import GitServer, running_git_server
 from tests.servers.proxies import Proxy
 from tests.servers.s3_server import S3Server, running_s3
-from tests.support.processes import forked_dask_workers, loaded_limits, without_fsync
+from tests.support.processes import ForkedReader, forked_dask_workers, loaded_limits, without_fsync
 from tests.support.waiting import PATIENCE_SECONDS
 
 hypothesis.settings.register_profile("patient", parent=hypothesis.settings.default, deadline=None)
@@ -93,6 +93,13 @@ def forked_workers() -> Iterator[None]:
     """Let local clusters of this process fork their workers."""
     with forked_dask_workers():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _forked_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes in which this process runs native code: a start of the interpreter takes a second."""
+    if reader := sys.modules.get("driftline.storage.lance.reader_process"):
+        monkeypatch.setattr(reader, "_start", ForkedReader)
 
 
 FEW_QUERIES = 6

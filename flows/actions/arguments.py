@@ -20,7 +20,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from types import MappingProxyType
@@ -83,7 +83,7 @@ class Parameters:
         given, problems = self._named(positional, named)
         result: dict[str, Any] = {name: value for name, value in named.items() if name in self.others}
         for name, kind in self.kinds.items():
-            value = given.get(name)
+            value = _plain(given.get(name))
             if name not in given or (_is_blank(value, name in self.required) and not kind.keeps_blank):
                 if name in self.required:
                     problems.append(f"{name} is missing")
@@ -127,6 +127,13 @@ def _kind_in(hint: Any) -> Kind | None:
     """Return the Kind in an annotation, even inside ``... | None``."""
     own = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Kind)), None)
     return own or next((kind for each in get_args(hint) if (kind := _kind_in(each)) is not None), None)
+
+
+def _plain(value: Any) -> Any:
+    """Return NumPy's numbers and arrays as Python's, and sets and generators as lists."""
+    if isinstance(value, Set | Iterator):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _is_blank(value: object, is_required: bool) -> bool:

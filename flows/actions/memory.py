@@ -136,9 +136,9 @@ def ltm_retrieve_by_entity(
     entity_type: Name,
     entity_id: Name,
     include_descendants: Flag = True,
-    allowed_ancestors: Entities | None = None,
     limit: Count = 1_000,
     offset: Count = 0,
+    allowed_ancestors: Entities | None = None,
     cursor: Text | None = None,
     within: OneEntity | None = None,
 ) -> Result:

@@ -122,11 +122,11 @@ def filter_for(workspace: Workspace, paths: Sequence[str]) -> LineFilter:
 
 
 def _globs_of(extension: str) -> Iterator[str]:
-    """Yield the globs for ``extension``. Raises UsageError if it can match nothing."""
+    """Yield the globs that ``extension`` means, in either case. Raises UsageError for one that would match nothing."""
     for name in (each.removeprefix(".") for each in alternatives(extension)):
         if not _EXTENSION.fullmatch(name):
             raise UsageError("Not an extension", repr(extension), "Write it as 'py' or '{ts,tsx}'.")
-        yield f"*.{name}"
+        yield from dict.fromkeys(f"*.{form}" for form in (name, name.lower(), name.upper()))
 
 
 def _requested(

@@ -59,11 +59,12 @@ class _System:
 class Build:
     """One build. ``commit`` is the full id, ``committed`` its time; ``system`` is "" outside CI.
 
-    ``number`` is higher than in every earlier build. ``branch`` is the pushed branch or, if ``is_request`` is set, the
-    branch of pull request ``pull_request``, which targets ``target``. ``is_own`` is set if that branch is known to
-    belong to the same repository, and ``head_commit`` is its last commit. ``is_inferred`` is set if the CI system does
-    not report that the branch was pushed. ``unclear`` is the reason why the branch is unknown, and ``nothing_to_index``
-    the reason why there is none.
+    ``number`` is higher than the number of each earlier build. ``branch`` is the pushed branch or, if ``is_request``,
+    the branch of the pull request with the number ``pull_request``, to be merged into ``target``. ``is_own`` is set if
+    the branch is known to belong to the repository itself, and ``head_commit`` is its last commit. ``other_commit`` is
+    that of the branch whose workflow runs, if the build is about something else. ``is_inferred`` is set if the CI
+    system does not say that the branch was pushed. ``unclear`` says why the branch is unknown, and
+    ``nothing_to_index`` why there is none.
     """
 
     system: str = ""
@@ -79,6 +80,7 @@ class Build:
     target: str | None = None
     is_own: bool = False
     head_commit: str | None = None
+    other_commit: str | None = None
     is_inferred: bool = False
     unclear: str = ""
     nothing_to_index: str = ""
@@ -169,6 +171,9 @@ class Build:
         """Return why the working tree may not be at this build's branch; "" if it is."""
         if self.checked_out is None:
             return ""
+        subject = "the pull request" if self.is_request else self.branch
+        if self.checked_out == self.other_commit != self.head_commit:
+            return f"The branch of the workflow is checked out, not {subject}"
         inferred = self.branch if self.is_inferred else None
         if inferred is not None and is_on_remote_branch(folder, self.checked_out, inferred) is False:
             return f"{self.checked_out[:12]} is checked out, which is not in origin's {inferred}"
@@ -291,6 +296,7 @@ def _github(build: Build, environ: Variables) -> Build:
     default = _text(event, "repository", "default_branch")
     build = replace(build, url=_github_url(environ), default_branch=default)
     of_ref = _REQUEST_REF.fullmatch(ref)
+    other = environ.get("GITHUB_SHA") if ref.startswith("refs/heads/") else None
     request, issue = _get(event, "pull_request"), _get(event, "issue", "pull_request")
     named = environ.get("GITHUB_HEAD_REF") or environ.get("GITHUB_BASE_REF") or name.startswith("pull_request")
     if request is not None or issue is not None or of_ref or named:
@@ -305,10 +311,11 @@ def _github(build: Build, environ: Variables) -> Build:
             branch=next(iter(branches)) if len(branches) == 1 else None,
             target=_text(event, "pull_request", "base", "ref") or environ.get("GITHUB_BASE_REF") or None,
             head_commit=_text(event, "pull_request", "head", "sha"),
+            other_commit=other,
             nothing_to_index="The pull request is closed" if is_closed else "",
         )
     if name == "workflow_run":
-        return _github_after_another(build, event, environ)
+        return _github_after_another(replace(build, other_commit=other), event, environ)
     if ref.startswith("refs/tags/"):
         return replace(build, nothing_to_index=f"Tag {ref.removeprefix('refs/tags/')} is not a branch")
     if not ref.startswith("refs/heads/"):
@@ -320,11 +327,13 @@ def _github_after_another(build: Build, event: Mapping[str, Any], environ: Varia
     """Fill in a ``workflow_run``: its variables contain the default branch, whatever the first workflow built."""
     branch, commit = _text(event, "workflow_run", "head_branch"), _text(event, "workflow_run", "head_sha")
     is_own = _is_own_of_github(event, environ, "workflow_run", "head_repository")
+    build = replace(build, branch=branch, head_commit=commit)
     if _text(event, "workflow_run", "event") in ("push", "schedule", "workflow_dispatch") and is_own and commit:
-        return replace(build, branch=branch, commit=commit, is_inferred=True)  # it may be a tag of this name
+        other = None if environ.get("GITHUB_REF") == f"refs/heads/{branch}" else build.other_commit
+        return replace(build, commit=commit, other_commit=other, is_inferred=True)  # it may be a tag of this name
     numbers = [_get(request, "number") for request in _get(event, "workflow_run", "pull_requests") or ()]
     number = str(numbers[0]) if len(numbers) == 1 and isinstance(numbers[0], int) else None
-    return replace(build, is_request=True, is_own=False, branch=branch, pull_request=number)
+    return replace(build, is_request=True, is_own=False, pull_request=number)
 
 
 def _github_ref(environ: Variables) -> str:

@@ -154,7 +154,7 @@ def _of_build() -> str:
 
 def _opened(workspace: str | None, entity: str | None) -> tuple[Workspace, Boundary | None]:
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.config.locate import options_for
     from driftline.storage.entities import Boundary, Entity
     from driftline.storage.workspace.workspace import Workspace
 

@@ -58,7 +58,7 @@ def compact(
 ) -> int:
     """Keep the workspace small and fast to read: fold deltas, merge fragments, remove old versions."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.config.locate import options_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.output.rich_tables import print_compact
     from driftline.flows.runs.compact import CompactRequest, compact_workspace
@@ -91,7 +91,7 @@ def cleanup(
 ) -> int:
     """List the objects left by crashed or superseded runs; with --delete, delete them."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.config.locate import options_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.output.rich_tables import print_cleanup
     from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
@@ -114,7 +114,7 @@ def verify(
 ) -> int:
     """Check the workspace for inconsistencies. Exit code 3 if there are findings."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.config.locate import options_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.output.rich_tables import print_verify
     from driftline.flows.runs.verify import VerifyRequest, verify_workspace

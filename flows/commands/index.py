@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -28,7 +30,13 @@ from driftline.flows.commands.app import (
     app,
     show,
 )
-from driftline.flows.config.locate import named_branch, workspace_for_indexing, workspace_for_reading
+from driftline.flows.config.locate import (
+    WORKSPACE_VARIABLE,
+    named_branch,
+    workspace_for_indexing,
+    workspace_for_reading,
+)
+from driftline.flows.config.workspace_names import WORKSPACE_FOLDER
 from driftline.flows.output.plain_text import print_json, say_done, warn
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
@@ -178,6 +186,8 @@ def index(
         result = index_sources(request, progress).to_dict()
     show(result, as_json, partial(print_index, dry_run=dry_run, prices=configuration.prices if configuration else {}))
     _warn_of_empty(result["sources"], filtered=bool(include or exclude))
+    if not (workspace or configuration or dry_run):
+        _warn_of_joined(result["sources"], target)
     return FAILED if result["failed"] else DONE
 
 
@@ -211,6 +221,22 @@ def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> N
         warn(f"No document of {source['uri']} is indexed: {why}{f' ({counts})' if counts else ''}{gone}.")
 
 
+def _warn_of_joined(sources: Sequence[Mapping[str, Any]], workspace: str) -> None:
+    """Say which new repositories joined a workspace found above them, which may be a forgotten one."""
+    if os.environ.get(WORKSPACE_VARIABLE):
+        return
+    for source in sources:
+        is_new = 0 < source["documents_total"] == source["new"]
+        if not is_new or Path(workspace).parent not in Path(source["uri"]).parents:
+            continue
+        from driftline.storage.sources.git_isolation import find_repository
+
+        repository = find_repository(source["uri"])
+        if repository is not None and not Path(workspace).is_relative_to(repository.top):
+            own = os.path.join(source["uri"], WORKSPACE_FOLDER)
+            warn(f"{source['uri']} joined the index above it, {workspace}; for one of its own, use --workspace {own}")
+
+
 def _configuration(
     config: str | None, sources: Sequence[str] | None, all_sources: bool, filtered: bool
 ) -> Configuration | None:
@@ -239,7 +265,7 @@ def remove(
 ) -> int:
     """Remove a source from the index. Its files are never deleted."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.config.locate import options_for
     from driftline.flows.runs.index import remove_source
 
     result = remove_source(target, entity, storage_options=options_for(target)).to_dict()

@@ -106,9 +106,7 @@ _BASES = typer.BadParameter.__mro__
 _WRONG_USE_ERRORS: Any = _BASES[_BASES.index(Exception) - 1]
 """The base class of typer's usage errors; its name depends on typer's version."""
 _HANDLERS: list[Any] = []
-"""Handlers installed by explain_aborts; they must live as long as the process."""
-_GARBAGE_THRESHOLD = 50_000
-"""Number of new objects between garbage collections: imports create many objects but hardly any garbage."""
+"""The handlers that explain_aborts has installed, which must live as long as the process."""
 
 
 def load(command: str | None = None) -> None:
@@ -120,7 +118,6 @@ def load(command: str | None = None) -> None:
 def command_line() -> int:
     """Run ``main`` and exit."""
     _decode_names_as_utf8()
-    gc.set_threshold(_GARBAGE_THRESHOLD)
     explain_aborts(_wants_json(sys.argv[1:]))
     guard()
     _stop_on_signals()

@@ -83,8 +83,7 @@ def _tools_of(
 
     Raises DriftlineError.
     """
-    from driftline.flows.config.driftline_toml import options_for
-    from driftline.flows.config.locate import source_access
+    from driftline.flows.config.locate import options_for, source_access
     from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of
     from driftline.flows.mcp_server.server import WorkspaceTools
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools

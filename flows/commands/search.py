@@ -154,9 +154,8 @@ def _print_hits(workspace: Workspace, result: dict[str, Any]) -> None:
 
 
 def open_workspace(workspace: str, given: str | None = None, config: str | None = None) -> Workspace:
-    """Open the workspace ``given``, or the nearest one, with the storage options in its ``driftline.toml``, if any."""
-    from driftline.flows.config.driftline_toml import options_for
-    from driftline.flows.config.locate import source_access
+    """Open the workspace ``given``, or the nearest one. If ``driftline.toml`` names it, its storage options apply."""
+    from driftline.flows.config.locate import options_for, source_access
     from driftline.storage.workspace.workspace import Workspace
 
     return Workspace.open(
@@ -239,7 +238,7 @@ def pull(
 
     Later pulls fetch only new files. A search sees either the old or the new version.
     """
-    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.config.locate import options_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.runs.pull import PullRequest, pull_workspace
 

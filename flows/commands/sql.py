@@ -43,7 +43,7 @@ def sql(
     The query is read-only, and can access only the workspace.
     """
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.config.locate import options_for
     from driftline.flows.output.search_journal import searches_table
     from driftline.storage.entities import Boundary, Entity
     from driftline.storage.sql import query as run

@@ -75,7 +75,7 @@ def runs(
 ) -> int:
     """List the runs of the workspace, newest first."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.config.locate import options_for
     from driftline.flows.output.rich_tables import print_runs
     from driftline.flows.output.run_history import newest_runs, to_row
     from driftline.flows.output.search_journal import searches_by_hour
@@ -113,7 +113,8 @@ def report(
     target = workspace_for_reading(workspace)
     from datetime import UTC, datetime
 
-    from driftline.flows.config.driftline_toml import options_for, prices_for
+    from driftline.flows.config.driftline_toml import prices_for
+    from driftline.flows.config.locate import options_for
     from driftline.flows.output.report_page import render
     from driftline.flows.output.run_history import newest_runs
     from driftline.flows.output.search_journal import searches_by_hour

@@ -80,7 +80,7 @@ def revoke(
 
 def _opened(workspace: str | None) -> Workspace:
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.driftline_toml import options_for
+    from driftline.flows.config.locate import options_for
     from driftline.storage.workspace.workspace import Workspace
 
     return Workspace.open(target, options_for(target))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from datetime import timedelta
 from functools import cache as once
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Annotated
@@ -21,9 +22,10 @@ from driftline.storage.errors import DriftlineError, UsageError, WorkspaceNotFou
 
 if TYPE_CHECKING:
     from driftline.flows.ci.webhooks import Hooks
+    from driftline.flows.config.driftline_toml import ConfiguredFleet
     from driftline.flows.served_memory import Memory
     from driftline.flows.web.api import Reader
-    from driftline.flows.web.authentication import AccessRules, Authentication, TrustedProxy
+    from driftline.flows.web.authentication import AccessRules, Authentication, KnownReaders, Readable, TrustedProxy
     from driftline.flows.web.guard import RateLimit
     from driftline.flows.web.routes import Tools
     from driftline.flows.web.search_processes import SearchProcesses
@@ -94,8 +96,7 @@ def web(
     On loopback, all local users have access; other addresses need tokens ('driftline token create') or a proxy.
     """
     target = _indexed_here(workspace) if watch else workspace_for_reading(workspace)
-    from driftline.flows.config.driftline_toml import options_for
-    from driftline.flows.config.locate import source_access
+    from driftline.flows.config.locate import options_for, source_access
     from driftline.flows.web.api import Reader
     from driftline.flows.web.server import Exposure, web_server
     from driftline.storage.workspace.workspace import Workspace
@@ -206,23 +207,45 @@ def _access_rules(target: str, workspace: Workspace, proxy: TrustedProxy | None)
 
     Raises UsageError if there are rules but no proxy, because everyone could then see everything.
     """
-    from driftline.flows.config.driftline_toml import locate_config
+    from driftline.flows.config.driftline_toml import AccessSettings, locate_config
     from driftline.flows.web.authentication import AccessRules
 
     config = locate_config(None)
-    if config is None or config.workspace != target or config.access is None:
+    if config is None or config.workspace != target:
+        return None
+    followed = {fleet.name: fleet for fleet in config.fleets if fleet.readers}
+    if config.access is None and not followed:
         return None
     if proxy is None:
-        fix = "Set --trusted-proxy-header and --trusted-proxy, or use tokens instead of [access]."
-        raise UsageError("[access] requires a proxy that authenticates users", str(config.path), fix)
+        fix = "Name --trusted-proxy-header and --trusted-proxy, or remove the rules and use tokens."
+        what = "[access]" if config.access is not None else "A fleet with readers"
+        raise UsageError(f"{what} needs a proxy that names the users", str(config.path), fix)
     bounded = partial(_boundary_of, workspace)
-    settings = config.access
+    settings = config.access or AccessSettings()
     return AccessRules(
         bounded(settings.everyone),
         {name: bounded(entities) for name, entities in settings.users.items()},
         {name: bounded(entities) for name, entities in settings.groups.items()},
         settings.groups_header or "",
+        _readers(workspace, followed) if followed else None,
     )
+
+
+def _readers(workspace: Workspace, fleets: Mapping[str, ConfiguredFleet]) -> KnownReaders:
+    """Return the readers of ``fleets``, which syncs write into the workspace."""
+    from driftline.flows.web.authentication import FollowedFleet, KnownReaders
+    from driftline.storage.layout import FLEET, ObjectInfo
+    from driftline.storage.workspace.fleet_state import read_fleets, readable_by_login
+
+    @lru_cache(1)
+    def of_version(_: ObjectInfo | None) -> dict[str, Readable]:
+        return {name: readable_by_login(each) for name, each in read_fleets(workspace.objects).items()}
+
+    def read() -> dict[str, Readable]:
+        return of_version(workspace.objects.head(FLEET))
+
+    ages = {name: timedelta(seconds=each.readers_max_age_seconds) for name, each in fleets.items()}
+    return KnownReaders(read, {name: FollowedFleet(each.readers, ages[name]) for name, each in fleets.items()})
 
 
 def _newest(
@@ -232,7 +255,7 @@ def _newest(
 
     For a bucket, it opens the local copy if requested, or if an earlier search left one.
     """
-    from driftline.flows.config.driftline_toml import search_settings
+    from driftline.flows.config.locate import search_settings
     from driftline.flows.runs.cached_copies import has_copy, newest_of
     from driftline.flows.runs.search import cache_settings
     from driftline.tasks.search.search import warm

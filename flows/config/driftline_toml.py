@@ -28,12 +28,20 @@ from driftline.flows.config.secret_references import (
     resolve_secret,
     without_reference,
 )
-from driftline.flows.config.workspace_names import WORKSPACE_FOLDER, absolute_uri, local_path, location_of, nearest
+from driftline.flows.config.workspace_names import (
+    CONFIG_FILE,
+    CONFIG_VARIABLE,
+    WORKSPACE_FOLDER,
+    absolute_uri,
+    find_config,
+    local_path,
+    location_of,
+)
 from driftline.storage.defaults import Redaction
 from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.sources.mirror import parse_remote
-from driftline.storage.user_folders import user_folder, with_home
+from driftline.storage.user_folders import user_folder
 
 if TYPE_CHECKING:  # commands that find no such file import none of these
     from driftline.flows.config.toml_schema import (
@@ -62,7 +70,7 @@ def trust(file: Path, content: bytes) -> None:
     mark = _mark(file, content)
     try:
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mark.write_text(f"{file}\n")
+        mark.write_bytes(os.fsencode(file) + b"\n")
     except OSError as error:
         raise UsageError("Cannot write the trust record", str(mark), f"{error.strerror}.") from error
 
@@ -79,8 +87,7 @@ def _mark(file: Path, content: bytes) -> Path:
 
 log = logging.getLogger(__name__)
 
-CONFIG_FILE = "driftline.toml"
-CONFIG_VARIABLE = "DRIFTLINE_CONFIG"
+LOGIN = "{login}"
 HOOK_HOSTS = ("github", "gitlab", "gitea", "bitbucket")
 
 
@@ -111,9 +118,9 @@ class ConfiguredSource:
 class ConfiguredFleet:
     """A ``[[fleet]]`` table: the repositories on ``host`` that match ``selection``.
 
-    ``template`` is the template of their entities. ``include`` and ``exclude`` are file globs, ``branches`` branch
-    globs. ``pull_requests`` follows open pull requests. ``table`` is the table itself, for machines that do not have
-    the file.
+    ``include`` and ``exclude`` are globs of files, ``branches`` globs of branches. ``pull_requests`` follows the open
+    ones. ``readers`` is how a proxy spells a ``{login}`` of the host, whose list of readers expires after
+    ``readers_max_age_seconds``; "" ignores the list. ``table`` is the table itself, for a machine without the file.
     """
 
     name: str
@@ -126,6 +133,8 @@ class ConfiguredFleet:
     pull_requests: bool = False
     grace_days: float = 7.0
     schedule: Schedule | None = None
+    readers: str = ""
+    readers_max_age_seconds: float = 86400.0
     table: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -203,20 +212,6 @@ class Configuration:
         return {name: resolve_secret(name, reference, where) for name, reference in known.items()}
 
 
-def find_config(given: str | os.PathLike[str] | None) -> Path | None:
-    """Return the file ``given``, then $DRIFTLINE_CONFIG, then the nearest ``driftline.toml`` here or above, then None.
-
-    Raises UsageError if an explicitly given file does not exist.
-    """
-    if named := given or os.environ.get(CONFIG_VARIABLE):
-        path = with_home(named).resolve()
-        if not path.is_file():
-            fix = f"Check the path in {'--config' if given else CONFIG_VARIABLE}."
-            raise UsageError("The configuration file does not exist", str(path), fix)
-        return path
-    return nearest(Path.cwd(), CONFIG_FILE, os.path.isfile)
-
-
 def trusted_config(given: str | os.PathLike[str] | None) -> Configuration:
     """Like ``open_config``, for files that run on someone else's behalf. Also raises UsageError for untrusted files."""
     config = open_config(given)
@@ -274,12 +269,6 @@ def _warn_of(path: Path) -> None:
     )
 
 
-def options_for(workspace: str) -> dict[str, str] | None:
-    """Return the located file's storage options if it is the configuration of ``workspace``, otherwise None."""
-    config = locate_config(None)
-    return config.options() if config is not None and config.workspace == workspace else None
-
-
 def named_or_trusted_config(given: str | None) -> Configuration | None:
     """Return the located file if it was given or is trusted, otherwise None. Raises UsageError if it is invalid."""
     path = find_config(given)
@@ -294,12 +283,6 @@ def prices_for() -> Mapping[str, float]:
     """Return the prices of 1,000 requests by type from the located file; empty if there is no file."""
     path = find_config(None)
     return load_config(path).prices if path is not None else {}
-
-
-def search_settings() -> Mapping[str, Any]:
-    """Return the ``[search]`` table of the located file; empty if there is none. Raises UsageError."""
-    path = find_config(None)
-    return load_config(path).search if path is not None else {}
 
 
 def memory_table_for(workspace: str) -> Mapping[str, Any]:
@@ -549,7 +532,9 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     )
     if table.pull_requests and not host.has_pulls:
         fix = "Remove pull_requests, or follow branches."
-        raise UsageError(f"A {provider} fleet does not support pull requests", "", fix)
+        raise UsageError(f"A fleet of {provider} does not list pull requests", "", fix)
+    if table.readers is not None:
+        _check_readers(table.readers, host)
     selection = Selection(
         tuple(table.include),
         tuple(table.exclude),
@@ -563,8 +548,20 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     files = tuple(table.include_files), tuple(table.exclude_files), tuple(table.branches), table.pull_requests
     named = table.model_copy(update={"name": table.name or host.name, "url": url or None, "schedule": None})
     elsewhere = named.model_dump(mode="json", exclude_defaults=True)
-    schedule = _schedule(table.schedule)
-    return ConfiguredFleet(named.name or "", host, selection, template, *files, table.grace_days, schedule, elsewhere)
+    readers = table.readers or "", table.readers_max_age_seconds
+    moment = _schedule(table.schedule)
+    return ConfiguredFleet(
+        named.name or "", host, selection, template, *files, table.grace_days, moment, *readers, elsewhere
+    )
+
+
+def _check_readers(spelling: str, host: Host) -> None:
+    if spelling.count(LOGIN) != 1 or "{" in spelling.replace(LOGIN, ""):
+        fix = f'Write "{LOGIN}", or for example "{LOGIN}@example.org".'
+        raise UsageError("The spelling of readers has no {login}, or another placeholder", repr(spelling), fix)
+    if not host.has_readers:
+        what = f"A fleet of {host.provider} cannot follow who may read its repositories"
+        raise UsageError(what, "", "Remove readers. It needs a token of github or gitlab, or for an org of gitea.")
 
 
 def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Path, where: str) -> list[WorkspacePart]:

@@ -1,16 +1,24 @@
 """Locate a command's workspace, branch and readable sources.
 
-The workspace is the given or the nearest one. A branch is given by name, or as ``auto`` for the checked-out branch.
+The workspace is the named one, else the nearest one. A branch is given by its name, or as ``auto``: the checked-out
+one. A command in a folder without ``driftline.toml`` loads nothing that reads the file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from driftline.flows.config.workspace_names import WORKSPACE_FOLDER, absolute_workspace, local_path, nearest_workspace
+from driftline.flows.config.workspace_names import (
+    CONFIG_VARIABLE,
+    WORKSPACE_FOLDER,
+    absolute_workspace,
+    find_config,
+    local_path,
+    nearest_workspace,
+)
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
@@ -31,12 +39,12 @@ def workspace_for_reading(given: str | None) -> str:
     """
     if named := given or os.environ.get(WORKSPACE_VARIABLE):
         return absolute_workspace(named)
-    from driftline.flows.config.driftline_toml import CONFIG_VARIABLE, find_config, load_config  # loads pydantic
-
     folder, config = nearest_workspace(Path.cwd()), find_config(None)
     if config is not None and (
         folder is None or os.environ.get(CONFIG_VARIABLE) or config.parent.is_relative_to(folder.parent)
     ):
+        from driftline.flows.config.driftline_toml import load_config
+
         return load_config(config).workspace
     if folder is None:
         raise WorkspaceNotFound(
@@ -81,6 +89,26 @@ def workspace_for_indexing(
     return str(next(iter(proposals)))
 
 
+def options_for(workspace: str) -> dict[str, str] | None:
+    """Return the storage options of the located file if the file names ``workspace``, else None."""
+    if find_config(None) is None:
+        return None
+    from driftline.flows.config.driftline_toml import locate_config
+
+    config = locate_config(None)
+    return config.options() if config is not None and config.workspace == workspace else None
+
+
+def search_settings() -> Mapping[str, Any]:
+    """Return the ``[search]`` of the located file; empty if there is none. Raises UsageError."""
+    path = find_config(None)
+    if path is None:
+        return {}
+    from driftline.flows.config.driftline_toml import load_config
+
+    return load_config(path).search
+
+
 AUTO = "auto"
 
 
@@ -121,11 +149,14 @@ def source_access(workspace: str, given: str | None, config: str | None = None) 
     listed in an explicit or trusted ``driftline.toml`` may be read. No other remote source may be read. Other local
     sources may be read if the workspace is explicit; otherwise, only those inside the folder where it was found.
     """
-    from driftline.flows.config.driftline_toml import named_or_trusted_config
     from driftline.storage.sources.source import SourceAccess
 
-    trusted = named_or_trusted_config(config)
-    roots = tuple(source.uri for source in trusted.sources) if trusted is not None else ()
+    roots: tuple[str, ...] = ()
+    if find_config(config) is not None:
+        from driftline.flows.config.driftline_toml import named_or_trusted_config
+
+        trusted = named_or_trusted_config(config)
+        roots = tuple(source.uri for source in trusted.sources) if trusted is not None else ()
     if given or os.environ.get(WORKSPACE_VARIABLE):
         return SourceAccess(roots)
     found = local_path(workspace)

@@ -1,8 +1,9 @@
 """Read memory store settings: YAML under ``settings.ltm``, overridden by environment variables.
 
-``${VAR}`` and ``${VAR:-default}`` are expanded in the file and in arguments. Unknown keys are errors. Maintenance reads
-two of the settings, the catalog and the compaction threshold, but only if the workspace has memory: ``DATABASE_URL``
-belongs to the application, and an index with no memory must not depend on it.
+``${VAR}`` and ``${VAR:-default}`` are replaced in the file and in arguments; ``$${VAR}`` is the text ``${VAR}``.
+Unknown keys are refused by name. Maintenance reads two of the settings, the catalog and the compaction threshold, but
+only if the workspace holds memory: ``DATABASE_URL`` belongs to the application, and an index without memory must not
+depend on it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ SHORT_KEYS: Mapping[str, tuple[str, str]] = {
 }
 """Short forms of keys in the section ``performance``."""
 
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_REFERENCE = re.compile(r"\$?\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_UNSET = "Set it, or write ${VAR:-default}, or $${VAR} for the text ${VAR}."
 
 
 class _Section(BaseModel):
@@ -333,7 +335,7 @@ def _read(path: Path, variables: Mapping[str, str]) -> dict[str, Any]:
     import yaml
 
     try:
-        loaded = yaml.safe_load(path.read_text())
+        loaded = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise UsageError(f"Cannot read the configuration ({error.strerror})", str(path)) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -357,9 +359,11 @@ def _resolve(value: Any, variables: Mapping[str, str], where: str) -> Any:
         return value
 
     def put(match: re.Match[str]) -> str:
+        if match[0].startswith("$$"):
+            return match[0][1:]
         found = variables.get(match[1]) or match[2]
         if found is None:
-            raise UsageError(f"The variable {match[1]} is not set", where, "Set it, or write ${VAR:-default}.")
+            raise UsageError(f"The variable {match[1]} is not set", where, _UNSET)
         return found
 
     return _REFERENCE.sub(put, value)

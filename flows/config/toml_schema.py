@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     ValidationError,
     field_validator,
@@ -153,6 +154,17 @@ class FleetTable(Table):
         description=(
             "Index the open pull requests of GitHub, GitLab or Gitea as branches `pr/NUMBER`, until they are closed."
         ),
+    )
+    readers: Text | None = Field(
+        default=None,
+        description=(
+            "Let [users of a trusted proxy](../guides/web.md#users-and-groups) see the repositories that the host lets "
+            "them read: how the proxy spells a `{login}` of the host, such as `{login}@example.org`. For `github`, "
+            "`gitlab`, and an `org` of `gitea`, with a token."
+        ),
+    )
+    readers_max_age_seconds: Annotated[PositiveFloat, Field(le=365 * 86400)] = Field(
+        default=86400.0, description="Seconds after which an answer of the host about readers is no longer used."
     )
     grace_days: Annotated[NonNegativeFloat, Field(le=3650)] = Field(
         default=7.0, description="Days after which a missing repository is removed from the index."

@@ -1,4 +1,6 @@
-"""Resolve workspace paths, URIs and names from user input, in the current folder and environment."""
+"""Resolve the paths, URIs and names of workspaces that people write, in the current folder and environment, and find
+``driftline.toml``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from driftline.storage.errors import UsageError
+from driftline.storage.option_table import path_or_uri
 from driftline.storage.user_folders import user_folder, with_home
 
 HOME_VARIABLE = "DRIFTLINE_HOME"
@@ -17,6 +20,7 @@ DATABASE_VARIABLE = "DATABASE_URL"
 SERVER_VARIABLE = "DRIFTLINE_SERVER"
 """The URL of the web server that searches query and flow reports link to."""
 WORKSPACE_FOLDER = ".driftline"
+CONFIG_FILE, CONFIG_VARIABLE = "driftline.toml", "DRIFTLINE_CONFIG"
 
 # A single letter before the colon is a Windows drive, not a scheme.
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
@@ -42,11 +46,12 @@ def local_path(uri: str) -> Path | None:
     return Path(match["rest"]) if match["scheme"].lower() in _LOCAL_SCHEMES else None
 
 
-def absolute_workspace(workspace: str, home: str | None = None) -> str:
-    """Resolve ``@notes`` to the workspace ``notes`` in ``home``; make paths absolute, and leave URIs unchanged.
+def absolute_workspace(workspace: str | os.PathLike[str], home: str | None = None) -> str:
+    """Resolve ``@notes`` as the workspace of this name below ``home``; make a path absolute, and keep a URI.
 
     ``home`` defaults to $DRIFTLINE_HOME, then to the user's data folder (XDG). Raises UsageError for an invalid name.
     """
+    workspace = path_or_uri("A workspace", workspace)
     if workspace.startswith(NAME_SIGN):
         name = workspace.removeprefix(NAME_SIGN)
         if not is_plain_name(name):
@@ -84,6 +89,21 @@ def nearest(start: Path, name: str, exists: Callable[[Path], bool]) -> Path | No
 def nearest_workspace(start: Path) -> Path | None:
     """Return the first ``.driftline`` folder in ``start`` or a parent folder."""
     return nearest(start, WORKSPACE_FOLDER, os.path.isdir)
+
+
+def find_config(given: str | os.PathLike[str] | None) -> Path | None:
+    """Return the file ``given``, else $DRIFTLINE_CONFIG, else the nearest ``driftline.toml`` in a parent folder, else
+    None.
+
+    Raises UsageError if a named file does not exist.
+    """
+    if named := given or os.environ.get(CONFIG_VARIABLE):
+        path = with_home(named).resolve()
+        if not path.is_file():
+            fix = f"Check the path in {'--config' if given else CONFIG_VARIABLE}."
+            raise UsageError("The configuration file does not exist", str(path), fix)
+        return path
+    return nearest(Path.cwd(), CONFIG_FILE, os.path.isfile)
 
 
 def location_of(path: Path, table: str = "", row: int | None = None) -> str:

@@ -39,12 +39,13 @@ from driftline.storage.errors import (
 from driftline.storage.layout import SOURCE, new_ulid
 from driftline.storage.leases.lease import Lease
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Listing, RateLimit, discover, open_pulls
+from driftline.storage.sources.discovery import Listing, RateLimit, discover, open_pulls, readers_of
 from driftline.storage.sources.mirror import REDIRECTS, current_branches, current_commit, parse_remote, with_ref
 from driftline.storage.workspace.branch_cuts import check_name
 from driftline.storage.workspace.fleet_state import (
     FleetRecord,
     KnownBranch,
+    KnownReaders,
     KnownRepository,
     entities_in_use,
     fleet_lease,
@@ -114,11 +115,12 @@ class FleetPart:
 
     @property
     def problems(self) -> list[str]:
-        """The reasons for incomplete listings, including those of pull requests, and the refused deletions."""
+        """The reasons for incomplete listings, also of pull requests and readers, and the refused deletions."""
         found = [str(error) for error in (self.listing.failure, *self.refused) if error is not None]
-        unlisted = sum(bool(each.pulls_problem) for each in self.repositories.values())
-        if unlisted:
-            found.append(f"the pull requests of {unlisted:,} repositories cannot be listed")
+        known = self.repositories.values()
+        for what, of in (("pull requests", "pulls_problem"), ("readers", "readers_problem")):
+            if unlisted := sum(bool(getattr(each, of)) for each in known):
+                found.append(f"the {what} of {unlisted:,} repositories cannot be listed")
         return found + list(dict.fromkeys(self.listing.problems))
 
     def refuse(self, what: str, where: str, request: FleetRequest) -> None:
@@ -252,6 +254,7 @@ def sync_fleets(
         _name(parts, known, now())
         _ask(parts, request, progress, now())
         _ask_pulls(parts, request, progress, now())
+        _ask_readers(parts, progress, now())
         changed = [(part, each) for part in parts for each in _due(part, entities)]
         branches = _due_branches(parts, {each.entity for _, each in changed})
         run_id, of_branches = None, list[str]()
@@ -464,6 +467,29 @@ def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Prog
     _replace_each(due, ask)
 
 
+def _ask_readers(parts: Iterable[FleetPart], progress: Progress, now: datetime) -> None:
+    """Ask who may read each repository of fleets that follow their hosts' permissions."""
+    due = [
+        (part, identifier)
+        for part in parts
+        for identifier, each in part.repositories.items()
+        if part.fleet.readers and part.is_present(identifier) and each.entity and not each.excluded
+    ]
+
+    def ask(part: FleetPart, each: KnownRepository) -> KnownRepository:
+        if each.listed.visibility == "public":
+            return each.with_readers(KnownReaders(at=now, everyone=True))
+        how: dict[str, Any] = {"limit": part.listing.limit, "environ": _environ(), "notify": progress.message}
+        known = each.readers.pages if each.readers is not None else ()
+        try:
+            pages = readers_of(part.fleet.host, each.listed, known, **how)
+        except DriftlineError as error:
+            return each.with_readers(error)
+        return each.with_readers(KnownReaders(at=now, pages=pages))
+
+    _replace_each(due, ask)
+
+
 def _selected(
     part: FleetPart, repository: KnownRepository, branches: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
@@ -525,7 +551,7 @@ def _index(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) ->
         uri = part.source_uri(each)
         error = _conflict(workspace, each, uri, owners)
         if error is not None:
-            part.repositories[each.listed.id] = each.failed(error, now())
+            part.repositories[each.listed.id] = replace(each.failed(error, now()), readers=None)
         else:
             is_new = bool(each.branches) and not workspace.has_branches(Entity.parse(each.entity))
             part.repositories[each.listed.id] = each.indexed_next(uri, is_new=is_new)

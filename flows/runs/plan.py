@@ -26,7 +26,7 @@ from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.option_table import listed
+from driftline.storage.option_table import listed, path_or_uri
 from driftline.storage.sources.mirror import parse_remote
 from driftline.storage.sources.source import RepositorySource, Source, open_source
 from driftline.storage.workspace.branch_cuts import check_name
@@ -62,6 +62,7 @@ class SourceRequest:
     rebind: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "uri", path_or_uri("A source", self.uri))
         _check_patterns(self)
 
 
@@ -118,6 +119,8 @@ class IndexRequest:
     notebook_outputs: bool | None = None
 
     def __post_init__(self) -> None:
+        given = (each if isinstance(each, SourceRequest) else path_or_uri("A source", each) for each in self.sources)
+        object.__setattr__(self, "sources", tuple(given))
         _check_patterns(self)
 
 

@@ -72,7 +72,7 @@ def search_request(query: str, given: Mapping[str, Any], **more: Any) -> SearchR
 
     None means the option was not given; ``more`` holds additional fields. Raises UsageError.
     """
-    from driftline.flows.config.driftline_toml import search_settings  # loads pydantic
+    from driftline.flows.config.locate import search_settings
 
     settings = {name: value for name, value in search_settings().items() if name in OPTIONS}
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -84,7 +84,7 @@ def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
 
     ``cache`` overrides the setting in ``driftline.toml``. Raises UsageError if that file is invalid.
     """
-    from driftline.flows.config.driftline_toml import search_settings  # loads pydantic
+    from driftline.flows.config.locate import search_settings
 
     settings = search_settings()
     enabled = settings.get("cache", False) if cache is None else cache

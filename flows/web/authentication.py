@@ -9,14 +9,15 @@ import ipaddress
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, TypeVar
 
 from starlette.datastructures import Headers
 
-from driftline.storage.entities import Boundary
+from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError
 from driftline.storage.workspace.tokens import SCOPES, Scope, TokenRecord, token_hash
 
@@ -62,12 +63,16 @@ MAX_TOKEN_CHARACTERS = 200
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class KnownTokens:
-    """The tokens returned by ``read``, reread by the first request after REFRESH_SECONDS."""
+_Record = TypeVar("_Record")
 
-    read: Callable[[], tuple[TokenRecord, ...]]
-    _known: Mapping[str, TokenRecord] = field(default_factory=dict)
+
+@dataclass(slots=True)
+class Known(Generic[_Record]):
+    """The records that ``read`` returns by key, read again by the first request after REFRESH_SECONDS."""
+
+    read: Callable[[], Mapping[str, _Record]]
+    what: str
+    _known: Mapping[str, _Record] = field(default_factory=dict)
     _read_at: float = -STALE_SECONDS
     _tried_at: float = -STALE_SECONDS
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -77,17 +82,26 @@ class KnownTokens:
         return time.monotonic() - self._tried_at > REFRESH_SECONDS
 
     def refresh(self) -> None:
-        """Reread the tokens if they are old. Raises StorageError if they have been unreadable for STALE_SECONDS."""
+        """Read the records if they are old. Raises StorageError if they have been unreadable for STALE_SECONDS."""
         with self._lock:
             if self.is_old:
                 self._tried_at = time.monotonic()
                 try:
-                    self._known = {record.hash: record for record in self.read()}
+                    self._known = self.read()
                     self._read_at = time.monotonic()
                 except DriftlineError as error:
-                    log.warning("Cannot read the workspace's tokens: %s", error)
+                    log.warning("The %s of the workspace cannot be read: %s", self.what, error)
             if time.monotonic() - self._read_at > STALE_SECONDS:
-                raise StorageError("Cannot read the workspace's tokens", "", "Try again in a minute.")
+                raise StorageError(f"The {self.what} of the workspace cannot be read", "", "Try again in a minute.")
+
+
+class KnownTokens(Known[TokenRecord]):
+    """The tokens of a workspace."""
+
+    __slots__ = ()
+
+    def __init__(self, read: Callable[[], Iterable[TokenRecord]]) -> None:
+        super().__init__(lambda: {record.hash: record for record in read()}, "tokens")
 
     def find(self, token: str) -> TokenRecord | None:
         """Return a token's record; None if it is unknown or invalid."""
@@ -113,11 +127,57 @@ class TrustedProxy:
 
 
 NOTHING = Boundary(())
+Readable = Mapping[str, Sequence[tuple[Entity, datetime]]]
+"""The repositories of a fleet that each login may read, and when the host said so; "" is everyone."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedFleet:
+    """A fleet whose host says who may read its repositories. ``spelling`` is how the proxy spells a ``{login}``."""
+
+    spelling: str
+    max_age: timedelta
+
+    def login_of(self, user: str) -> str:
+        """Return the login of a user of the proxy, "" if it has none. Upper and lower case are the same.
+
+        >>> FollowedFleet("{login}@example.org", timedelta(1)).login_of("Ann@Example.org")
+        'ann'
+        """
+        before, _, after = self.spelling.lower().partition("{login}")
+        name = user.lower() if user.isascii() else ""
+        if not (len(name) > len(before + after) and name.startswith(before) and name.endswith(after)):
+            return ""
+        return name[len(before) : len(name) - len(after)]
+
+
+class KnownReaders(Known[Readable]):
+    """What the hosts of ``fleets``, by name, let their users read."""
+
+    __slots__ = ("_fleets", "_now")
+
+    def __init__(
+        self,
+        read: Callable[[], Mapping[str, Readable]],
+        fleets: Mapping[str, FollowedFleet],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        super().__init__(read, "fleets")
+        self._fleets, self._now = fleets, now
+
+    def readable_by(self, user: str) -> Iterator[Entity]:
+        """Yield the sources that a user of the proxy may read by an answer of the host that is not too old."""
+        now = self._now()
+        for name, fleet in self._fleets.items():
+            readable, login = self._known.get(name, {}), fleet.login_of(user)
+            for entity, at in (*readable.get("", ()), *(readable.get(login, ()) if login else ())):
+                if abs(now - at) <= fleet.max_age:  # a clock that is far ahead gives no access for longer
+                    yield entity
 
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """The boundaries of proxy-authenticated users: for everyone, per user, and per group.
+    """The boundaries of users that a proxy names: for everyone, for each user, for each group, and by ``readers``.
 
     The proxy sends a user's groups in ``groups_header``, separated by commas.
     """
@@ -126,13 +186,15 @@ class AccessRules:
     users: Mapping[str, Boundary] = field(default_factory=dict)
     groups: Mapping[str, Boundary] = field(default_factory=dict)
     groups_header: str = ""
+    readers: KnownReaders | None = None
 
     def boundary_of(self, user: str, headers: Headers) -> Boundary:
-        """Return the union of the boundaries of ``user`` and the groups in ``headers``; unknown names add nothing."""
+        """Return the union of what ``user`` and the groups in ``headers`` may see; unknown names add nothing."""
         sent = headers.getlist(self.groups_header) if self.groups_header else []
         groups = [group.strip() for line in sent for group in line.split(",")]
         found = [self.everyone, self.users.get(user, NOTHING), *(self.groups.get(each, NOTHING) for each in groups)]
-        return Boundary.of(*(top for boundary in found for top in boundary.tops))
+        followed = self.readers.readable_by(user) if self.readers is not None else ()
+        return Boundary.of(*(top for boundary in found for top in boundary.tops), *followed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +208,12 @@ class Authentication:
     proxy: TrustedProxy | None = None
     within: Boundary | None = None
     rules: AccessRules | None = None
+
+    @property
+    def old(self) -> list[Known[Any]]:
+        """The records to read again before the next request is authenticated."""
+        readers = self.rules.readers if self.rules is not None else None
+        return [each for each in (self.tokens, readers) if each is not None and each.is_old]
 
     @property
     def is_open(self) -> bool:

@@ -173,9 +173,9 @@ class Guard:
             return Response(status_code=NO_CONTENT, headers=_MAY_BE_SENT)
         if path.startswith(_FOR_ALL):
             return None
-        if self.authentication.tokens is not None and self.authentication.tokens.is_old:
+        for known in self.authentication.old:
             try:
-                await run_sync(self.authentication.tokens.refresh)
+                await run_sync(known.refresh)
             except StorageError as error:
                 return problem_of(error)
         client = (scope.get("client") or ("", 0))[0]

@@ -46,13 +46,7 @@ class WorkerProcess:
         self._number = 0
         self._is_lost = self._is_stopped = False
         self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _SERVE.format(threads=threads, begin=begin)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            start_new_session=True,  # Ctrl-C is for this process
-        )
+        self._process = _start(_SERVE.format(threads=threads, begin=begin))
         threading.Thread(target=self._receive, daemon=True).start()
 
     @property
@@ -130,6 +124,16 @@ class WorkerProcess:
                 failures = [self._failure() for _ in lost]
             for answer, failure in zip(lost, failures, strict=True):
                 answer.set_exception(failure)
+
+
+def _start(code: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        start_new_session=True,  # Ctrl-C is for this process
+    )
 
 
 def survived(

@@ -13,26 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from driftline.storage.errors import CommitConflict
 from driftline.storage.lance.lance_table import COMMIT_ATTEMPTS, VECTOR, is_indexable, vector_options
 from driftline.storage.lance.retries import index_stats, is_conflict, retried, write_failed, writing
-from driftline.storage.lines.line_table import TEXT_COLUMN, LineTable
+from driftline.storage.lines.line_table import TEXT, TEXT_COLUMN, LineTable
+from driftline.storage.lines.tokenizer import TOKENIZER
 
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-TEXT, PATH, PARENT_DIRS = "text_idx", "path_idx", "parent_dirs_idx"
+PATH, PARENT_DIRS = "path_idx", "parent_dirs_idx"
 COLUMNS = {PATH: "path", PARENT_DIRS: "parent_dirs", TEXT: TEXT_COLUMN, VECTOR: "vector"}
 """The column of each index, in the order in which they are built."""
 SCALAR_INDEXES: dict[str, Literal["BTREE", "LABEL_LIST"]] = {PATH: "BTREE", PARENT_DIRS: "LABEL_LIST"}
-TOKENIZER: dict[str, Any] = {
-    "base_tokenizer": "code",
-    "split_identifiers": True,
-    "preserve_original": False,
-    "stem": True,
-    "remove_stop_words": False,
-    "max_token_length": None,
-}
-"""Split identifiers into words, and stem words. Stop words stay, because "is not" can be code. Long words stay, too,
-because the default limit of 40 bytes is only 13 letters of Georgian."""
-
 IndexScope = Literal["all", "text", "none"]
 
 
@@ -44,14 +34,6 @@ class Coverage:
     indexed_rows: int
     unindexed_rows: int
     segments: int
-
-
-def tokens(text: str, *, whole: bool = False) -> list[str]:
-    """Return the words of ``text`` in order, as in the full-text index; ``whole`` keeps endings and accents."""
-    import lance
-
-    options = TOKENIZER | {"stem": False, "ascii_folding": False} if whole else TOKENIZER
-    return [token.text for token in lance.tokenize(text, **options)]
 
 
 def drop(table: LineTable, names: Sequence[str]) -> None:

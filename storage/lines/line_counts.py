@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from driftline.storage.lance.lance_table import VECTOR, VECTOR_METRIC, quote
 from driftline.storage.lance.retries import is_damage, is_lance_failure, read_failed, retried, with_retries
 from driftline.storage.lines.commit_marker import MARKER_LINE
-from driftline.storage.lines.indexes import PARENT_DIRS, PATH, TEXT, coverage
-from driftline.storage.lines.line_table import LineTable
+from driftline.storage.lines.indexes import PARENT_DIRS, PATH, coverage
+from driftline.storage.lines.line_table import TEXT, LineTable
 
 if TYPE_CHECKING:
     from lance import LanceDataset

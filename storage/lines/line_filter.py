@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from driftline.storage.entities import Entity
+from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import check_glob, fixed_prefix, glob_pattern, normal_glob, spellings
 from driftline.storage.lance.lance_table import is_one_of, quote
@@ -50,7 +50,8 @@ class LineFilter:
 
     def _parts(self) -> Iterator[str]:
         if self.entities is not None:
-            below = [f"starts_with(entity, {quote(f'{entity}/')})" for entity in self.entities]
+            above = [entity for entity in self.entities if entity.type != INDEX_LEVELS[-1]]  # nothing is below a source
+            below = [f"starts_with(entity, {quote(f'{entity}/')})" for entity in above]
             yield _any([is_one_of("entity", [str(entity) for entity in self.entities]), *below])
         if self.not_of is not None:
             yield f"NOT ({is_one_of('entity', [str(entity) for entity in self.not_of])})"

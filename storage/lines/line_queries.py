@@ -37,11 +37,11 @@ from driftline.storage.lance.lance_table import (
 from driftline.storage.lance.retries import with_indexes
 from driftline.storage.lines.block_codes import BlockCodes, codes_of, join
 from driftline.storage.lines.commit_marker import no_lines
-from driftline.storage.lines.indexes import TEXT
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_table import (
     CODE_COLUMN,
     LINES_PER_BLOCK,
+    TEXT,
     TEXT_COLUMN,
     LineTable,
     schema,

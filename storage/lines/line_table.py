@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 PATHS_PER_LOOKUP = 2_000
 UNKNOWN_OUTCOMES = 3
 """Unknown outcomes tolerated per commit."""
-TEXT_COLUMN = "block"
+TEXT_COLUMN, TEXT = "block", "text_idx"
+"""The column of blocks, and its full-text index."""
 LINES_PER_BLOCK = 16
 """Lines per block of the full-text index. Blocks need fewer postings than lines, and words of neighbouring lines add
 up. A block has at most this many rows."""
@@ -57,8 +58,13 @@ END_BYTES_PER_ROW, PLACE_BYTES_PER_ROW = 11, 5
 ``entity`` on. The metadata of the file follows them."""
 PACK_COLUMN, PACK_LINE_COLUMN, GRAMS_COLUMN = "pack", "pack_line", "grams"
 SPELLED, CONTINUED = "\x1f", "\r"
-_COMPRESSED = {"lance-encoding:compression": "zstd", "lance-encoding:structural-encoding": "miniblock"}
-"""Neighbouring values are compressed together, in half the bytes, and a value is read without looking up its offset."""
+_COMPRESSED = {
+    "lance-encoding:compression": "zstd",
+    "lance-encoding:structural-encoding": "miniblock",
+    "lance-encoding:minichunk-size": str(2**14),
+}
+"""Neighbouring values are compressed together, in a third of the bytes, and a value is read without looking up its
+offset. Chunks of Lance's default size, 4 KiB, would make texts a third larger."""
 
 
 def schema(dim: int) -> pa.Schema:

@@ -1,4 +1,4 @@
-"""Turn text into the words of full-text search: identifiers split, in lower case and stemmed (``indexes.TOKENIZER``).
+"""Turn text into the words of full-text search: identifiers split, in lower case and stemmed (``TOKENIZER``).
 
 Scripts without spaces between words, and Korean, are indexed as pairs of characters. The tokenizer of the index does
 not do this, and does not fold marks and variant forms. A block therefore stores such words after its text
@@ -12,9 +12,18 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
+from typing import Any
 
-from driftline.storage.lines.indexes import tokens
-
+TOKENIZER: dict[str, Any] = {
+    "base_tokenizer": "code",
+    "split_identifiers": True,
+    "preserve_original": False,
+    "stem": True,
+    "remove_stop_words": False,
+    "max_token_length": None,
+}
+"""Split identifiers into words, and stem words. Stop words stay, because "is not" can be code. Long words stay, too,
+because the default limit of 40 bytes is only 13 letters of Georgian."""
 NAME_PART = re.compile(r"[^\W_]+")
 """A word with its underscores: the tokenizer keeps the outer ones of _cache and __init__."""
 WORDS_OF_A_NAME = 2
@@ -80,6 +89,14 @@ _MARKS = re.compile(
 )
 """Accents, and the vowel points of Hebrew and Arabic, but not the breve of the Cyrillic short i."""
 _BLOCKS_WITH_MARKS = (range(0x300, 0x1E00), range(0x20D0, 0x2100), range(0x3099, 0x309B), range(0xA800, 0xAC00))
+
+
+def tokens(text: str, *, whole: bool = False) -> list[str]:
+    """Return the words of ``text`` in order, as in the full-text index; ``whole`` keeps endings and accents."""
+    import lance
+
+    options = TOKENIZER | {"stem": False, "ascii_folding": False} if whole else TOKENIZER
+    return [token.text for token in lance.tokenize(text, **options)]
 
 
 def terms(text: str) -> list[str]:

@@ -5,6 +5,7 @@ A store closes explicitly, when it is garbage-collected, or at process exit; eac
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -64,7 +65,7 @@ class MemoryStore(EntityRegistry):
 
     def __init__(
         self,
-        storage_uri: str,
+        storage_uri: str | os.PathLike[str],
         *,
         catalog_url: str | None = None,
         hierarchy: Hierarchy | None = None,

@@ -37,8 +37,7 @@ from driftline.storage.lance.lance_table import (
 )
 from driftline.storage.lance.retries import first_line, index_stats, reading, retried, with_indexes
 from driftline.storage.layout import table_fingerprint, tables_directory
-from driftline.storage.lines.indexes import TOKENIZER
-from driftline.storage.lines.tokenizer import distinct_terms, query_for_index, spelled_for_index, terms
+from driftline.storage.lines.tokenizer import TOKENIZER, distinct_terms, query_for_index, spelled_for_index, terms
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import Any
 CONNECT_TIMEOUT = "3s"
 MAX_RETRIES = 5
 RETRY_SECONDS = 8
+FIRST_DELAY_SECONDS = 0.2
 LANCE_RETRY_SECONDS = 30  # longer than RETRY_SECONDS: Lance's writes are large, and a failed commit repeats work
 
 _ENDPOINTS = {
@@ -92,7 +93,7 @@ class BucketOptions:
             "max_retries": int(self.retry.get("client_max_retries", MAX_RETRIES)),
             "retry_timeout": timedelta(seconds=seconds),
             "backoff": {
-                "init_backoff": timedelta(milliseconds=200),
+                "init_backoff": timedelta(seconds=FIRST_DELAY_SECONDS),
                 "max_backoff": timedelta(seconds=3),
                 "base": 2,
             },

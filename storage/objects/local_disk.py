@@ -283,9 +283,8 @@ class LocalDisk:
             if action == "read" and error.errno in _NOT_AN_OBJECT:
                 raise ObjectNotFound("The object does not exist", where) from error
             if error.errno in _NO_PERMISSION:
-                raise AccessDenied(
-                    f"No permission to {action} a file ({error.strerror})", where, "Check its owner and mode."
-                ) from error
+                fix = "Use another disk, or remount it." if error.errno == errno.EROFS else "Check its owner and mode."
+                raise AccessDenied(f"No permission to {action} a file ({error.strerror})", where, fix) from error
             fix = "Free some space and run again." if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
             raise StorageError(f"Could not {action} a file ({error.strerror})", where, fix) from error
 

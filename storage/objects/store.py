@@ -30,6 +30,7 @@ from driftline.storage.errors import (
 )
 from driftline.storage.layout import ObjectInfo, Range
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
+from driftline.storage.option_table import path_or_uri
 from driftline.storage.shared_cache import SharedCache
 
 
@@ -96,13 +97,14 @@ class ObjectStore:
         )
 
     @classmethod
-    def open(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> ObjectStore:
+    def open(cls, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> ObjectStore:
         """Open the store at a path, or at a ``file``, ``memory``, ``s3``, ``gs``, ``az`` or ``abfs[s]`` URI.
 
         Contacts and creates nothing. ``memory://`` is a new private temporary directory, which is removed at exit.
         Raises UnknownScheme, UsageError.
         """
         options = dict(storage_options or {})
+        uri = path_or_uri("A workspace", uri)
         match = _SCHEME.match(uri)
         if match is None and _CHAINED.search(uri):  # may be a secret, even in a path
             raise UnknownScheme("Workspaces do not support chained URIs", "", "Use a path, or s3://, gs://, az://.")

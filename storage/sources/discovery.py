@@ -27,7 +27,7 @@ from driftline.storage.errors import (
 )
 from driftline.storage.globs import check_glob, glob_pattern
 from driftline.storage.json_records import from_json, to_json
-from driftline.storage.sources.hosts import REPOSITORY_PATH, Host, HostPage, Repository, Visibility, api_of
+from driftline.storage.sources.hosts import READER, REPOSITORY_PATH, Host, HostPage, Repository, Visibility, api_of
 from driftline.storage.sources.mirror import COMMIT_ID, Remote, bare_repository, parse_remote
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ MAX_REPOSITORIES = 100_000
 MAX_PAGES = 10_000
 MAX_OPEN_PULLS = 1_000
 """Maximum number of open pull requests of a repository."""
+MAX_READERS = 50_000
+"""Maximum number of people who may read a repository."""
 MAX_PAGE_BYTES = 32 * 1024 * 1024
 MAX_LIST_BYTES = 16 * 1024 * 1024
 MAX_FOLDER_DEPTH = 6
@@ -191,6 +193,26 @@ def open_pulls(
     return _Reader(host, host.token(environ), listing, {}, (), sleep, notify).pulls(repository, known, etag)
 
 
+def readers_of(
+    host: Host,
+    repository: Repository,
+    pages: Sequence[Page] = (),
+    *,
+    limit: RateLimit | None = None,
+    environ: Mapping[str, str] = os.environ,
+    sleep: Callable[[float], object] = time.sleep,
+    notify: Callable[[str], object] = lambda text: None,
+) -> tuple[Page, ...]:
+    """Return the pages of those who may read the code of a repository; the ``ids`` of a page are their logins.
+
+    Ids that begin with "/" are teams, whose members are on other pages; "-" is somebody without access to the code.
+    ``pages`` are those of the last answer. ``limit`` has the waits of earlier requests. Raises AccessDenied,
+    SourceNotFound, StorageError if the host does not list everyone, UsageError.
+    """
+    listing = Listing(limit=limit or RateLimit())
+    return _Reader(host, host.token(environ), listing, {}, pages, sleep, notify).readers(repository)
+
+
 # -- folders and lists --------------------------------------------------------------------------
 
 
@@ -285,21 +307,23 @@ class _Reader:
         if target is None:
             raise UsageError("This host lists repositories only by owner", self._host.name, "Name its org.")
         url = self._root + target.format(owner=quote(self._host.owner, safe=""))
-        totals: list[int | None] = []
+        for page in self._walk(url, self._repositories):
+            self._listing.pages.append(page)
+        total, listed = _total_of(self._listing.pages), len(self._listing.repositories)
+        if total is not None and total != listed:
+            self._listing.problems.append(f"the host counts {total:,} repositories and lists {listed:,}")
+
+    def _walk(self, url: str, read: Callable[[str], Page]) -> Iterator[Page]:
+        """Yield the page at ``url`` and all later ones. Raises StorageError if they do not end."""
         seen, received = set[str](), 0
         while url:
             if url in seen or len(seen) >= MAX_PAGES:
                 raise StorageError("The host returns endless pages", self._host.name, "No repository is removed.")
             seen.add(url)
-            page = self._page(url)
-            self._listing.pages.append(page)
+            page = read(url)
+            yield page
             received += len(page.ids)
-            totals.append(page.total)
             url = page.next or self._counted(page, received)
-        total = next((each for each in reversed(totals) if each is not None), None)
-        listed = len(self._listing.repositories)
-        if total is not None and total != listed:
-            self._listing.problems.append(f"the host counts {total:,} repositories and lists {listed:,}")
 
     def _counted(self, page: Page, received: int) -> str:
         """Return the next page of a listing that has more repositories but names no next page; "" otherwise."""
@@ -308,20 +332,27 @@ class _Reader:
             return ""
         return page.url[: number.start()] + str(int(number[0]) + 1) + page.url[number.end() :]
 
-    def _page(self, url: str) -> Page:
+    def _repositories(self, url: str) -> Page:
         known = self._pages.get(url)
-        if known is not None and not (known.etag and all(each in self._known for each in known.ids)):
+        if known is not None and not all(each in self._known for each in known.ids):
             known = None
-        status, headers, body = self._ask(url, known.etag if known is not None else "")
-        if status == _NOT_MODIFIED and known is not None:
-            if known.next:  # the state is in the workspace, which others may write to
-                self._on_this_host(url, known.next)
+        page = self._page(url, known, self._add)
+        if page is known:
             self._listing.unchanged_pages += 1
             for each in known.ids:
                 self._take(self._known[each])
+        return page
+
+    def _page(self, url: str, known: Page | None, add: Callable[[Any], str]) -> Page:
+        """Return the page at ``url``, which is ``known`` if it has not changed; ``add`` returns the id of an entry."""
+        etag = known.etag if known is not None else ""
+        status, headers, body = self._ask(url, etag)
+        if status == _NOT_MODIFIED and known is not None and etag:
+            if known.next:  # the state is in the workspace, which others may write to
+                self._on_this_host(url, known.next)
             return known
         answer = self._parsed(url, headers, body)
-        ids = tuple(self._add(item) for item in answer.items)
+        ids = tuple(add(item) for item in answer.items)
         total = answer.total if isinstance(answer.total, int) else None
         return Page(url, "" if "" in ids else headers.get("ETag") or "", answer.next, ids, total)
 
@@ -386,6 +417,35 @@ class _Reader:
             else:
                 tag = ""
         return found, tag
+
+    def readers(self, repository: Repository) -> tuple[Page, ...]:
+        """Return the result of ``readers_of``."""
+        self._missing = "The host does not list the readers of a repository", "Check the permissions of the token."
+        named = {"path": repository.path, "id": quote(repository.id, safe="")}
+        todo, found, people = [each.format(**named) for each in self._api.readers], list[Page](), 0
+        while todo:
+            pages = list[Page]()
+            for page in self._walk(
+                self._root + todo.pop(), lambda url: self._page(url, self._pages.get(url), self._add_reader)
+            ):
+                pages.append(page)
+                people += len(page.ids)
+                if people > MAX_READERS:
+                    raise StorageError(f"The host lists more than {MAX_READERS:,} readers", repository.path)
+            total, listed = _total_of(pages), sum(len(page.ids) for page in pages)
+            if total is not None and total != listed:
+                raise StorageError(f"The host counts {total:,} readers and lists {listed:,}", repository.path)
+            found += pages
+            todo += [each for page in pages for each in page.ids if each.startswith("/")]
+        return tuple(found)
+
+    def _add_reader(self, item: Any) -> str:
+        """Return an id of ``readers_of``. Raises StorageError."""
+        try:
+            name = self._api.reader(item)
+            return name.lower() if READER.fullmatch(name) else "-"
+        except (KeyError, TypeError, AttributeError) as error:
+            raise StorageError("The host lists a reader that cannot be understood", self._host.name) from error
 
     def _is_closed(self, url: str) -> bool:
         """Return whether the host reports a pull request as closed or merged; it reports nothing about deleted ones."""
@@ -493,6 +553,11 @@ class _Reader:
             limit.seconds += max(seconds, 1.0)
             self._sleep(max(seconds, 1.0))
             limit.waits += 1
+
+
+def _total_of(pages: Sequence[Page]) -> int | None:
+    """Return the total that the host has reported last; None if it reports none."""
+    return next((page.total for page in reversed(pages) if page.total is not None), None)
 
 
 def _time_of(headers: Mapping[str, str]) -> float | None:

@@ -24,6 +24,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 120
+_LOOK_SECONDS = 1.0
+"""The interval between two looks at a git that has not ended."""
 _ASLEEP_SECONDS = 3.0
 """A pipe in place of a file that git reads would block it forever.
 
@@ -331,7 +333,7 @@ def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = F
     since = started
     while True:
         try:
-            output, _ = process.communicate(timeout=1.0)
+            output, _ = process.communicate(timeout=_LOOK_SECONDS)
             break
         except subprocess.TimeoutExpired:
             now, last = time.monotonic(), effort

@@ -20,6 +20,10 @@ OwnerKind = Literal["org", "group", "user", ""]
 Visibility = Literal["public", "internal", "private"]
 _PART = r"~?[A-Za-z0-9_.][A-Za-z0-9_.+~-]*"
 REPOSITORY_PATH = re.compile(rf"(?!(?:.*/)?\.{{1,2}}(?:/|$)){_PART}(?:/{_PART})+")
+READER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}|/teams/\d+/members\?limit=50&page=1")
+"""A login, or the listing of a team."""
+_GITLAB_REPORTER = 20
+"""The lowest access level that may read the code of a private project."""
 _NEXT = re.compile(r'<([^>]*)>\s*(?:;[^,<]*)?;\s*rel="?next"?')
 
 
@@ -121,6 +125,13 @@ class Host:
         return api_of(self).pull_ref.format(number)
 
     @property
+    def has_readers(self) -> bool:
+        """Whether the host lists everyone who may read a repository of the owner."""
+        if self.provider in ("folder", "list") or not self.variable:
+            return False
+        return bool(api_of(self).readers) and (self.provider != "gitea" or self.owner_kind == "org")
+
+    @property
     def settle_seconds(self) -> float | None:
         """Seconds after a push until a further push is sure to change ``Repository.changed``; None if none is."""
         return None if self.provider in ("folder", "list") else api_of(self).settle_seconds
@@ -140,7 +151,9 @@ class HostApi:
     """How a host lists repositories.
 
     ``root`` is the URL of the API of a site, and ``targets`` the path of a listing by the kind of its owner.
-    ``pulls`` is the path of the open pull requests of a repository, and ``pull_ref`` the ref of one.
+    ``pulls`` is the path of the open pull requests of a repository, and ``pull_ref`` the ref of one. ``readers`` are
+    the paths of the people who may read a repository; ``reader`` returns the login of an entry, "" if it may not read
+    code, or the path of a further listing.
     """
 
     site: str
@@ -155,6 +168,8 @@ class HostApi:
     headers: tuple[tuple[str, str], ...] = ()
     pulls: str = ""
     pull_ref: str = "refs/pull/{}/head"
+    readers: tuple[str, ...] = ()
+    reader: Callable[[Any], str] = str
 
 
 def _github(item: Any) -> Repository:
@@ -168,15 +183,19 @@ def _github(item: Any) -> Repository:
 
 def _gitlab(item: Any) -> Repository:
     size = (item.get("statistics") or {}).get("repository_size") or 0
+    visibility: Visibility = item.get("visibility") or "private"
+    if item.get("repository_access_level", "enabled") != "enabled":  # the project may be public, its code is not
+        visibility = "private"
     return Repository(
         str(item["id"]), item["path_with_namespace"], item.get("default_branch") or "",
         item.get("last_activity_at") or "", bool(item.get("archived")), bool(item.get("forked_from_project")),
-        item.get("visibility") or "private", tuple(item.get("topics") or item.get("tag_list") or ()), int(size),
+        visibility, tuple(item.get("topics") or item.get("tag_list") or ()), int(size),
     )  # fmt: skip
 
 
 def _gitea(item: Any) -> Repository:
-    visibility: Visibility = "private" if item["private"] else "internal" if item.get("internal") else "public"
+    is_limited = item.get("internal") or (item.get("owner") or {}).get("visibility", "public") != "public"
+    visibility: Visibility = "private" if item["private"] else "internal" if is_limited else "public"
     return Repository(
         str(item["id"]), item["full_name"], item.get("default_branch") or "", item.get("updated_at") or "",
         bool(item.get("archived")), bool(item.get("fork")), visibility, tuple(item.get("topics") or ()),
@@ -197,6 +216,23 @@ def _bitbucket_server(item: Any) -> Repository:
         str(item["id"]), f"{item['project']['key'].lower()}/{item['slug']}", archived=bool(item.get("archived")),
         fork=item.get("origin") is not None, visibility="public" if item.get("public") else "private",
     )  # fmt: skip
+
+
+def _github_reader(item: Any) -> str:
+    return item["login"] if item["permissions"]["pull"] is True else ""
+
+
+def _gitlab_reader(item: Any) -> str:
+    is_active = item["state"] == "active" and item.get("membership_state", "active") == "active"
+    return item["username"] if is_active and item["access_level"] >= _GITLAB_REPORTER else ""
+
+
+def _gitea_reader(item: Any) -> str:
+    if "units_map" not in item:
+        login: str = item["login"]
+        return login
+    may_read = item["units_map"].get("repo.code") in ("read", "write", "admin", "owner")
+    return f"/teams/{item['id']}/members?limit=50&page=1" if may_read else ""
 
 
 def _linked(url: str, body: Any, headers: Mapping[str, str]) -> HostPage:
@@ -230,6 +266,8 @@ _API_OF: dict[str, HostApi] = {
         _github,
         headers=(("Accept", "application/vnd.github+json"), ("X-GitHub-Api-Version", "2022-11-28")),
         pulls="/repos/{path}/pulls?state=open&per_page=100&sort=created&direction=asc",
+        readers=("/repos/{path}/collaborators?affiliation=all&per_page=100",),
+        reader=_github_reader,
     ),
     "gitlab": HostApi(
         "https://gitlab.com",
@@ -247,6 +285,8 @@ _API_OF: dict[str, HostApi] = {
         settle_seconds=7200.0,  # last_activity_at is raised at most once an hour
         pulls="/projects/{id}/merge_requests?state=opened&per_page=100&order_by=created_at&sort=asc",
         pull_ref="refs/merge-requests/{}/head",
+        readers=("/projects/{id}/members/all?per_page=100",),
+        reader=_gitlab_reader,
     ),
     "gitea": HostApi(
         "https://gitea.com",
@@ -260,6 +300,8 @@ _API_OF: dict[str, HostApi] = {
         _linked,
         _gitea,
         pulls="/repos/{path}/pulls?state=open&limit=50&page=1",
+        readers=("/repos/{path}/collaborators?limit=50&page=1", "/repos/{path}/teams"),
+        reader=_gitea_reader,
     ),
     "bitbucket": HostApi(
         "https://bitbucket.org",

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from driftline.storage.errors import (
     AccessDenied,
@@ -32,12 +32,13 @@ from driftline.storage.errors import (
     may_hold_secret,
     redacted,
 )
-from driftline.storage.objects.bucket_options import for_fsspec
 from driftline.storage.objects.store_requests import watch
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
-from driftline.storage.sources.repository import MAX_BLOB_BYTES, CommitTree, TreeEntry
 from driftline.storage.sources.safe_folder import SafeFolder, check_names_are_utf8
 from driftline.storage.user_folders import with_home
+
+if TYPE_CHECKING:  # a search of local files reads no repository
+    from driftline.storage.sources.repository import CommitTree, TreeEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,11 +459,15 @@ class RepositorySource(Source):
     @classmethod
     def at(cls, remote: Remote, commit: str) -> RepositorySource:
         """Return the repository at ``commit``, which is fetched where it is needed; contacts nothing."""
+        from driftline.storage.sources.repository import CommitTree
+
         tree = CommitTree.of(remote, commit)
         return cls(tree.uri, commit=commit, credential=tree.credential)
 
     @cached_property
     def tree(self) -> CommitTree:
+        from driftline.storage.sources.repository import CommitTree
+
         return CommitTree(self.uri, self.commit, self.credential)
 
     @property
@@ -522,6 +527,8 @@ class RepositorySource(Source):
         yield self.read(path)
 
     def read_many(self, paths: Sequence[str], etags: Sequence[str] = ()) -> Sequence[bytes | DriftlineError]:
+        from driftline.storage.sources.repository import MAX_BLOB_BYTES
+
         if paths and not etags:
             listed = self.tree.entries(paths)
             known = {e.path: e.etag for e in listed if e.reason is None and e.size_bytes <= MAX_BLOB_BYTES}
@@ -646,6 +653,8 @@ def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     if "::" not in uri:
         _file_system_class(uri, uri.partition("://")[0])
     from fsspec.core import url_to_fs
+
+    from driftline.storage.objects.bucket_options import for_fsspec
 
     try:
         translated = for_fsspec(uri.partition("://")[0], options)

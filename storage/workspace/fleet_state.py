@@ -7,13 +7,14 @@ missing one stays for a grace period.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from driftline.storage.entities import spelling
-from driftline.storage.errors import DriftlineError, ObjectNotFound
+from driftline.storage.entities import Entity, spelling
+from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound
 from driftline.storage.json_records import to_json
 from driftline.storage.layout import FLEET, FLEET_LEASE
 from driftline.storage.leases.lease import Lease, acquire
@@ -49,6 +50,15 @@ class KnownBranch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownReaders:
+    """Who may read a repository, as its host said ``at`` a time: ``everyone``, or those whom the ``pages`` list."""
+
+    at: datetime
+    everyone: bool = False
+    pages: tuple[Page, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRepository:
     """A repository of a fleet.
 
@@ -60,6 +70,7 @@ class KnownRepository:
     one of ``other_uris`` instead. ``branches`` has the other branches that match the globs ``followed``, keyed by their
     names in the index; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are among the
     branches: ``pulls_etag`` is the etag of their last listing, and ``pulls_problem`` says why there is no newer one.
+    ``readers`` is the last complete answer about who may read it, and ``readers_problem`` says why there is no newer.
     """
 
     listed: Repository
@@ -86,6 +97,8 @@ class KnownRepository:
     skipped_branches: dict[str, str] = field(default_factory=dict)
     pulls_etag: str = ""
     pulls_problem: str = ""
+    readers: KnownReaders | None = None
+    readers_problem: str = ""
 
     @property
     def state(self) -> State:
@@ -138,6 +151,8 @@ class KnownRepository:
             "branches": {name: each.indexed or None for name, each in self.branches.items()},
             "skipped_branches": self.skipped_branches,
             "pull_requests_problem": self.pulls_problem,
+            "readers_at": self.readers.at.isoformat() if self.readers is not None else None,
+            "readers_problem": self.readers_problem,
         } | {name: moment.isoformat() if moment else None for name, moment in times.items()}
 
     def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool, followed: tuple[str, ...]) -> bool:
@@ -196,6 +211,17 @@ class KnownRepository:
             for number, name in named.items()
         }
         return replace(self, branches=self.branches | known, pulls_etag=etag)
+
+    def with_readers(self, answer: KnownReaders | DriftlineError) -> KnownRepository:
+        """Return the repository after its host has said who may read it, or has failed to.
+
+        A host that fails leaves its last list in force, which expires; one that denies the list ends it.
+        """
+        if isinstance(answer, KnownReaders):
+            return replace(self, readers=answer)
+        is_denied = isinstance(answer, AccessDenied | SourceNotFound)
+        is_kept = self.readers is not None and not self.readers.everyone and not is_denied
+        return replace(self, readers=self.readers if is_kept else None, readers_problem=str(answer))
 
     def with_indexed(self, name: str, uri: str, settings: str) -> KnownRepository:
         """Return the repository after a run has indexed the commit of its branch ``name``."""
@@ -278,10 +304,10 @@ def reconcile(
     """Return the repositories after a listing: the listed ones, and known ones that the listing lacks.
 
     A repository counts as missing only if a complete listing lacks it. A missing repository that was never indexed is
-    forgotten. A repository that the fleet no longer selects counts as missing, too. Problems with pull requests are
-    forgotten.
+    forgotten. A repository that the fleet no longer selects counts as missing, too. Problems with pull requests and
+    readers are forgotten.
     """
-    known = {identifier: replace(old, pulls_problem="") for identifier, old in known.items()}
+    known = {identifier: replace(old, pulls_problem="", readers_problem="") for identifier, old in known.items()}
     after: dict[str, KnownRepository] = {}
     for identifier, listed in listing.repositories.items():
         old = known.get(identifier) or KnownRepository(listed=listed)
@@ -336,6 +362,22 @@ def settled_stamp(host: Host, listing: Listing, repository: Repository) -> str:
     if after is None or pushed is None or listing.at is None or listing.at - pushed < after:
         return ""
     return repository.stamp
+
+
+def readable_by_login(record: FleetRecord) -> dict[str, list[tuple[Entity, datetime]]]:
+    """Return the indexed repositories that each login may read, and when the host said so; "" is everyone.
+
+    A repository that its host or the fleet no longer has is readable by nobody.
+    """
+    found = defaultdict[str, list[tuple[Entity, datetime]]](list)
+    for each in record.repositories.values():
+        if each.readers is None or each.excluded or each.missed_since is not None or not each.uris:
+            continue
+        entry = Entity.parse(each.entity), each.readers.at
+        listed = {login for page in each.readers.pages for login in page.ids if login[0] not in "-/"}
+        for login in {""} if each.readers.everyone else listed:
+            found[login].append(entry)
+    return dict(found)
 
 
 def entities_in_use(fleets: Iterable[FleetRecord]) -> set[str]:

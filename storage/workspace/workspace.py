@@ -230,7 +230,9 @@ class Workspace:
         return replace(self, config=config)
 
     @classmethod
-    def open_for_writing(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> Workspace:
+    def open_for_writing(
+        cls, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
+    ) -> Workspace:
         """Open a workspace, or create it.
 
         Raises UnsafeStore, UnknownScheme, UsageError, WorkspaceTooNew, CorruptFile, AccessDenied, StorageError.

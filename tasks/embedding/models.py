@@ -42,6 +42,8 @@ components of a table are below its inverse, norms underflow.
 """
 _EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # model2vec's name, and that of sentence-transformers
 _MAX_HEADER_BYTES = 100 * 2**20  # the limit of safetensors itself
+_UNKNOWN_WORD = "\U0010fffd"
+"""A character in no vocabulary: some tokenizers without their own unknown token raise an error only for such a word."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 # (weights, tokenizer, config) in a model's folder: the layouts of model2vec and sentence-transformers.
@@ -229,6 +231,8 @@ def load_parts(files: ModelFiles) -> ModelParts:
             tokenizer.no_truncation()
         else:
             tokenizer.enable_truncation(max_tokens)
+        if files.name != DEFAULT_MODEL:
+            tokenizer.encode(_UNKNOWN_WORD)
         return ModelParts(
             embedding=vectors,
             tokenizer=tokenizer,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from numbers import Integral, Real
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +17,11 @@ from driftline.storage.deltas.manifest import ManifestRow
 from driftline.storage.embedding import CURRENT_EMBEDDING_VERSION
 from driftline.storage.entities import Entity
 from driftline.storage.errors import NotIndexed, UsageError
+from driftline.storage.globs import is_unicode
 from driftline.storage.layout import new_ulid
+from driftline.storage.lines.line_filter import normalise
 from driftline.storage.lines.line_queries import LineFilter, nearest_lines
+from driftline.storage.option_table import listed, path_or_uri
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.embedding.models import model_of
@@ -43,12 +48,14 @@ class LineEmbedding:
 
     path: str
     line_number: int
-    embedding: Sequence[float] | NDArray[np.float32]
+    embedding: Sequence[float] | NDArray[np.floating[Any]]
     text: str = ""
 
 
 OWN_SOURCE = "source:lines"
-_EMBED = "Embed with the workspace's model."
+_EMBED = "Embed with the model of the workspace."
+_MAX_LINES, _MAX_SECONDS = 2**31, 2**33
+"""Limits of the columns: 32 bits, and 64 bits of nanoseconds."""
 
 
 class OpenWorkspace(Protocol):
@@ -69,7 +76,7 @@ class LineStore:
         self._covers_all = entity is None
 
     @classmethod
-    def open(cls, workspace_path: str, entity: str | None = None) -> LineStore:
+    def open(cls, workspace_path: str | os.PathLike[str], entity: str | None = None) -> LineStore:
         """Open a workspace, or create it for the default model.
 
         Args:
@@ -93,13 +100,14 @@ class LineStore:
         return cls(workspace, entity)
 
     def upsert_line_embeddings(
-        self, lines: Sequence[LineEmbedding], documents: Sequence[DocMeta] = (), *, wait_seconds: float = 0.0
+        self, lines: Iterable[LineEmbedding], documents: Iterable[DocMeta] = (), *, wait_seconds: float = 0.0
     ) -> int:
         """Replace all lines of the documents that ``lines`` belong to.
 
         Args:
-            lines: lines with vectors of the workspace's dimension.
-            documents: their metadata. If it is missing, the next index run compares the document with its file.
+            lines: lines with vectors of the dimension of the workspace. Paths are relative to the source: ``/a`` and
+                ``./a`` are ``a``.
+            documents: their metadata. The next index run compares a document without metadata with its file.
             wait_seconds: how long to wait for a run that holds the lease.
 
         Returns:
@@ -117,30 +125,27 @@ class LineStore:
             1
         """
         dim, fingerprint = self._embedding()
-        paths = sorted({line.path for line in lines} | {document.path for document in documents})
-        given = {document.path: document for document in documents}
-        lines = sorted(lines, key=lambda line: (line.path, line.line_number))
+        found = [_checked_line(line, dim) for line in _each("lines", lines)]
+        lines = sorted(found, key=lambda line: (line.path, line.line_number))
+        given = {document.path: document for document in map(_checked_document, _each("documents", documents))}
+        paths = sorted({line.path for line in lines} | set(given))
+        if not paths:
+            return 0
         row_of = {path: row for row, path in enumerate(paths)}
         counts = np.bincount([row_of[line.path] for line in lines], minlength=len(paths))
         metas = [_row(path, given.get(path), fingerprint, int(n)) for path, n in zip(paths, counts, strict=True)]
-        vectors = np.asarray([line.embedding for line in lines], np.float32).reshape(len(lines), -1)
-        if lines and vectors.shape[1] != dim:
-            what = f"The vectors have {vectors.shape[1]} dimensions, not {dim}"
-            raise UsageError(what, str(self.entity), _EMBED)
-        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-        unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0).reshape(len(lines), dim)
         rows = line_rows(
             self.entity,
             metas,
             pa.array([row_of[line.path] for line in lines], pa.int32()),
             pa.array([line.line_number for line in lines], pa.int32()),
             pa.array([line.text for line in lines], pa.string()),
-            unit.astype(np.float16),
+            np.asarray([line.embedding for line in lines], np.float16).reshape(len(lines), dim),
         )
         self._commit(ChangeSet(manifest.to_table(metas), replaced=tuple(paths)), wait_seconds, rows)
         return len(rows)
 
-    def delete_documents(self, paths: Sequence[str], *, wait_seconds: float = 0.0) -> int:
+    def delete_documents(self, paths: Iterable[str], *, wait_seconds: float = 0.0) -> int:
         """Remove documents and their lines.
 
         Args:
@@ -157,15 +162,40 @@ class LineStore:
             >>> LineStore(ws).delete_documents(["unknown.md"])
             0
         """
-        indexed = self.workspace.manifest(self.entity).get(paths, columns=["path"])["path"].to_pylist()
+        names = [_checked_path(path) for path in _each("paths", paths)]
+        indexed = self.workspace.manifest(self.entity).get(names, columns=["path"])["path"].to_pylist()
         if indexed:
             self._commit(ChangeSet(manifest.SCHEMA.empty_table(), removed=tuple(indexed)), wait_seconds)
         return len(indexed)
 
+    def get_document_meta(self, path: str) -> DocMeta | None:
+        """Return the metadata of a document, to compare it with its file.
+
+        Args:
+            path: its path.
+
+        Returns:
+            The metadata; None for an unknown document, and for one that was stored without metadata.
+
+        Raises:
+            DriftlineError: UsageError, CorruptFile, StorageError.
+
+        Examples:
+            >>> LineStore(ws, "source:tree").get_document_meta("notes.md").size_bytes
+            28
+        """
+        columns = ["size_bytes", "mtime_ns", "fingerprint", "racy"]
+        rows = self.workspace.manifest(self.entity).get([_checked_path(path)], columns=columns).to_pylist()
+        if not rows or (rows[0]["racy"] and not rows[0]["mtime_ns"]):
+            return None
+        row, (_, fingerprint) = rows[0], self._embedding()
+        version = CURRENT_EMBEDDING_VERSION if row["fingerprint"] == fingerprint else 0
+        return DocMeta(_checked_path(path), row["size_bytes"], row["mtime_ns"] / 1_000_000_000, version)
+
     def search_line_embeddings(
         self,
         query_vec: Sequence[float] | NDArray[np.float32],
-        paths: Sequence[str] | None = None,
+        paths: Iterable[str] | None = None,
         top_k: int = 10,
         max_distance: float | None = None,
     ) -> pa.Table:
@@ -189,12 +219,13 @@ class LineStore:
             ['notes.md']
         """
         dim, _ = self._embedding()
-        vector = np.asarray(query_vec, np.float32)
-        if vector.shape != (dim,):
-            raise UsageError(f"The query has shape {vector.shape}, not ({dim},)", "", _EMBED)
-        where = LineFilter(
-            entities=None if self._covers_all else (self.entity,), paths=None if paths is None else tuple(paths)
-        )
+        vector = _checked_vector("The query", query_vec, dim).astype(np.float32)
+        if not _is_whole(top_k, _MAX_LINES):
+            raise UsageError("top_k must be a whole number, and not negative", repr(top_k)[:100])
+        if max_distance is not None and not _is_number(max_distance):
+            raise UsageError("max_distance must be a number", repr(max_distance)[:100])
+        names = None if paths is None else tuple(map(_checked_path, _each("paths", paths)))
+        where = LineFilter(entities=None if self._covers_all else (self.entity,), paths=names)
         tenants = self.workspace.tenants() if self._covers_all else [self.entity.tenant]
         tables = [table for tenant in tenants if (table := self.workspace.lines(tenant)).exists()]
         if len(tables) == 1 or not self._covers_all:
@@ -228,6 +259,70 @@ class LineStore:
             ):  # under the lease, because a cleanup deletes fragments that no lease protects
                 changes = replace(changes, fragments=tuple(table.write_fragments(rows)))
             Committer(workspace, self.entity, lease, run_id, table, dim).commit(changes)
+
+
+def _each(name: str, given: Any) -> tuple[Any, ...]:
+    return listed(name, given) or ()
+
+
+def _is_whole(number: Any, below: int) -> bool:
+    return isinstance(number, Integral) and 0 <= int(number) < below
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(number: object) -> bool:
+    return isinstance(number, Real)
+
+
+def _checked_path(path: object) -> str:
+    """Return the path of a document as the index spells it. Raises UsageError."""
+    found = normalise(path_or_uri("A path", path))
+    if not found or not is_unicode(found):
+        raise UsageError("A path must name a document, in valid Unicode", repr(path)[:100])
+    return found
+
+
+def _checked_vector(what: str, given: object, dim: int) -> NDArray[np.float64]:
+    """Return a vector as ``(dim,) float64``. Raises UsageError."""
+    try:
+        vector = np.array(given, np.float64)
+    except (TypeError, ValueError):
+        raise UsageError(f"{what} must be {dim} numbers", repr(given)[:100]) from None
+    if vector.shape != (dim,):
+        raise UsageError(f"{what} has the shape {vector.shape}, not ({dim},)", "", _EMBED)
+    if not np.isfinite(vector).all():
+        raise UsageError(f"{what} holds numbers that are not finite", "", _EMBED)
+    return vector
+
+
+def _checked_line(line: object, dim: int) -> LineEmbedding:
+    """Return a line with its path normalised and a unit vector, ``(dim,) float16``. Raises UsageError."""
+    if not isinstance(line, LineEmbedding):
+        raise UsageError("lines must be LineEmbedding objects", repr(line)[:100])
+    path = _checked_path(line.path)
+    where = f"{path}, line {line.line_number!r}"
+    if not _is_whole(line.line_number, _MAX_LINES):
+        raise UsageError("A line number must be a whole number from 0 on", where)
+    if not (_is_text(line.text) and is_unicode(line.text)):
+        raise UsageError("The text of a line must be valid Unicode", where)
+    vector = _checked_vector(f"The vector of {where}", line.embedding, dim)
+    vector /= np.abs(vector).max() or 1.0  # its norm cannot overflow
+    unit = (vector / (np.linalg.norm(vector) or 1.0)).astype(np.float16)
+    return LineEmbedding(path, line.line_number, unit, line.text)
+
+
+def _checked_document(document: object) -> DocMeta:
+    """Return metadata with the path normalised. Raises UsageError."""
+    if not isinstance(document, DocMeta):
+        raise UsageError("documents must be DocMeta objects", repr(document)[:100])
+    if not _is_whole(document.size_bytes, 2**63):
+        raise UsageError("size_bytes must be a whole number from 0 on", repr(document)[:200])
+    if not _is_number(document.mtime) or not abs(document.mtime) < _MAX_SECONDS:  # also of NaN
+        raise UsageError("mtime must be seconds since 1970", repr(document)[:200])
+    return replace(document, path=_checked_path(document.path))
 
 
 def _row(path: str, known: DocMeta | None, fingerprint: str, lines: int) -> ManifestRow:

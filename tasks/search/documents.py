@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
+from driftline.tasks.search.filters import inside_of
 from driftline.tasks.search.hits import is_readable
 from driftline.tasks.search.links import find_links, is_archive_unchanged
 from driftline.tasks.text import decode, split_lines
@@ -208,13 +210,14 @@ def read_excerpt(
 ) -> Excerpt:
     """Return a line of an indexed document, with ``n_lines`` of context on each side.
 
-    ``source`` may be omitted if only one source has the path. Only documents of sources inside the boundary ``within``
-    are read. Text that is not indexed is never returned: a document is read by its path in the manifest, and used only
-    if its hash matches the manifest's. Raises NotIndexed for anything else, UsageError, StorageError.
+    ``path`` may also begin with ``./`` or be absolute. ``source`` may be omitted if only one has the path. Only
+    documents of sources ``within`` a boundary are read. Text that is not indexed is never returned: a document is read
+    by its path in the manifest, and trusted only if its hash is the manifest's. Raises NotIndexed for anything else,
+    UsageError, StorageError.
     """
     if line < 1 or n_lines < 0:
         raise UsageError("line must be at least 1, and n_lines at least 0", f"{line}, {n_lines}")
-    entity, digest = _indexed_excerpt(workspace, path, source, within)
+    entity, path, digest = _indexed_excerpt(workspace, path, source, within)
     record = workspace.readable_source(entity)
     data = _read_excerpt(workspace, record, path, digest)
     lines = None if data is None else [] if is_extracted(path, data) else split_lines(decode(data)[0])
@@ -248,22 +251,27 @@ def _anchors_between(
 
 def _indexed_excerpt(
     workspace: Workspace, path: str, source: str | None, within: Boundary | None
-) -> tuple[Entity, str]:
-    """Return the source inside the boundary ``within`` that contains ``path``, and the indexed hash."""
+) -> tuple[Entity, str, str]:
+    """Return the source ``within`` a boundary that has indexed ``path``, its path there, and the indexed hash."""
     if source is None:
-        entities = [entity for entity, _ in workspace.readable_sources(within)]
+        roots = [(entity, record.uri) for entity, record in workspace.readable_sources(within)]
     else:
         named = Entity.parse(source, workspace.config.hierarchy)
-        entities = [named] if is_allowed(named, within) else []
-    found: list[tuple[Entity, str]] = []
-    for entity in entities:
-        rows = workspace.manifest(entity).get([path], columns=["hash", "reason"]).to_pylist()
-        found += [(entity, row["hash"]) for row in rows if row["reason"] is None]
+        record = workspace.readable_source(named) if is_allowed(named, within) else None
+        roots = [(named, record.uri if record is not None else "")] if is_allowed(named, within) else []
+    found: list[tuple[Entity, str, str]] = []
+    plain = posixpath.normpath(path)
+    for entity, root in roots:
+        spelled = (path, plain, inside_of(root, plain) if plain.startswith("/") else None)
+        names = [name for name in dict.fromkeys(spelled) if name]
+        rows = workspace.manifest(entity).get(names, columns=["path", "hash", "reason"]).to_pylist()
+        hashes = {row["path"]: row["hash"] for row in rows if row["reason"] is None}
+        found += [(entity, name, hashes[name]) for name in names if name in hashes][:1]
     if not found:
         raise NotIndexed("No such document is indexed", path, "Use the path and source from a search result.")
     if len(found) > 1:
-        names = ", ".join(str(entity) for entity, _ in found)
-        raise UsageError("Several sources contain this document", path, f"Specify one of them: {names}.")
+        sources = ", ".join(str(entity) for entity, *_ in found)
+        raise UsageError("Several sources contain this document", path, f"Name one of them: {sources}.")
     return found[0]
 
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from cachetools import LRUCache, TTLCache
@@ -29,7 +29,9 @@ from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.records import SourceRecord, read_copy_record
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted
-from driftline.tasks.git.commits import PushedCommit, blobs_at, pushed_commit
+
+if TYPE_CHECKING:  # a search of sources that are elsewhere needs no git
+    from driftline.tasks.git.commits import PushedCommit
 
 log = logging.getLogger(__name__)
 
@@ -368,6 +370,8 @@ def _in_work_tree(
         if path not in found and isinstance(data := read.get(path), bytes) and content_hash(data) == digest
     }
     if as_indexed:
+        from driftline.tasks.git.commits import blobs_at
+
         blobs, new = blobs_at(pushed, [*as_indexed]), dict[str, _Revision | None]()
         for path, data in as_indexed.items():
             same = blobs.get(path) == _blob_id(data, pushed.object_format)
@@ -383,6 +387,8 @@ def _pushed(root: str) -> PushedCommit | None:
     with _PUSHED_LOCK:
         if root in _PUSHED:
             return _PUSHED[root]
+    from driftline.tasks.git.commits import pushed_commit
+
     found = pushed_commit(root)
     with _PUSHED_LOCK:
         _PUSHED[root] = found

@@ -41,7 +41,7 @@ def main() -> int:
     options = measure.begin(__doc__, lines=1_000_000)
     verdict = measure.Verdict(options.small)
     tree = corpus.packages(1_000 if options.small else options.lines)
-    branches, rounds = (3, 1) if options.small else (BRANCHES, ROUNDS)
+    branches, rounds = (2, 1) if options.small else (BRANCHES, ROUNDS)
     print(tree)
     with measure.scratch() as folder:
         source, template = folder / "tree", folder / "template"
@@ -68,7 +68,7 @@ def main() -> int:
         print(f"  search: {of_branch * 1e3:.1f} ms on the branch, {of_main * 1e3:.1f} ms on main")
         verdict.at_most("search of a branch, p50, of one of main", of_branch / of_main, 1.2)
         _hundred(folder, source, location, branches, verdict, turns)
-        _several(folder, tree.path, verdict, turns)
+        _several(folder, tree.path, verdict, turns, 2 if options.small else SOURCES)
         _requests(folder, source, verdict)
     return verdict.exit_code
 
@@ -131,10 +131,10 @@ def _searches(*workspaces: Workspace, turns: int) -> list[float]:
     return [median(found) for found in times]
 
 
-def _several(folder: Path, tree: Path, verdict: measure.Verdict, turns: int) -> None:
-    """Compare a search in which ten sources are on branches and one is not with a search of main."""
+def _several(folder: Path, tree: Path, verdict: measure.Verdict, turns: int, count: int) -> None:
+    """Compare a search in which ``count`` sources are on branches and one is not with a search of main."""
     location, files = folder / "several", sorted(path for path in tree.rglob("*.py") if path.is_file())
-    sources = [folder / "sources" / f"part{number}" for number in range(min(SOURCES + 1, len(files)))]
+    sources = [folder / "sources" / f"part{number}" for number in range(min(count + 1, len(files)))]
     for number, path in enumerate(files):
         sources[number % len(sources)].mkdir(parents=True, exist_ok=True)
         shutil.copy(path, sources[number % len(sources)] / f"{number}.py")

@@ -35,7 +35,7 @@ _COMMAND = (
     sys.executable,
     "-c",
     f"import sys; sys.path.insert(0, {str(_HERE)!r}); import cpu_clock; "
-    "from driftline.flows.commands.main import command_line; sys.exit(command_line())",
+    "from driftline.__main__ import run; sys.exit(run())",
 )
 
 

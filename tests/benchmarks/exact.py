@@ -49,7 +49,7 @@ _WITHOUT_PACKS = (
     "import sys, pyarrow as pa; import driftline.tasks.indexing.rows as rows; "
     "nothing = lambda texts, document, *_: {'pack': pa.nulls(len(document), pa.string()), "
     "'pack_line': pa.nulls(len(document), pa.int32()), 'grams': pa.nulls(len(document), pa.binary())}; "
-    "rows.packs = nothing; from driftline.flows.commands.main import command_line; sys.exit(command_line())",
+    "rows.packs = nothing; from driftline.__main__ import run; sys.exit(run())",
 )
 _NAME = re.compile(r"[A-Za-z_]{6,}")
 

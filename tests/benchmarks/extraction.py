@@ -70,7 +70,7 @@ _WITHOUT = (
     "-c",
     "import sys; import driftline.tasks.extraction.extractor as extractor; "
     "extractor._is_installed = lambda module: False; "
-    "from driftline.flows.commands.main import command_line; sys.exit(command_line())",
+    "from driftline.__main__ import run; sys.exit(run())",
 )
 """The command on a host without the extra."""
 

@@ -96,7 +96,7 @@ def main() -> int:
         rows = rows.filter(pa.array(vectors.any(axis=1)))
         exact = Exact(rows["parent_dirs"].to_pylist(), vectors[vectors.any(axis=1)], queries)
         print(f"{len(rows):,} lines; filters hold {', '.join(f'{len(exact.matching(names)):,}' for names in filters)}")
-        for dtype in (np.float16, np.float32):
+        for dtype in (np.float16,) if options.small else (np.float16, np.float32):
             _column(folder / np.dtype(dtype).name, rows, dtype, exact, filters)
     return 0
 

@@ -35,7 +35,7 @@ DRIFTLINE = (
     else (
         sys.executable,
         "-c",
-        "import sys; from driftline.flows.commands.main import command_line; sys.exit(command_line())",
+        "import sys; from driftline.__main__ import run; sys.exit(run())",
     )
 )
 """The command ``driftline`` as its console script runs it, even if that is not on the PATH."""

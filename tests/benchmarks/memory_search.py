@@ -33,8 +33,8 @@ TOP_K = 10
 ACME = "org:acme"
 
 
-def measure_search(entries: int, verdict: measure.Verdict) -> None:
-    """Fill a store, and measure searches of all of it and of one project."""
+def measure_search(entries: int, count: int, verdict: measure.Verdict) -> None:
+    """Fill a store, and measure ``count`` searches of all of it and of one project."""
     embedder = WordTableEmbedder.open()
     with measure.scratch() as folder:
         url = f"sqlite:///{folder / 'catalog.sqlite'}"
@@ -46,7 +46,7 @@ def measure_search(entries: int, verdict: measure.Verdict) -> None:
             kind = "an index" if is_indexed(table.open()) else "no index"
             print(f"  {table.count():,} entries with text, {kind} of vectors", flush=True)
             draw = random.Random(7)
-            queries = [_query(draw.choice(texts), draw) for _ in range(QUERIES)]
+            queries = [_query(draw.choice(texts), draw) for _ in range(count)]
             _times(store, queries, verdict)
             verdict.at_least(
                 "search_memory: recall@10 of the index", _recall(store, table, embedder, queries), 0.95, ""

@@ -42,7 +42,7 @@ def main() -> int:
     options = measure.begin(__doc__, entries=5_000_000, postgres=5_000_000, fsync=0, bucket=0, search=1_000_000)
     verdict = measure.Verdict(options.small)
     for name, url in catalogs(options):
-        entries = 2_000 if options.small else options.postgres if url else options.entries
+        entries = 400 if options.small else options.postgres if url else options.entries
         print(f"{name}, {entries:,} entries", flush=True)
         with measure.scratch() as folder, location(folder, options.bucket) as (uri, storage_options):
             catalog_url = url or f"sqlite:///{folder / 'catalog.sqlite'}"
@@ -56,7 +56,8 @@ def main() -> int:
                 run.read_blobs()
                 run.flush()
     if options.search:
-        memory_search.measure_search(2_000 if options.small else options.search, verdict)
+        entries, queries = (400, 4) if options.small else (options.search, memory_search.QUERIES)
+        memory_search.measure_search(entries, queries, verdict)
     return verdict.exit_code
 
 

@@ -27,8 +27,9 @@ import numpy as np
 import pyarrow as pa
 
 from driftline.storage.lance.lance_table import create_vector_index
-from driftline.storage.lines.indexes import COLUMNS, SCALAR_INDEXES, TOKENIZER
+from driftline.storage.lines.indexes import COLUMNS, SCALAR_INDEXES
 from driftline.storage.lines.line_table import TEXT_COLUMN
+from driftline.storage.lines.tokenizer import TOKENIZER
 from driftline.tasks.embedding.models import dimension, fingerprint, resolve_model
 from driftline.tasks.task_context import ModelRef, load_embedder
 

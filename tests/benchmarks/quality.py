@@ -85,9 +85,9 @@ def _kept() -> AbstractContextManager[Path]:
 def _set(name: str, *, small: bool) -> tuple[QuerySet, ...]:
     """The queries of a set; questions are over several trees."""
     if name == "python":
-        return (code_set(("joblib",), 40) if small else code_set(),)
+        return (code_set(("toolz",), 16) if small else code_set(),)
     if name == "prose":
-        return (prose_set(40, packages=20) if small else prose_set(),)
+        return (prose_set(16, packages=10) if small else prose_set(),)
     return question_sets() if name == "questions" else (language_set(name),)
 
 

@@ -486,6 +486,88 @@ def test_line_embeddings_are_stored_by_hand(store: dl.LineStore, tiny_model: Pat
     assert sorted((row["path"], row["line_number"]) for row in found) == [("a.md", 5), ("b.md", 0)]
 
 
+@criterion("000", "T7", "a document has one path, however a program spells it")
+def test_a_store_spells_the_paths_of_documents_in_one_way(store: dl.LineStore, tiny_model: Path) -> None:
+    parser = vector("parser", tiny_model)
+    given = ("src/a.md", "./src/a.md", "/src/a.md", "src//a.md", Path("src/a.md"))
+    for path in given:
+        stored: Any = path
+        assert store.upsert_line_embeddings(dl.LineEmbedding(stored, n, parser) for n in range(2)) == 2
+        assert store.search_line_embeddings(parser, [stored])["line_number"].to_pylist() == [0, 1]
+        assert store.search_line_embeddings(parser, stored)["path"].to_pylist() == ["src/a.md"] * 2
+    assert len(store.search_line_embeddings(parser, top_k=99)) == 2
+    assert store.delete_documents(path for path in ["./src/a.md"]) == 1
+
+
+@criterion("000", "AC 5", "a store compares documents as its specification does")
+def test_a_store_returns_the_metadata_of_documents(own: Path, store: dl.LineStore, tiny_model: Path) -> None:
+    file = own / "tree/a.md"
+    stat = file.stat()
+    lines = [dl.LineEmbedding(name, 0, vector("parser", tiny_model)) for name in ("a.md", "b.md")]
+    store.upsert_line_embeddings(lines, [dl.DocMeta("a.md", stat.st_size, stat.st_mtime)])
+    assert store.get_document_meta("b.md") is store.get_document_meta("none.md") is None
+    known = store.get_document_meta("a.md")
+    assert known is not None
+    assert (known.path, known.size_bytes, known.version) == ("a.md", stat.st_size, dl.CURRENT_EMBEDDING_VERSION)
+    assert known.mtime == pytest.approx(stat.st_mtime)
+    states = dl.analyze_document_states([file, own / "none.md"], store)
+    assert [(state.name, path) for path, state in states] == [("NEW", str(file)), ("MISSING", str(own / "none.md"))]
+
+
+BAD_LINES: list[tuple[Any, ...]] = [
+    *(("r.md", 0, embedding) for embedding in ([], [1.0], ["a"] * 24, None, [float("nan")] * 24, [[1.0] * 24])),
+    *(("r.md", number, [1.0] * 24) for number in (-1, 2**31, 1.5, "1", None)),
+    *((path, 0, [1.0] * 24) for path in ("", ".", "/", "../r.md", None, 5, b"r.md", "r\0", "r\udc80")),
+    *(("r.md", 0, [1.0] * 24, text) for text in (None, 5, b"r", "\udc80")),
+]
+BAD_DOCUMENTS: list[tuple[Any, ...]] = [
+    *(("r.md", 1, mtime) for mtime in (float("nan"), float("inf"), 1e30, None, "1")),
+    *(("r.md", size, 1.0) for size in (-1, 2**64, "1", None)),
+]
+
+
+@pytest.mark.parametrize("bad", BAD_LINES, ids=repr)
+def test_a_store_refuses_a_line_that_it_cannot_hold(store: dl.LineStore, bad: tuple[Any, ...]) -> None:
+    good = dl.LineEmbedding("good.md", 0, [1.0] * 24)
+    with pytest.raises(dl.UsageError):
+        store.upsert_line_embeddings([good, dl.LineEmbedding(*bad)])
+    assert store.delete_documents(["good.md"]) == 0
+
+
+@pytest.mark.parametrize("bad", [*(dl.DocMeta(*bad) for bad in BAD_DOCUMENTS), "r.md", None], ids=repr)
+def test_a_store_refuses_metadata_that_it_cannot_hold(store: dl.LineStore, bad: Any) -> None:
+    with pytest.raises(dl.UsageError):
+        store.upsert_line_embeddings([dl.LineEmbedding("good.md", 0, [1.0] * 24)], [bad])
+    assert store.delete_documents(["good.md"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "options"),
+    [
+        *((query, {}) for query in ([1.0], None, "text", [float("nan")] * 24, [[1.0] * 24])),
+        *(([1.0] * 24, {"top_k": top_k}) for top_k in (-1, "5", None, 2**70)),
+        ([1.0] * 24, {"max_distance": "near"}),
+        *(([1.0] * 24, {"paths": paths}) for paths in ([None], [5], 5, ["../a.md"])),
+    ],
+    ids=repr,
+)
+def test_a_store_refuses_a_search_that_cannot_be_meant(
+    store: dl.LineStore, query: Any, options: dict[str, Any]
+) -> None:
+    store.upsert_line_embeddings([dl.LineEmbedding("good.md", 0, [1.0] * 24)])
+    with pytest.raises(dl.UsageError):
+        store.search_line_embeddings(query, **options)
+
+
+def test_nothing_to_store_is_not_an_error(store: dl.LineStore) -> None:
+    nothing: Any = None
+    assert store.upsert_line_embeddings([]) == store.upsert_line_embeddings(nothing, nothing) == 0
+    assert store.delete_documents([]) == store.delete_documents(nothing) == 0
+    huge = dl.LineEmbedding("huge.md", 0, [1e300] * 24)
+    store.upsert_line_embeddings([huge])
+    assert store.search_line_embeddings([1.0] * 24)["path"].to_pylist() == ["huge.md"]
+
+
 @criterion("000", "AC 15", "index, modify, index again, search")
 def test_the_example_workflow_runs_from_start_to_end(registry: Registry, tmp_path: Path) -> None:
     tree = plant(tmp_path / "tree", {"a.txt": "Boil the potatoes.\n", "b.txt": "Fry the onions.\n"})

@@ -199,7 +199,23 @@ def test_the_path_of_an_entity_is_a_uri(registered: HierarchicalLTMBackend, fold
     assert list(Path(registered._generate_hierarchical_path(SESSION)).glob("*.json"))
 
 
+@criterion("003", "AC 6", "the path of an entity may begin and end with a slash, as in the write flow")
+def test_a_path_of_an_entity_may_have_slashes_around_it(registered: HierarchicalLTMBackend) -> None:
+    for number, entity in enumerate((f"/{S123}", f"/{S123}/", "session:s123/")):
+        assert ok(registered.store(f"key {number}", number, entity))["entity"] == S123
+    assert len(keys(registered.retrieve_by_entity("session", "s123", allowed_ancestors=[f"/{ACME}/"]))) == 3
+    assert ok(registered.compact_indexes(f"/{S123}"))["compacted_paths"] == [S123]
+    refused = registered.store("key", 1, "/")
+    assert refused["error_type"] == "bad_entity"
+
+
 # -- entries ---------------------------------------------------------------------------------
+
+
+@criterion("003", "AC 3", "a value that is no JSON is refused, wherever it holds what JSON lacks")
+@pytest.mark.parametrize("value", [{(1, 2): 3}, [{("a",): 1}], {"a": {frozenset(): 1}}, {b"a": 1}, {1, 2}], ids=repr)
+def test_a_value_that_is_no_json_is_refused(backend: HierarchicalLTMBackend, value: object) -> None:
+    assert backend.store("key", value, S123)["error_type"] == "bad_entry"
 
 
 @criterion("003", "AC 4", "retrieve by key: inlined, from a blob, and a miss")
@@ -380,6 +396,8 @@ def test_registering_fills_missing_levels(folder: Path, sqlite_catalog: str) -> 
         for _ in range(2):
             again = backend.register_entity_with_defaults("session", "s123", parents={"user": "alice"})
             assert again == filled
+        unnamed: Any = {"user": "alice", "project": None, "org": None}
+        assert backend.register_entity_with_defaults("session", "s123", parents=unnamed) == filled
         known = ok(backend.list_entities("org:default"))["entities"]
         assert known == ["org:default/project:_unassigned", filled.rpartition("/")[0], filled]
 

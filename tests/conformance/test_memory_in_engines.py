@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -25,6 +26,8 @@ from numpy.typing import NDArray
 
 import driftline as dl
 from driftline.flows.actions import register_actions
+from driftline.flows.actions.arguments import Parameters
+from driftline.flows.actions.memory import MEMORY_ACTIONS
 from driftline.flows.config.memory_settings import find_memory, load_memory_configuration
 from driftline.storage import errors
 from driftline.storage.memory.store import MemoryItem, MemoryStore
@@ -553,6 +556,18 @@ def test_the_reference_lists_every_error_type() -> None:
     of_memory -= {"source_not_found", "source_conflict"}
     missing = {kind for kind in of_memory if not any(f"`{kind}`" in page for page in pages)}
     assert missing == set()
+
+
+@criterion("engine", "7", "arguments by position follow the tables of the reference")
+@pytest.mark.parametrize("name", MEMORY_ACTIONS)
+def test_arguments_by_position_follow_the_reference(name: str) -> None:
+    (row,) = (
+        line
+        for line in (ROOT / "docs/reference/yaml-actions.md").read_text().splitlines()
+        if line.startswith(f"| `{name}` |")
+    )
+    listed = re.findall(r"`(\w+)`", row.split("|")[2])
+    assert listed == list(Parameters.of(MEMORY_ACTIONS[name]).kinds)
 
 
 @criterion("engine", "7", "the typed store refuses the same")

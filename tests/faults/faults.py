@@ -92,17 +92,19 @@ def injected(faults: Faults) -> Iterator[Faults]:
 _IDENTIFIER = re.compile(r"/tmp/\S*/|[0-9A-Za-z]{26}|[0-9a-f]{8,}|\d+")
 
 
-def steps(log: Sequence[str]) -> list[int]:
-    """The numbers of the first and the last operation of each kind in ``log``; those of all under ``make proofs``.
+def steps(log: Sequence[str], mode: Mode) -> list[int]:
+    """The numbers of the operations in ``log`` that fail in ``mode``: one of each kind, and all under ``make proofs``.
 
-    Operations are of one kind if their names differ in identifiers and numbers only.
+    Operations are of one kind if their names differ in identifiers and numbers only. The first and the last one of a
+    kind take turns over the kinds and the modes.
     """
     of_kind: dict[str, list[int]] = {}
     for number, name in enumerate(log):
         of_kind.setdefault(_IDENTIFIER.sub("#", name), []).append(number)
     if examples(1) > 1:
         return [*range(len(log))]
-    return sorted({number for found in of_kind.values() for number in (found[0], found[-1])})
+    turn = [*Mode].index(mode)
+    return sorted(found[-((kind + turn) % 2)] for kind, found in enumerate(of_kind.values()))
 
 
 def wrap(patch: pytest.MonkeyPatch, faults: Faults, owner: Any, method: str, error: type[Exception]) -> None:

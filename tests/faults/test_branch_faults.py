@@ -47,7 +47,7 @@ def everywhere(
         work()
     assert any("create_branch" in name or "delete" in name for name in undisturbed.log)
     for mode in modes:
-        for at in steps(undisturbed.log):
+        for at in steps(undisturbed.log, mode):
             operation = undisturbed.log[at]
             prepare()
             with injected(Faults(mode, at)), suppress(Crash, DriftlineError, OSError):

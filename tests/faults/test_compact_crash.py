@@ -112,7 +112,7 @@ def interrupt_everywhere(
     assert attempt(undisturbed)
     assert {name for _, name in STEPS_OF_TABLES} <= set(undisturbed.log)
     assert any("_index.parquet" in operation for operation in undisturbed.log)
-    for at in steps(undisturbed.log):
+    for at in steps(undisturbed.log, mode):
         operation = undisturbed.log[at]
         if not re.search(only, operation):
             continue

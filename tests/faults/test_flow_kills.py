@@ -114,7 +114,7 @@ def test_a_killed_flow_process_is_detected_and_its_lease_is_released(site: Site,
         flow.kill()
     assert site.end_of(run) == ["CRASHED"]
     site.until(lambda: lease_state(site) == "released", "the release of the lease")
-    assert_completed(site, site.trigger(INDEX))
+    assert_completed(site, site.trigger(INDEX, {"command": site.forked_engine}))
 
 
 def test_a_flow_whose_worker_was_killed_ends_and_the_next_run_resumes(site: Site, worker: Workers) -> None:
@@ -123,7 +123,7 @@ def test_a_flow_whose_worker_was_killed_ends_and_the_next_run_resumes(site: Site
     worker()
     assert site.end_of(run) == ["CRASHED"]  # at its next message, which nobody reads
     site.until(lambda: lease_state(site) == "released", "the release of the lease")
-    assert_completed(site, site.trigger(INDEX))
+    assert_completed(site, site.trigger(INDEX, {"command": site.forked_engine}))
 
 
 def test_missing_heartbeats_reveal_a_killed_worker_and_its_flow(site: Site, worker: Workers) -> None:
@@ -142,7 +142,7 @@ def test_missing_heartbeats_reveal_a_killed_worker_and_its_flow(site: Site, work
         site.until(has_ended, "the end of the run that nobody hears")
         assert site.end_of(run) == ["CRASHED"]
     assert lease_state(site) == "held"
-    assert_completed(site, site.trigger(INDEX))
+    assert_completed(site, site.trigger(INDEX, {"command": site.forked_engine}))
 
 
 @contextmanager

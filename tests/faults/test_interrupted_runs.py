@@ -171,7 +171,7 @@ def interrupt_everywhere(
     undisturbed = Faults()
     attempt(undisturbed)
     assert any("_transact" in operation for operation in undisturbed.log)
-    for at in steps(undisturbed.log):
+    for at in steps(undisturbed.log, mode):
         operation = undisturbed.log[at]
         if not re.search(only, operation):
             continue

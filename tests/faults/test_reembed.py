@@ -14,7 +14,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.search import search
-from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.faults.faults import Crash, Faults, Mode, injected, steps
 from tests.support.oracle import (
     WORDS,
     assert_in_step,
@@ -116,7 +116,8 @@ def test_an_interrupted_reembedding_serves_the_old_table_and_is_finished_by_the_
     with injected(undisturbed):
         mover.move()
     mover.assert_in_step(mover.new)
-    for at, operation in enumerate(undisturbed.log):
+    for at in steps(undisturbed.log, Mode.CRASH_AFTER):
+        operation = undisturbed.log[at]
         shutil.rmtree(mover.folder)
         shutil.copytree(template, mover.folder)
         mode = list(Mode)[at % len(Mode)]
@@ -204,7 +205,8 @@ def test_a_removal_that_is_interrupted_anywhere_is_finished_by_the_next(
     undisturbed = Faults()
     with injected(undisturbed):
         remove_source(str(mover.folder), str(ENTITY))
-    for at, operation in enumerate(undisturbed.log):
+    for at in steps(undisturbed.log, mode):
+        operation = undisturbed.log[at]
         shutil.rmtree(mover.folder)
         shutil.copytree(template, mover.folder)
         try:

@@ -93,11 +93,11 @@ def assert_no_leftovers(uri: str) -> None:
     assert (left, published - tracked) == (set(), set())
 
 
-def operations(attempt: Any) -> Iterator[int]:
+def operations(attempt: Any, mode: Mode) -> Iterator[int]:
     undisturbed = Faults()
     attempt(undisturbed)
     wanted = ("create_index_uncommitted", "commit_existing_index_segments", "_transact", "drop_index")
-    found = [at for at in steps(undisturbed.log) if undisturbed.log[at].startswith(wanted)]
+    found = [at for at in steps(undisturbed.log, mode) if undisturbed.log[at].startswith(wanted)]
     assert {undisturbed.log[at].split()[0] for at in found} >= set(wanted[:3])
     return iter(found)
 
@@ -114,7 +114,7 @@ def test_a_run_that_is_interrupted_while_it_builds_segments_is_completed_by_the_
         with injected(faults):
             index(tree, uri, model)
 
-    for at in operations(attempt):
+    for at in operations(attempt, mode):
         with contextlib.suppress(Crash, DriftlineError):
             attempt(Faults(mode, at))
         index(tree, uri, model)

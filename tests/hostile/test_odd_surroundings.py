@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from driftline.flows.commands.main import COMMANDS, main
+from tests.hostile.odd_streams import CONDITIONS
+from tests.support.processes import ForkedProgram
 from tests.support.waiting import PATIENCE_SECONDS
 
-ROOT = str(Path(__file__).parents[2])
+ODD_STREAMS = Path(__file__).with_name("odd_streams.py")
 PROGRAM = str(Path(sys.executable).parent / "driftline")
 NOT_UTF8 = b"gr\xf6\xdfe"
 LINES: dict[str, Sequence[str]] = {
@@ -88,95 +88,48 @@ def check_end(name: str, ended: subprocess.CompletedProcess[bytes], codes: Seque
     assert ended.returncode in codes, (name, ended.returncode, outcome)
 
 
-EACH = """
-import json, os, sys
-from driftline.flows.commands import main
-
-told, lines = json.loads(sys.argv[1])
-sys.path.append(told["root"])
-from tests.support.processes import prepare
-
-prepare()
-for name, line in lines.items():
-    child = os.fork()
-    if not child:
-        for stream in (1, 2):
-            if stream in told["streams"]:
-                file = os.open(f"{told['folder']}/{name}.{stream}", os.O_WRONLY | os.O_CREAT)
-                if file != stream:
-                    os.dup2(file, stream)
-                    os.close(file)
-        sys.argv = [told["program"], *line]
-        sys.exit(main.command_line())
-    _, status = os.waitpid(child, 0)
-    with open(f"{told['folder']}/{name}.code", "w") as file:
-        file.write(str(os.waitstatus_to_exitcode(status)))
-"""
-"""A program that runs commands one after the other, each in a fork, in the environment in which it started."""
-
-
-def run_each(
-    names: Iterable[str], cwd: Path, results: Path, output: str = "", *, before: str = "", **environment: str
-) -> dict[str, subprocess.CompletedProcess[bytes]]:
-    """Run the calls of several commands like ``run``."""
-    results.mkdir()
-    streams = [2] if output else [1, 2]
-    outcome = {"folder": str(results), "program": PROGRAM, "streams": [] if "2>" in output else streams, "root": ROOT}
-    lines = {name: CALLS[name] for name in names}
-    script = f'{before}\nexec "$@" {output}'
-    command = ["sh", "-c", script, "sh", sys.executable, "-c", EACH, json.dumps([outcome, lines])]
-    whole = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True,
-        timeout=PATIENCE_SECONDS, check=False,
-    )  # fmt: skip
-    assert (whole.returncode, b"Traceback" in whole.stderr) == (0, False), whole
-
-    def printed(name: str) -> bytes:
-        return (results / name).read_bytes() if (results / name).exists() else b""
-
-    return {
-        name: subprocess.CompletedProcess(
-            CALLS[name], int(printed(f"{name}.code")), printed(f"{name}.1"), printed(f"{name}.2")
-        )
-        for name in lines
-    }
+def forked(condition: str, name: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the call of a command in a fork, whose streams or folder are odd."""
+    process = ForkedProgram(ODD_STREAMS, condition, *CALLS[name])
+    out, err = process.communicate(PATIENCE_SECONDS)
+    return subprocess.CompletedProcess(CALLS[name], process.wait(), os.fsencode(out), os.fsencode(err))
 
 
 def test_each_command_has_a_summary() -> None:
     assert set(LINES) == set(COMMANDS)
 
 
-CONDITIONS: dict[str, dict[str, str]] = {
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_every_command_ends_clearly_with(
+    condition: str, location: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_gone = condition == "a directory that is gone"
+    monkeypatch.chdir(tmp_path if is_gone else location)
+    for name in LINES if is_gone else CALLS if condition in ("full", "closed") else PRINTING:
+        ended = forked(condition, name)
+        check_end(name, ended, (0, 2) if is_gone else (0, 1, 2, 3))
+        if condition in ("full", "closed") and name not in QUIET:
+            assert ended.returncode == 3 or name == "cleanup", (name, ended)
+            assert b"Standard output cannot be written" in ended.stderr, (name, ended)
+
+
+AT_THE_START: dict[str, dict[str, str]] = {
     "full": {"output": ">/dev/full"},
     "closed": {"output": ">&-"},
     "all closed": {"output": "<&- >&- 2>&-"},
-    "all full": {"output": ">/dev/full 2>/dev/full"},
     "a pipe nobody reads": {"output": "| true"},
     "an ASCII output": {"PYTHONIOENCODING": "ascii:strict"},
-    "a Latin-1 output": {"PYTHONIOENCODING": "latin-1:strict"},
     "a POSIX locale": {"LC_ALL": "POSIX"},
     "an ASCII file system": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "a directory that is gone": {"before": "mkdir gone && cd gone && rmdir ../gone"},
 }
 
 
-RESTARTED = "an ASCII file system"
-"""The case in which the command replaces its process."""
-
-
-@pytest.mark.parametrize("condition", CONDITIONS)
-def test_every_command_ends_clearly_with(condition: str, location: Path, tmp_path: Path) -> None:
-    options = CONDITIONS[condition]
-    names = [*CALLS] if condition in ("full", "closed") else PRINTING
-    if condition == RESTARTED:
-        with ThreadPoolExecutor(4) as pool:
-            ended = dict(zip(names, pool.map(lambda name: run(LINES[name], location, **options), names), strict=True))
-    else:
-        ended = run_each(names, location, tmp_path / "results", **options)
-    for name, each in ended.items():
-        check_end(name, each, (0, 1, 2, 3))
-        if condition in ("full", "closed") and name not in QUIET:
-            assert each.returncode == 3 or name == "cleanup", (name, each)
-            assert b"Cannot write to standard output" in each.stderr, (name, each)
+@pytest.mark.parametrize("condition", AT_THE_START)
+def test_an_interpreter_starts_and_ends_clearly_with(condition: str, location: Path) -> None:
+    names = ("search", "index", "grep") if "locale" in condition or "file system" in condition else ("search",)
+    for name in names:
+        check_end(name, run(LINES[name], location, **AT_THE_START[condition]), (0, 2, 3))
 
 
 @pytest.mark.parametrize("output", [">/dev/full", ">&-"])
@@ -195,13 +148,6 @@ def test_a_run_goes_on_if_its_messages_cannot_be_written(
     run([*options, "index", "."], tmp_path, output)
     assert main(["search", "heron", "--workspace", str(tmp_path / ".driftline")]) == 0
     assert "a.txt:1" in capsys.readouterr().out
-
-
-def test_every_command_ends_clearly_in_a_directory_that_is_gone(tmp_path: Path) -> None:
-    results, gone = tmp_path / "results", tmp_path / "gone"
-    ended = run_each(LINES, tmp_path, results, before=f"mkdir {gone} && cd {gone} && rmdir {gone}")
-    for name, each in ended.items():
-        check_end(name, each, (0, 2))
 
 
 @pytest.mark.parametrize("option", [[], ["--workspace"], ["--model"]])

@@ -31,6 +31,14 @@ LOCATIONS = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often: git that waits for a processor is not asleep, however busy the machine is."""
+    monkeypatch.setattr(git_isolation, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(git_isolation, "_ASLEEP_SECONDS", 0.15)
+    monkeypatch.setattr(git_isolation, "_TIMEOUT_SECONDS", 10_000)  # longer than pytest waits
+
+
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A work tree with a source two levels below its top."""
@@ -56,10 +64,8 @@ def put_pipe(path: Path) -> None:
 
 @pytest.mark.parametrize("location", LOCATIONS)
 def test_a_pipe_in_place_of_a_git_file_does_not_block_commands(
-    root: Path, tmp_path: Path, driftline: Driftline, location: str, monkeypatch: pytest.MonkeyPatch
+    root: Path, tmp_path: Path, driftline: Driftline, location: str
 ) -> None:
-    monkeypatch.setattr(git_isolation, "_ASLEEP_SECONDS", 0.5)
-    monkeypatch.setattr(git_isolation, "_TIMEOUT_SECONDS", 10_000)  # longer than pytest waits
     if location == "../home/.config/git/ignore":
         (tmp_path / "home/.gitconfig").unlink()
     put_pipe(root / location)
@@ -73,20 +79,16 @@ def test_a_pipe_in_place_of_a_git_file_does_not_block_commands(
         assert texts == ["the heron lands"]
 
 
-def test_git_that_waits_for_a_pipe_is_killed_and_busy_git_is_not(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_that_waits_for_a_pipe_is_killed_and_busy_git_is_not(root: Path) -> None:
     repository = find_repository(str(root))
     assert repository is not None
-    monkeypatch.setattr(git_isolation, "_TIMEOUT_SECONDS", 10_000)
     put_pipe(root / "beside/.gitignore")
     assert run(repository, str(root), "status", "--porcelain", "--untracked-files=all") is None
     os.unlink(root / "beside/.gitignore")
     assert run(repository, str(root), "status", "--porcelain", "--untracked-files=all") is not None
 
 
-def test_git_that_waits_for_a_slow_host_is_not_killed(
-    root: Path, git_server: GitServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(git_isolation, "_ASLEEP_SECONDS", 0.1)
+def test_git_that_waits_for_a_slow_host_is_not_killed(root: Path, git_server: GitServer) -> None:
     git_server.create("slow.git")
     top = root / "above"
     subprocess.run(["git", "remote", "add", "origin", f"http://{git_server.host}/slow.git"], cwd=top, check=True)
@@ -94,7 +96,7 @@ def test_git_that_waits_for_a_slow_host_is_not_killed(
     held = threading.Event()
 
     def hold(path: str, headers: object) -> None:
-        held.wait(2.5)  # longer than two looks at git, which sleeps
+        held.wait(0.4)  # longer than two looks at git, which sleeps
         held.set()
 
     git_server.api = hold

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import threading
@@ -153,6 +154,18 @@ def test_a_folder_cannot_bring_its_own_mark_of_trust(
     if state is None:
         refused = driftline("trust")
         assert (refused.code, "No home folder is known" in refused.err) == (2, True)
+
+
+def test_a_file_below_a_name_that_is_not_utf8_can_be_trusted(
+    unpacked: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = unpacked / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    shutil.copy(unpacked / "driftline.toml", folder)
+    monkeypatch.chdir(folder)
+    assert open_config(None).is_withheld
+    assert driftline("trust").code == 0
+    assert not open_config(None).is_withheld
 
 
 @pytest.mark.parametrize("how", ["--config", "DRIFTLINE_CONFIG"])

@@ -27,7 +27,14 @@ from driftline.flows.http_server import MAX_BODY_BYTES
 from driftline.flows.served_memory import Memory
 from driftline.flows.web import authentication as authenticating
 from driftline.flows.web.api import Reader
-from driftline.flows.web.authentication import AccessRules, Authentication, KnownTokens, TrustedProxy
+from driftline.flows.web.authentication import (
+    AccessRules,
+    Authentication,
+    FollowedFleet,
+    KnownReaders,
+    KnownTokens,
+    TrustedProxy,
+)
 from driftline.flows.web.guard import RateLimit
 from driftline.flows.web.routes import Tools
 from driftline.flows.web.server import Exposure, web_server
@@ -43,6 +50,17 @@ OWN = "org:acme/project:own"
 FOREIGN = {"secretb": "org:acme/project:secretb", "secretx": "org:secretx/project:p"}
 ABSENT = {"secretb": "absentb", "secretx": "absentx"}
 """Unused names of the same length as the secret ones."""
+NOW, DAY = datetime(2026, 1, 2, tzinfo=UTC), timedelta(days=1)
+_OWN, *_FOREIGN = (Entity.parse(f"{e}/source:{name}") for name, e in {"own": OWN, **FOREIGN}.items())
+FOLLOWED = {
+    "fleet": {
+        "ann": [(_OWN, NOW - DAY), *((each, NOW - DAY - timedelta(seconds=1)) for each in _FOREIGN)],
+        "bob": [(each, NOW) for each in _FOREIGN],
+    },
+    "another": {"ann": [(each, NOW) for each in _FOREIGN]},
+}
+"""What hosts let people read: ann her own repository, and once the others; the server does not follow the other fleet.
+"""
 ACCEPT = "application/json, text/event-stream"
 PROTECTED = (
     *("/", "/?q=x", "/d/source:a/b", "/index", "/sql", "/metrics", "/nothing", "/api/v1/openapi.json"),
@@ -58,6 +76,7 @@ class Site:
     address: str
     workspace: Workspace
     tokens: KnownTokens
+    readers: KnownReaders
 
     def token(self, *scopes: Scope, within: str | None = None, expires: datetime | None = None) -> str:
         boundary = boundary_in(self.workspace, within) if within else None
@@ -91,11 +110,13 @@ def site(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
             memory.store(name, {"text": f"parser {name}"}, project, {"project": name})
     workspace = Workspace.open(uri)
     known = KnownTokens(lambda: read_tokens(workspace.objects))
+    readers = KnownReaders(lambda: FOLLOWED, {"fleet": FollowedFleet("{login}@acme.example", DAY)}, lambda: NOW)
+    proxy = TrustedProxy("X-User", [ip_network("127.0.0.0/8")])
     recalled = Memory(workspace, load_memory_configuration(environ={}, embedding=model))
     reader = Reader(workspace.reread, lambda: recalled)
-    exposure = Exposure(authentication=Authentication(known))
+    exposure = Exposure(authentication=Authentication(known, proxy, rules=AccessRules(readers=readers)))
     with serving(web_server(reader, "127.0.0.1", 0, exposure, Tools(reader))) as address:
-        yield Site(address, workspace, known)
+        yield Site(address, workspace, known, readers)
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +130,9 @@ def call(name: str, **arguments: Any) -> str:
     return json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
 
 
-def ask_mcp(site: Site, token: str, body: str) -> Answer:
-    return site.ask("/mcp", token=token, method="POST", body=body, Accept=ACCEPT, Content_Type="application/json")
+def ask_mcp(site: Site, token: str, body: str, **headers: str) -> Answer:
+    headers |= {"Accept": ACCEPT, "Content_Type": "application/json"}
+    return site.ask("/mcp", token=token, method="POST", body=body, **headers)
 
 
 def test_requests_need_a_valid_token(site: Site) -> None:
@@ -261,16 +283,19 @@ def without_nearest(body: str) -> str:
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(request=requests())
+@given(request=requests(), follows=st.booleans())
 def test_existing_and_missing_things_beyond_the_boundary_look_alike(
-    site: Site, bound: str, request: tuple[str, str | None]
+    site: Site, bound: str, request: tuple[str, str | None], follows: bool
 ) -> None:
+    """The boundary is that of a token, or what the host of a fleet lets a user of the proxy read."""
+    token, user = ("", {"X_User": "ann@acme.example"}) if follows else (bound, {})
+
     def answer(replaced: bool) -> Answer:
         target, body = request
         if replaced:
             for name, absent in ABSENT.items():
                 target, body = target.replace(name, absent), body and body.replace(name, absent)
-        got = site.ask(target, token=bound) if body is None else ask_mcp(site, bound, body)
+        got = site.ask(target, token=token, **user) if body is None else ask_mcp(site, token, body, **user)
         headers = {k: v for k, v in got.headers.items() if k not in ("x-request-id", "etag", "date")}
         headers.pop("content-length", None)
         return replace(got, headers=headers, body=without_nearest(got.body))
@@ -280,6 +305,39 @@ def test_existing_and_missing_things_beyond_the_boundary_look_alike(
     for name, absent in ABSENT.items():
         body = body.replace(name, absent)
     assert (real.status, body, real.headers) == (twin.status, twin.body, twin.headers)
+
+
+def test_the_access_that_a_host_gives_expires(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen(user: str) -> set[str]:
+        answer = site.ask("/api/v1/sources", X_User=f"{user}@acme.example")
+        assert answer.status in (200, 403)
+        return {name for name in ("own", "secretb", "secretx") if f"source:{name}" in answer.body}
+
+    assert (seen("ann"), seen("bob"), seen("eve")) == ({"own"}, {"secretb", "secretx"}, set())
+    memory = site.ask("/api/v1/memory/search?q=parser", X_User="ann@acme.example")
+    assert (memory.status, "have no memory" in memory.body) == (404, True)
+    monkeypatch.setattr(site.readers, "_now", lambda: NOW + timedelta(seconds=1))
+    assert (seen("ann"), seen("bob")) == (set(), {"secretb", "secretx"})
+    monkeypatch.setattr(site.readers, "_now", lambda: NOW - 3 * DAY)  # the clock that wrote them was far ahead
+    assert (seen("ann"), seen("bob")) == (set(), set())
+
+
+@pytest.mark.parametrize(
+    ("spelling", "user", "login"),
+    [
+        ("{login}", "Ann-B", "ann-b"),
+        ("{login}@Acme.example", "ann@acme.EXAMPLE", "ann"),
+        ("acme\\{login}", "ACME\\ann", "ann"),
+        ("{login}@acme.example", "ann@acme.example.evil", ""),
+        ("{login}@acme.example", "ann", ""),
+        ("{login}@acme.example", "@acme.example", ""),
+        ("aa{login}aa", "aaa", ""),
+        ("{login}", "\u212aim", ""),  # in lower case, the Kelvin sign is a k
+        ("{login}", "", ""),
+    ],
+)
+def test_a_login_is_what_the_spelling_leaves_of_the_user(spelling: str, user: str, login: str) -> None:
+    assert FollowedFleet(spelling, DAY).login_of(user) == login
 
 
 def test_lists_omit_everything_beyond_the_boundary(site: Site, bound: str) -> None:

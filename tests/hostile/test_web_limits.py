@@ -483,11 +483,12 @@ def test_a_body_that_is_cut_off_is_no_failure_of_the_server(
     with serving(mcp_server(workspace)) as address:
         assert ask(address, "/mcp", method="POST", body="{").status == 400
         monkeypatch.setattr(http_server, "REQUEST_SECONDS", 3.0)
-        for path in ("/mcp", "/sign-in"):
-            with connected(address) as connection:
+        with connected(address) as first, connected(address) as second:
+            for path, connection in (("/mcp", first), ("/sign-in", second)):
                 head = f"POST {path} HTTP/1.1\r\nHost: {address}\r\n{accepts}"
                 connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
-                assert is_closed(connection)
+            assert is_closed(first)
+            assert is_closed(second)
         monkeypatch.setattr(http_server, "REQUEST_SECONDS", PATIENCE_SECONDS)
         for path in ("/mcp", "/sign-in"):
             with connected(address) as connection:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from jinja2.nativetypes import NativeEnvironment
@@ -224,6 +225,22 @@ def test_extensions_that_would_match_nothing_are_refused_and_delete_nothing(note
         refused = index({}, workspace="notes", paths="src", extensions=["rs", wrong])
         assert (refused["success"], refused.get("error_type")) == (False, "validation_error"), (wrong, refused)
     assert notes["search.workspace_stats"]({}, workspace="notes")["total_documents"] == 1
+
+
+def test_extensions_select_files_in_either_case(notes: Registry, tree: Path) -> None:
+    (tree / "src/SHOUT.PY").write_text("loud\n")
+    index = notes["search.workspace_index"]
+    for extensions in (["py"], [".PY"], "Py"):
+        assert index({}, workspace="notes", paths="src", extensions=extensions)["success"]
+        assert notes["search.workspace_stats"]({}, workspace="notes")["total_documents"] == 2, extensions
+
+
+def test_arguments_may_be_numpy_values_sets_and_generators(notes: Registry) -> None:
+    index, find = notes["search.workspace_index"], notes["search.workspace_search"]
+    for paths in (np.array(["docs", "src"]), {"docs", "src"}, (each for each in ["docs", "src"])):
+        assert index({}, workspace="notes", paths=paths)["success"]
+    answer = find({}, workspace="notes", query="lease", top_k=np.int64(1), max_distance=np.float32(2))
+    assert len(answer["results"]) == 1
 
 
 def test_nodes_that_run_in_parallel_wait_for_each_other(notes: Registry) -> None:

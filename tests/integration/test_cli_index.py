@@ -525,7 +525,7 @@ def test_a_program_stores_its_own_lines(tree: Path, tmp_path: Path, tiny_model: 
     assert store.search_line_embeddings(vectors[3])["text"].to_pylist() == ["replaced"]
     assert store.delete_documents([]) == 0
     assert dl.search(workspace, "replaced", n_lines=3, top_k=100).results
-    with pytest.raises(UsageError, match="dimensions"):
+    with pytest.raises(UsageError, match=r"shape \(3,\)"):
         store.upsert_line_embeddings([dl.LineEmbedding("x", 0, np.ones(3, np.float32), "x")])
     with pytest.raises(UsageError, match=r"shape \(3,\)"):
         store.search_line_embeddings(np.ones(3, np.float32))
@@ -560,3 +560,20 @@ def test_a_process_with_another_encoding_of_names_indexes_nothing(tmp_path: Path
     )
     assert "UsageError: This process decodes the file names as ascii" in run.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_repository_that_joins_an_index_above_it_is_told_so(driftline: Driftline, tree: Path) -> None:
+    """The index above may be a forgotten one; folders of a project and named workspaces are no surprise."""
+    clone = tree.parent / "clone"
+    subprocess.run(["git", "init", "-q", clone], check=True)
+    (clone / ".gitignore").write_text("*.pyc\n")
+    (clone / "inner").mkdir()
+    (clone / "inner/note.md").write_text("a note\n")
+    assert driftline("index", tree, "--workspace", tree.parent / ".driftline").err == ""
+    told = driftline("index", clone).err
+    assert str(tree.parent / ".driftline") in told
+    assert f"--workspace {clone}/.driftline" in told
+    assert driftline("index", clone).err == ""
+    assert driftline("index", tree / "docs").err == ""
+    assert driftline("index", clone, "--workspace", clone / ".driftline").err == ""
+    assert driftline("index", clone / "inner").err == ""

@@ -107,6 +107,7 @@ def test_the_store_accepts_a_workspace_only_with_its_password(tmp_path: Path) ->
         assert done.returncode == 0, done.stderr
         done = run(*index, environment=environment | {"AWS_SECRET_ACCESS_KEY": "wrong"})
         assert done.returncode == 2, done.stderr
+        process.kill()  # a graceful stop takes 10 s
 
 
 def manifests(kind: str) -> dict[str, dict[str, Any]]:

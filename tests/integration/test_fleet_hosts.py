@@ -8,21 +8,29 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from driftline.flows.commands.web import _access_rules
 from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs.fleet import has_failed
+from driftline.flows.web import authentication as authenticating
+from driftline.flows.web.api import Reader
+from driftline.flows.web.authentication import Authentication, TrustedProxy
+from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError
 from driftline.storage.sources import discovery, hosts
-from driftline.storage.sources.discovery import Listing, RateLimit, Selection, discover, open_pulls
+from driftline.storage.sources.discovery import Listing, Page, RateLimit, Selection, discover, open_pulls, readers_of
 from driftline.storage.sources.hosts import Host, Repository
+from driftline.storage.workspace.fleet_state import read_fleets, readable_by_login
 from tests.servers.git_server import Checkout, GitServer, Reply, git
 from tests.servers.host_api import PREFIXES, HostApi, Hosted, answering, failing, moved, throttled
 from tests.support.fleets import Fleet, branches, rows, states
 from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.web import ask, serving
 
 OWNERS = {"github": "org", "gitlab": "group", "gitea": "org", "cloud": "org", "server": "org"}
 
@@ -159,6 +167,61 @@ def test_a_pull_request_is_closed_only_if_the_host_says_so(api: HostApi) -> None
         api.faults = [answering(wrong)]
         with pytest.raises(StorageError):
             open_pulls(host, repository)
+
+
+HOSTS_WITH_READERS = ["github", "gitlab", "gitea"]
+
+
+def logins(pages: tuple[Page, ...]) -> set[str]:
+    return {each for page in pages for each in page.ids if each[0] not in "-/"}
+
+
+@pytest.mark.parametrize("api", HOSTS_WITH_READERS, indirect=True)
+def test_those_who_may_read_the_code_are_on_all_pages_of_all_teams(api: HostApi) -> None:
+    hosted = api.repositories[1]
+    hosted.readers, hosted.members = ["Ann", "bob", "c.d-e_f", "dan", "eve"], ["guest", "issues-only"]
+    if api.provider == "gitea":
+        hosted.teams = {4: ["fay", "gil", "hal"], 5: ["Ann"]}
+    host, repository = host_of(api), Repository("2", "acme/r2")
+    first = readers_of(host, repository)
+    in_teams = {"fay", "gil", "hal"} if hosted.teams else set()
+    assert logins(first) == {"ann", "bob", "c.d-e_f", "dan", "eve"} | in_teams
+    api.not_modified = 0
+    assert readers_of(host, repository, first) == first
+    unchanged = len([page for page in first if page.etag])
+    assert api.not_modified == unchanged >= 3
+    hosted.readers.remove("dan")
+    assert logins(readers_of(host, repository, first)) == logins(first) - {"dan"}
+
+
+@pytest.mark.parametrize("api", HOSTS_WITH_READERS, indirect=True)
+def test_an_answer_without_all_readers_is_none(api: HostApi) -> None:
+    api.repositories[1].readers = ["ann", "bob", "eve"]
+    host, repository = host_of(api), Repository("2", "acme/r2")
+    circle = {"Link": f'<http://{api.server.host}{PREFIXES[api.provider]}x>; rel="next"'}
+    wrong: list[tuple[list[Any], type[Exception]]] = [
+        ([failing(403)], AccessDenied),
+        ([failing(401)], AccessDenied),
+        ([failing(404)], SourceNotFound),
+        ([failing(500)] * 3, StorageError),
+        ([lambda _: None, *[failing()] * 3], StorageError),
+        ([lambda _: None, failing(404)], SourceNotFound),
+        ([moved("http://elsewhere.example")], StorageError),
+        ([lambda _: (200, circle, b"[]")] * 3, StorageError),
+        ([lambda _: (304, {}, b"")], StorageError),
+        *(([answering(body)], StorageError) for body in (b"{}", b"", b"[7]", b"[{}]", b'[{"login": 7}]', b"[null]")),
+    ]
+    if api.provider != "github":  # which counts nothing
+        api.repositories[1].members = ["guest"]
+        cut = json.dumps(api.repositories[1].people(api.provider)[:1]).encode()
+        totals = {"X-Total": "3", "X-Total-Count": "3"}
+        wrong.append(([lambda _: (200, totals, cut), *[answering(b"[]")] * 3], StorageError))
+    for faults, error in wrong:
+        api.faults = list(faults)
+        with pytest.raises(error):
+            readers_of(host, repository, sleep=abs)
+    api.faults = []
+    assert logins(readers_of(host, repository)) == {"ann", "bob", "eve"}
 
 
 @pytest.mark.parametrize("api", ["github"], indirect=True)
@@ -434,6 +497,80 @@ def test_a_sync_stops_asking_for_pull_requests_at_the_first_wait_that_is_too_lon
     asked, api.faults = len(api.served), [throttled(429, Retry_After="86400")]
     assert [each["complete"] for each in fleet.sync()["fleets"]] == [False, False]
     assert len(api.served) == asked, "the second fleet has the same host and token"
+
+
+def readable(fleet: Fleet) -> dict[str, set[str]]:
+    """The ids of the sources that each login may read."""
+    (record,) = read_fleets(fleet.workspace.objects).values()
+    return {login: {entity.id for entity, _ in found} for login, found in readable_by_login(record).items()}
+
+
+def test_the_last_answer_about_readers_holds_until_the_host_denies_another(
+    hosted: tuple[Fleet, HostApi, dict[int, Checkout]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, api, _ = hosted
+    monkeypatch.setenv("ACME_TOKEN", "s3cret")
+    monkeypatch.setattr(discovery, "ATTEMPTS", 1)
+    monkeypatch.setattr(fleet_runs, "CONCURRENT_LOOKUPS", 1)
+    fleet.tables += 'token = "${ACME_TOKEN}"\nreaders = "{login}"\n'
+    one, two, three = api.repositories
+    one.readers, two.readers, three.visibility = ["Ann"], ["ann", "bob"], "public"
+    first = fleet.sync()
+    assert readable(fleet) == {"ann": {"r1", "r2"}, "bob": {"r2"}, "": {"r3"}}
+    assert not [each for each in api.served if "r3/collaborators" in each]
+    asked_at = rows(first)["acme/r2"]["readers_at"]
+    listing = [lambda _: None] * 2
+    fleet.now += timedelta(hours=1)
+    one.readers, three.visibility = ["bob"], "private"
+    api.faults = [*listing, lambda _: None, failing(), failing()]
+    report = fleet.sync()
+    assert readable(fleet) == {"ann": {"r2"}, "bob": {"r1", "r2"}}, "nobody is known to read what was public"
+    assert (rows(report)["acme/r2"]["readers_at"], has_failed(report)) == (asked_at, True)
+    assert report["fleets"][0]["problems"] == ["the readers of 2 repositories cannot be listed"]
+    api.faults = [*listing, lambda _: None, failing(404), failing(403)]
+    fleet.sync()
+    assert readable(fleet) == {"bob": {"r1"}}
+    assert not has_failed(fleet.sync())
+    assert readable(fleet) == {"ann": {"r2"}, "bob": {"r1", "r2"}}
+    del api.repositories[1]
+    fleet.sync()
+    assert readable(fleet) == {"bob": {"r1"}}, "the index still has it"
+    fleet.tables += 'exclude = ["r1"]\n'
+    fleet.sync()
+    assert readable(fleet) == {}
+
+
+def test_a_user_of_the_proxy_finds_what_the_host_lets_them_read(
+    hosted: tuple[Fleet, HostApi, dict[int, Checkout]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, api, _ = hosted
+    monkeypatch.setenv("ACME_TOKEN", "s3cret")
+    fleet.tables += 'token = "${ACME_TOKEN}"\nreaders = "{login}@acme.example"\n'
+    fleet.tables += '[access.users]\nroot = ["org:acme"]\n'
+    for each, readers in zip(api.repositories, (["Ann"], ["ann", "bob"], []), strict=True):
+        each.readers = readers
+    fleet.sync()
+    monkeypatch.chdir(fleet.config.parent)
+    workspace, proxy = fleet.workspace, TrustedProxy("X-User", [ip_network("127.0.0.0/8")])
+    rules = _access_rules(workspace.objects.uri, workspace, proxy)
+    assert rules is not None
+    exposure = Exposure(authentication=Authentication(proxy=proxy, rules=rules))
+    with serving(web_server(Reader(workspace.reread), "127.0.0.1", 0, exposure)) as address:
+
+        def found(user: str) -> set[str]:
+            answer = ask(address, "/api/v1/search?q=file&mode=text", X_User=user)
+            return {hit["path"] for hit in json.loads(answer.body)["results"]} if answer.status == 200 else set()
+
+        assert found("ann@acme.example") == found("ANN@Acme.example") == {"f1.md", "f2.md"}
+        assert found("bob@acme.example") == {"f2.md"}
+        assert found("root") == {"f1.md", "f2.md", "f3.md"}
+        for nobody in ("ann", "ann@evil.example", "eve@acme.example", "@acme.example", "{login}@acme.example"):
+            assert found(nobody) == set(), nobody
+        api.repositories[0].readers = []
+        fleet.sync()
+        assert rules.readers is not None
+        rules.readers._tried_at = -authenticating.STALE_SECONDS
+        assert found("ann@acme.example") == {"f2.md"}
 
 
 def test_a_fleet_without_an_api_has_no_pull_requests(hosted: tuple[Fleet, HostApi, dict[int, Checkout]]) -> None:

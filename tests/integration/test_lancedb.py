@@ -16,7 +16,8 @@ import pytest
 
 from driftline.storage.lance.lance_table import VECTOR
 from driftline.storage.lines import indexes
-from driftline.storage.lines.indexes import PARENT_DIRS, PATH, TEXT, coverage
+from driftline.storage.lines.indexes import PARENT_DIRS, PATH, coverage
+from driftline.storage.lines.line_table import TEXT
 from driftline.storage.workspace.workspace import Workspace
 
 Driftline = Callable[..., Any]

@@ -10,7 +10,9 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,29 +111,44 @@ def distributions(checkout: Path) -> Path:
     return checkout / "dist"
 
 
-@pytest.fixture(scope="module", params=INSTALLS)
-def environment(
-    request: pytest.FixtureRequest, checkout: Path, distributions: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Environment:
-    """A fresh environment of each kind of install."""
-    requested = {
-        "editable": ["--editable", checkout],
-        "wheel": distributions.glob("*.whl"),
-        "sdist": distributions.glob("*.tar.gz"),
-    }
-    folder = tmp_path_factory.mktemp(request.param)
-    venv.create(folder, symlinks=True)
-    paths = sysconfig.get_paths(vars={"base": str(folder), "platbase": str(folder)})
-    # Python ignores .pth files in paths that a .pth file adds, so an editable install for the tests has no effect here.
-    Path(paths["purelib"], "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    python = folder / "bin" / "python"
-    uv("pip", "install", "--python", python, "--no-deps", *requested[request.param])
-    return Environment(folder, tmp_path_factory.mktemp("elsewhere"))
-
-
 @pytest.fixture(scope="module")
+def environments(
+    checkout: Path, distributions: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Environment]:
+    """Returns the environment with each kind of install, which is created once."""
+
+    @cache
+    def environment(kind: str) -> Environment:
+        requested = {
+            "editable": ["--editable", checkout],
+            "wheel": distributions.glob("*.whl"),
+            "sdist": distributions.glob("*.tar.gz"),
+        }
+        folder = tmp_path_factory.mktemp(kind)
+        venv.create(folder, symlinks=True)
+        paths = sysconfig.get_paths(vars={"base": str(folder), "platbase": str(folder)})
+        # Python ignores .pth files in paths that a .pth file adds, so an editable install for the tests has no effect.
+        Path(paths["purelib"], "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+        uv("pip", "install", "--python", folder / "bin" / "python", "--no-deps", *requested[kind])
+        return Environment(folder, tmp_path_factory.mktemp("elsewhere"))
+
+    return environment
+
+
+@pytest.fixture(params=INSTALLS)
+def environment(request: pytest.FixtureRequest, environments: Callable[[str], Environment]) -> Environment:
+    """An environment with each kind of install, for all tests that ask for that kind."""
+    return environments(request.param)
+
+
+@pytest.fixture
 def probe(environment: Environment) -> dict[str, Any]:
     """The report of an installation about itself."""
+    return probed(environment)
+
+
+@cache
+def probed(environment: Environment) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(environment.run("python", "-c", PROBE))
     return answer
 

@@ -13,8 +13,9 @@ import pytest
 import driftline as dl
 from driftline.flows.mcp_server.answers import search_answer
 from driftline.storage.entities import Entity
-from driftline.storage.lines.indexes import TEXT, coverage
+from driftline.storage.lines.indexes import coverage
 from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.line_table import TEXT
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.request import Mode
 from driftline.tasks.search.search import NO_GOOD_MATCH, SearchReport, search

@@ -89,6 +89,16 @@ def test_impossible_access_rules_stop_the_server(
     assert (outcome.code, complaint in outcome.err) == (2, True), outcome
 
 
+def test_a_fleet_with_readers_stops_a_server_without_a_proxy(
+    workspace: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workspace.parent)
+    fleet = '[[fleet]]\nprovider = "github"\norg = "acme"\ntoken = "${T}"\nreaders = "{login}"\n'
+    Path("driftline.toml").write_text(f'workspace = "ws"\n{fleet}')
+    outcome = driftline("web", "--port", 0)
+    assert (outcome.code, "A fleet with readers needs a proxy" in outcome.err) == (2, True), outcome
+
+
 def test_a_wildcard_address_needs_a_name(workspace: Path, driftline: Callable[..., Any]) -> None:
     assert driftline("token", "create", "--workspace", workspace).code == 0
     outcome = driftline("web", "--workspace", workspace, "--host", "0.0.0.0", "--port", 0)

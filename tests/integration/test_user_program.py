@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,6 @@ driftline.index("folder", workspace="workspace", max_delete_fractoin=0.5)
 driftline.search("workspace", "query", mode="hybird")
 driftline.grep("query", "file").results[0].line.upper()
 """
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """mypy's cache of the packages, because reading them takes most of its time."""
-    return tmp_path_factory.getbasetemp() / "mypy-cache"
 
 
 @pytest.fixture
@@ -56,16 +51,14 @@ def test_the_example_program_runs(folder: Path, tmp_path: Path, tiny_model: Path
     assert printed[-1] == "workspace_not_found"
 
 
-def test_strict_mypy_accepts_the_program(folder: Path, cache: Path) -> None:
-    assert mypy(folder, cache) == ""
-
-
-def test_strict_pyright_accepts_the_program(folder: Path) -> None:
-    assert pyright(folder) == ""
-
-
-def test_type_checkers_refuse_mistakes(tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "mistakes.py").write_text(MISTAKES)
-    for printed in (mypy(tmp_path, cache), pyright(tmp_path)):
-        for number in (4, 5, 6, 7):
-            assert f"mistakes.py:{number}:" in printed
+@pytest.mark.parametrize("checker", [mypy, pyright])
+def test_a_strict_type_checker_accepts_the_program_and_refuses_mistakes(
+    checker: Callable[..., str], folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (folder / "mistakes.py").write_text(MISTAKES)
+    # mypy's cache of the packages is shared, because reading them takes most of its time.
+    cache = [tmp_path_factory.getbasetemp() / "mypy-cache"] if checker is mypy else []
+    printed = checker(folder, *cache)
+    for number in (4, 5, 6, 7):
+        assert f"mistakes.py:{number}:" in printed
+    assert PROGRAM.name not in printed

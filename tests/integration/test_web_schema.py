@@ -17,10 +17,11 @@ import driftline as dl
 from driftline.flows.web.api import Reader
 from driftline.flows.web.server import web_server
 from driftline.storage.workspace.workspace import Workspace
+from tests.support.effort import examples
 from tests.support.web import serving
 
-EXAMPLES = 40
-"""Requests for each route; a hundred times as many found nothing more."""
+EXAMPLES = examples(15)
+"""Requests for each route; hundreds of times as many found nothing more."""
 
 
 @pytest.fixture(scope="module")

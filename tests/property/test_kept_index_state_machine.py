@@ -192,6 +192,6 @@ def test_the_index_survives_maintenance_and_late_writers(
     model: Path = save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
     KeptIndexMachine.model = model
     KeptIndexMachine.TestCase.settings = settings(
-        max_examples=examples(10), stateful_step_count=10, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=examples(6), stateful_step_count=10, deadline=None, suppress_health_check=list(HealthCheck)
     )
     KeptIndexMachine.TestCase().runTest()

@@ -17,7 +17,8 @@ from tests.servers.git_server import GitServer, Reply
 class Hosted:
     """A repository of the host; ``pushed`` is the time of its last push.
 
-    ``pulls`` are the commits of its pull requests by number, ``closed`` the numbers of closed ones.
+    ``pulls`` are the commits of its pull requests by number, ``closed`` the numbers of closed ones. ``readers`` may
+    read its code, ``members`` belong to it, but may not. Each of the ``teams`` of a Gitea has members.
     """
 
     id: int
@@ -31,6 +32,21 @@ class Hosted:
     size_kb: int = 1
     pulls: dict[int, str] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
+    readers: list[str] = field(default_factory=list)
+    members: list[str] = field(default_factory=list)
+    teams: dict[int, list[str]] = field(default_factory=dict)
+
+    def people(self, provider: str) -> list[dict[str, Any]]:
+        """The entries of its collaborators or members."""
+        reads = dict.fromkeys(self.members, False) | dict.fromkeys(self.readers, True)
+        match provider:
+            case "github":
+                return [{"login": name, "permissions": {"pull": may}} for name, may in reads.items()]
+            case "gitlab":
+                common = {"state": "active", "membership_state": "active"}
+                return [common | {"username": name, "access_level": 20 if may else 10} for name, may in reads.items()]
+            case _:
+                return [{"login": name} for name, may in reads.items() if may]
 
     def pull(self, number: int, provider: str) -> dict[str, Any]:
         """The entry of a pull request."""
@@ -77,6 +93,8 @@ PREFIXES = {
 }
 
 
+_TEAM = re.compile(r"/api/v1/teams/(?P<number>\d+)/members")
+_PEOPLE = re.compile(r"/api/v\d/(?:repos|projects)/(?P<path>.+)/(?P<what>collaborators|members/all|teams)")
 _PULLS = re.compile(r"/api/v\d/(?:repos|projects)/(?P<path>.+)/(?:pulls|merge_requests)(?:/(?P<number>\d+))?")
 
 
@@ -85,7 +103,7 @@ class HostApi:
     """Answers listings of ``repositories`` in pages of ``per_page``.
 
     ``faults`` answer the next requests in place of the host, in turn; one that returns None lets the host answer.
-    ``total`` is the number of repositories that the host claims to have.
+    ``total`` is the number of entries that the host claims to have.
     """
 
     server: GitServer
@@ -109,9 +127,19 @@ class HostApi:
             return 401, {}, b'{"message": "Bad credentials"}'
         query = parse_qs(urlsplit(target).query)
         start = int(query.get("start", ["0"])[0]) or self.per_page * (int(query.get("page", ["1"])[0]) - 1)
-        if asked := _PULLS.fullmatch(target.partition("?")[0]):
-            named = asked["path"].replace("%2F", "/")
-            repository = next(each for each in self.repositories if named in (each.path, str(each.id)))
+        path = target.partition("?")[0]
+        if team := _TEAM.fullmatch(path):
+            teams = {number: people for each in self.repositories for number, people in each.teams.items()}
+            found = [{"login": name} for name in teams[int(team["number"])]]
+        elif asked := _PEOPLE.fullmatch(path):
+            repository = self._named(asked["path"])
+            if asked["what"] == "teams":
+                issues = {"id": 99, "units_map": {"repo.issues": "write"}}
+                others = [{"id": number, "units_map": {"repo.code": "read"}} for number in repository.teams]
+                return 200, {}, json.dumps([issues, *others]).encode()
+            found = repository.people(self.provider)
+        elif asked := _PULLS.fullmatch(path):
+            repository = self._named(asked["path"])
             if asked["number"]:
                 return 200, {}, json.dumps(repository.pull(int(asked["number"]), self.provider)).encode()
             found = [repository.pull(each, self.provider) for each in repository.pulls if each not in repository.closed]
@@ -119,7 +147,7 @@ class HostApi:
             found = [each.item(self.provider) for each in self.repositories]
         items = found[start : start + self.per_page]
         following = start + self.per_page if start + self.per_page < len(found) else None
-        answer, more = self._page(items, target, following)
+        answer, more = self._page(items, target, following, len(found))
         body = json.dumps(answer).encode()
         etag = f'W/"{hashlib.sha256(body + str(more).encode()).hexdigest()}"'
         if self.etags and headers.get("If-None-Match") == etag:
@@ -127,8 +155,13 @@ class HostApi:
             return 304, {}, b""
         return 200, more | ({"ETag": etag} if self.etags else {}), body
 
-    def _page(self, items: list[Any], target: str, following: int | None) -> tuple[Any, dict[str, str]]:
-        total = len(self.repositories) if self.total is None else self.total
+    def _named(self, path: str) -> Hosted:
+        """The repository of this path or id."""
+        named = path.replace("%2F", "/")
+        return next(each for each in self.repositories if named in (each.path, str(each.id)))
+
+    def _page(self, items: list[Any], target: str, following: int | None, count: int) -> tuple[Any, dict[str, str]]:
+        total = count if self.total is None else self.total
         here = f"http://{self.server.host}{target}".partition("&page=")[0]
         link = f"{here}&page={following // self.per_page + 1}" if following is not None else ""
         if self.provider == "cloud":

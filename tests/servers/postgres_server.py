@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import uuid
@@ -17,7 +18,7 @@ import psycopg
 import pytest
 
 from tests.servers.ports import free_port
-from tests.support.waiting import PATIENCE_SECONDS, ended, until
+from tests.support.waiting import ended, until
 
 HINT = "PostgreSQL is not installed: put initdb and postgres on PATH (Debian: apt-get install postgresql)"
 
@@ -84,12 +85,8 @@ def postgres(*, fsync: bool = False) -> Iterator[PostgresServer]:
         _wait_until_ready(server)
         yield server
     finally:
-        process.terminate()
-        try:
-            process.wait(PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.send_signal(signal.SIGQUIT)  # a graceful stop waits for clients, and the data is disposable
+        process.wait()
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -81,8 +81,13 @@ class Site:
         """Let the workers of the pool fork the processes of runs, which would otherwise import Prefect twice."""
         path = f"work_pools/{self.pool}"
         template = self.server.get(path)["base_job_template"]
-        template["job_configuration"]["command"] = str(forked_engine(self.server.environment))
+        template["job_configuration"]["command"] = self.forked_engine
         self.server.call("PATCH", path, {"base_job_template": template})
+
+    @property
+    def forked_engine(self) -> str:
+        """The command that forks the process of a run."""
+        return str(forked_engine(*sorted(self.server.environment.items())))
 
     def until(self, is_so: Callable[[], object], what: str) -> None:
         """Wait until a condition holds; fails as soon as the worker ends."""

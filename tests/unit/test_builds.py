@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -418,6 +419,44 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(
         ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True
     ).stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("name", "event", "expected"),
+    [
+        ("issue_comment", {"issue": {"number": 7, "pull_request": {"url": "u"}}}, "pr/7"),
+        ("workflow_run", {"workflow_run": {"event": "pull_request", "pull_requests": [{"number": 7}]}}, "pr/7"),
+        ("workflow_run", {"workflow_run": {"event": "push", "head_branch": "topic"}}, "topic"),
+        ("workflow_run", {"workflow_run": {"event": "push", "head_branch": "main"}}, None),
+    ],
+)
+def test_a_workflow_of_main_must_check_out_what_it_is_about(
+    name: str, event: dict[str, Any], expected: str | None, tmp_path: Path
+) -> None:
+    """Such a workflow checks out main unless it names another commit, and main is in the history of each branch."""
+    origin, clone = tmp_path / "origin", tmp_path / "clone"
+    git(tmp_path, "init", "-q", "-b", "main", str(origin))
+    git(origin, "commit", "-q", "--allow-empty", "-m", "main")
+    git(origin, "checkout", "-q", "-b", "topic")
+    git(origin, "commit", "-q", "--allow-empty", "-m", "topic")
+    topic = git(origin, "rev-parse", "HEAD")
+    git(tmp_path, "clone", "-q", str(origin), str(clone))
+    git(clone, "checkout", "-q", "origin/main")
+    main = git(clone, "rev-parse", "HEAD")
+    repository = {"default_branch": "main", "full_name": "team/web"}
+    for run in [event["workflow_run"]] if "workflow_run" in event else []:
+        run |= {"head_repository": repository, "head_sha": topic if run.get("head_branch") != "main" else main}
+    (tmp_path / "event.json").write_text(json.dumps(event | {"repository": repository}))
+    environ = GITHUB | {"GITHUB_EVENT_NAME": name, "GITHUB_REF": "refs/heads/main", "GITHUB_SHA": main}
+    environ["GITHUB_EVENT_PATH"] = str(tmp_path / "event.json")
+    if expected is None:
+        assert Build.detect(environ, str(clone)).index_branch() is None
+        return
+    with pytest.raises(UsageError, match="branch of the workflow is checked out"):
+        Build.detect(environ, str(clone)).index_branch()
+    git(clone, "checkout", "-q", topic)
+    build = Build.detect(environ, str(clone))
+    assert (build.index_branch(), build.checked_out) == (expected, topic)
 
 
 def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 from driftline.flows.config.driftline_toml import (
     Configuration,
     Schedule,
-    find_config,
     load_config,
     named_workspace_filter,
 )
+from driftline.flows.config.workspace_names import find_config
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.line_filter import LineFilter
@@ -148,6 +148,29 @@ def test_an_error_names_its_key_and_table(write: Write, text: str, complaint: st
         load_config(path)
     assert str(path) in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+GITHUB = 'provider = "github"\norg = "acme"\n'
+TOKEN = 'token = "${T}"\n'
+
+
+@pytest.mark.parametrize(
+    ("table", "complaint"),
+    [
+        (GITHUB, "github cannot follow who may read"),
+        ('provider = "gitea"\nuser = "acme"\n' + TOKEN, "gitea cannot follow"),
+        ('provider = "bitbucket"\norg = "acme"\n' + TOKEN, "bitbucket cannot follow"),
+        ('provider = "folder"\nurl = "."\n', "folder cannot follow"),
+        (GITHUB + TOKEN.replace("token", "readers = 'ann'\ntoken"), r"no \{login\}"),
+        (GITHUB + TOKEN.replace("token", "readers = '{login}{mail}'\ntoken"), "another placeholder"),
+        (GITHUB + TOKEN + "readers_max_age_seconds = 0\n", "'readers_max_age_seconds' cannot be used"),
+    ],
+)
+def test_a_fleet_follows_only_hosts_that_list_all_readers(write: Write, table: str, complaint: str) -> None:
+    followed = table if "readers" in table else table + 'readers = "{login}"\n'
+    with pytest.raises(UsageError, match=complaint) as caught:
+        load_config(write(f"[[fleet]]\n{followed}"))
+    assert "[[fleet]] number 1" in str(caught.value)
 
 
 def test_a_file_that_is_not_text_is_an_error(write: Write) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -85,6 +88,31 @@ def test_sections_may_refer_to_variables_as_the_file_does() -> None:
     assert found.hierarchy.root_entity.id == "acme"
     with pytest.raises(UsageError, match="The variable URL is not set"):
         load_memory_configuration(environ={}, catalog={"url": "${URL}"})
+
+
+def test_a_doubled_dollar_is_the_text_of_a_reference(tmp_path: Path) -> None:
+    url = "postgresql://app:$${PW}$$x${PW}@db/main"
+    environ = {"PW": "1", "LTM_STORAGE_URI": "/srv"}
+    (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{catalog: {{url: '{url}'}}}}}}")
+    for found in (
+        load_memory_configuration(environ=environ, catalog={"url": url}),
+        load_memory_configuration(environ=environ, settings={"catalog": {"url": url}}),
+        load_memory_configuration(tmp_path / "memory.yaml", environ),
+    ):
+        assert found.catalog.url == "postgresql://app:${PW}$$x1@db/main"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_the_file_is_read_in_any_locale(tmp_path: Path, encoding: str) -> None:
+    text = "settings: {ltm: {hierarchy: {defaults: {project: Grüße}}}}"
+    (tmp_path / "memory.yaml").write_text(text, encoding)
+    code = (
+        "from driftline.flows.config.memory_settings import load_memory_configuration as load\n"
+        f"print(ascii(load({str(tmp_path / 'memory.yaml')!r}, {{}}).hierarchy.defaults))"
+    )
+    environ = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "PATH": os.environ["PATH"]}
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)
+    assert printed.stdout.strip() == ascii({"project": "Grüße"})
 
 
 def test_a_root_given_by_id_alone_is_of_the_first_level() -> None:

@@ -274,6 +274,19 @@ def test_a_model_that_makes_no_vectors_is_refused_when_it_is_loaded(tmp_path: Pa
         WordTableEmbedder.open(folder)
 
 
+@pytest.mark.parametrize("kind", ["WordLevel", "WordPiece"])
+def test_a_tokenizer_without_its_unknown_token_is_refused_when_it_is_loaded(tmp_path: Path, kind: str) -> None:
+    folder = save_model(tmp_path / "model", {"embeddings": vectors()})
+    file = tmp_path / "model/tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"] |= {"type": kind, "unk_token": "none"}
+    if kind == "WordPiece":
+        tokenizer["model"] |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(ModelNotFound, match=r"cannot be read \(.{5,200}\)"):
+        WordTableEmbedder.open(folder)
+
+
 SHAPES = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 NUMBERS = st.sampled_from([0.0, 1e-30, 1.0, -1.0, 3.0, 4.0, 1e13, math.nan, math.inf])
 

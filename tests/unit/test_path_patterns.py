@@ -149,6 +149,11 @@ sftp-config.json credentials credentials.xml secret.yaml secrets.properties .bas
 .env~ env.prod env.local .dev.vars .dev.vars.staging krb5.keytab .databrickscfg .passwd-s3fs aws_credentials
 google-credentials.json local.settings.json .config/doctl/config.yaml .fly/config.yml .snowsql/config kube.config
 .pgservice.conf
+.envs/.production/.django web.env.production .envrc.local .Renviron .secrets .secrets.toml .aws/sso/cache/1f.json
+home/.aws/cli/cache/2a.json .kube/config-prod .config/containers/auth.json .config/glab-cli/config.yml
+.config/github-copilot/apps.json .claude/.credentials.json .codex/auth.json .gemini/oauth_creds.json
+.cache/huggingface/token kaggle.json .sentryclirc .circleci/cli.yml .gnupg/private-keys-v1.d/A1.key
+.gradle/gradle.properties .config/configstore/firebase-tools.json .htdigest
 """
 NOT_NAMED_LIKE_SECRETS = """
 .env.example a/.env.template sample.env id_rsa.pub deploy_key.pub .ssh/config environment.py env.py
@@ -156,6 +161,8 @@ credentials/readme.md monkey i18n/en.key locales/de.key secrets.md secret_santa.
 variables.tf terraform.tfvars.example keys.py public.asc history.md browser_history.py auth.json wg.conf
 data-0a1b2c.json tokens.css passwords.py environment.prod.ts env.prod.ts fly.toml keytab.go locales/en/token.json
 docker/config.json
+gradle.properties .circleci/config.yml env.py environment.prod.ts token huggingface/token.py .secrets.baseline
+src/.aws/README.md .kube/README.md vite-env.d.ts app.env.example ngrok.yml containers.json kaggle.py
 """
 
 

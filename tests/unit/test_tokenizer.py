@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driftline.storage.lines.indexes import TEXT, TOKENIZER
-from driftline.storage.lines.line_table import TEXT_COLUMN
-from driftline.storage.lines.tokenizer import distinct_terms, keywords, spelled_for_index, terms
+from driftline.storage.lines.line_table import TEXT, TEXT_COLUMN
+from driftline.storage.lines.tokenizer import TOKENIZER, distinct_terms, keywords, spelled_for_index, terms
 from driftline.tasks.search.query_form import MAX_PLACES, places_in
 
 TEXTS = (
