@@ -105,7 +105,7 @@ def search_memory(
 
 
 def _top_of(within: Boundary, scope: str | None) -> Entity:
-    """Return the entity of a boundary below which to search: the only one, or the one that contains ``scope``.
+    """Return the boundary entity to search: the only one, or the one that contains ``scope``.
 
     Sources have no memory.
     """
@@ -118,4 +118,6 @@ def _top_of(within: Boundary, scope: str | None) -> Entity:
         if f"{scope}/".startswith(f"{top}/"):
             return top
     known = ", ".join(map(str, tops))
-    raise UsageError("Memory is searched in one entity at a time", scope or "", f"Name one at or below: {known}.")
+    raise UsageError(
+        "Memory can only be searched in one entity at a time", scope or "", f"Name one at or below: {known}."
+    )

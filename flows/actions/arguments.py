@@ -52,8 +52,8 @@ class InvalidArgument(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The type of an argument. ``read`` converts a value or raises InvalidArgument. If ``keeps_blank`` is set, blank text is a
-    value.
+    """The type of an argument. ``read`` converts a value or raises InvalidArgument. If ``keeps_blank`` is set, blank
+    text is a value.
     """
 
     read: Callable[[object], Any]
@@ -258,7 +258,10 @@ def flag(value: object) -> bool:
 
 
 def moment(value: object) -> datetime:
-    """Parse a timestamp and return it with its time zone (default: UTC); a date means midnight. Raises InvalidArgument."""
+    """Parse a timestamp and return it with its time zone (default: UTC); a date means midnight.
+
+    Raises InvalidArgument.
+    """
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value.strip())

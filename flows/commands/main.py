@@ -106,7 +106,7 @@ _BASES = typer.BadParameter.__mro__
 _WRONG_USE_ERRORS: Any = _BASES[_BASES.index(Exception) - 1]
 """The base class of typer's usage errors; its name depends on typer's version."""
 _HANDLERS: list[Any] = []
-"""The handlers that explain_aborts has installed, which must live as long as the process."""
+"""Handlers installed by explain_aborts; they must live as long as the process."""
 
 
 def load(command: str | None = None) -> None:

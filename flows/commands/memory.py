@@ -276,7 +276,7 @@ def restore(
 
 
 def _opened_for_writing(workspace: str | None, config: str | None) -> tuple[Workspace, str | None]:
-    """Open a workspace for writing, and return it with the URL of the configured catalog."""
+    """Open a workspace for writing, and return it with the configured catalog's URL."""
     from driftline.flows.config.locate import options_for, workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of
     from driftline.storage.workspace.workspace import Workspace
@@ -291,7 +291,7 @@ def _opened_for_writing(workspace: str | None, config: str | None) -> tuple[Work
 def _opened(
     workspace: str | None, config: str | None, within: str | None, *, create: bool = False
 ) -> Iterator[MemoryStore]:
-    """Open the store of a command, bound to ``within``; with ``create``, create a named workspace if it is missing."""
+    """Open a command's store, bound to ``within``; with ``create``, create an explicitly given workspace if missing."""
     from driftline.flows.config.locate import options_for, workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of, open_memory
     from driftline.flows.scheduling.events import ask_for_memory

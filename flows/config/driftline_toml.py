@@ -532,7 +532,7 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     )
     if table.pull_requests and not host.has_pulls:
         fix = "Remove pull_requests, or follow branches."
-        raise UsageError(f"A fleet of {provider} does not list pull requests", "", fix)
+        raise UsageError(f"A {provider} fleet does not support pull requests", "", fix)
     if table.readers is not None:
         _check_readers(table.readers, host)
     selection = Selection(

@@ -1,7 +1,7 @@
 """Locate a command's workspace, branch and readable sources.
 
-The workspace is the named one, else the nearest one. A branch is given by its name, or as ``auto``: the checked-out
-one. A command in a folder without ``driftline.toml`` loads nothing that reads the file.
+The workspace is the given or the nearest one. A branch is given by name, or as ``auto`` for the checked-out branch. A
+command in a folder without ``driftline.toml`` loads nothing that reads the file.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def workspace_for_indexing(
 
 
 def options_for(workspace: str) -> dict[str, str] | None:
-    """Return the storage options of the located file if the file names ``workspace``, else None."""
+    """Return the located file's storage options if it is the configuration of ``workspace``, otherwise None."""
     if find_config(None) is None:
         return None
     from driftline.flows.config.driftline_toml import locate_config
@@ -100,7 +100,7 @@ def options_for(workspace: str) -> dict[str, str] | None:
 
 
 def search_settings() -> Mapping[str, Any]:
-    """Return the ``[search]`` of the located file; empty if there is none. Raises UsageError."""
+    """Return the ``[search]`` table of the located file; empty if there is none. Raises UsageError."""
     path = find_config(None)
     if path is None:
         return {}

@@ -21,15 +21,15 @@ class SourceReport:
 
     ``skipped`` lists every file that is not indexed as ``(path, reason)``, including files skipped by earlier runs;
     ``truncated`` lists this run's files with overlong lines, as ``(path, characters dropped)``; ``too_large`` maps
-    paths to sizes, as does ``partially_indexed`` for files indexed only with their first and last lines; ``missing_extra`` counts
-    documents whose extractor is not installed; ``redacted`` counts the credentials that this run redacted, by rule.
-    ``revision`` is the ``rev`` of the run's last commit; the manifest at that ``rev`` is the run's final state.
-    ``commit`` is the commit that git had checked out. If ``base`` is set, the run scanned only the differences from
-    ``base`` to ``commit``; if it fell back to a full scan, ``full_scan_reason`` explains why. ``lines_reused`` counts
-    lines copied from other branches or from the main index. ``branch_cut`` explains why this run took a new snapshot
-    for its ``branch`` or kept the old one. ``phases`` are wall-clock seconds of the coordinator; ``worker_phases`` are
-    task seconds during the phase ``batches``, summed over workers. ``documents_committed`` and ``lines_committed``
-    count what this run embedded and committed.
+    paths to sizes, as does ``partially_indexed`` for files indexed only with their first and last lines;
+    ``missing_extra`` counts documents whose extractor is not installed; ``redacted`` counts the credentials that this
+    run redacted, by rule. ``revision`` is the ``rev`` of the run's last commit; the manifest at that ``rev`` is the
+    run's final state. ``commit`` is the commit that git had checked out. If ``base`` is set, the run scanned only the
+    differences from ``base`` to ``commit``; if it fell back to a full scan, ``full_scan_reason`` explains why.
+    ``lines_reused`` counts lines copied from other branches or from the main index. ``branch_cut`` explains why this
+    run took a new snapshot for its ``branch`` or kept the old one. ``phases`` are wall-clock seconds of the
+    coordinator; ``worker_phases`` are task seconds during the phase ``batches``, summed over workers.
+    ``documents_committed`` and ``lines_committed`` count what this run embedded and committed.
     """
 
     entity: str

@@ -1,7 +1,7 @@
 """Define the HTTP API: the parameters of requests, with their limits, and the answers to them.
 
-``Reader`` answers as plain data, for pages as well; ``Api`` has the routes of programs. The home page gets the size and
-age of the index; the page of the index gets its figures, growth, runs, and skipped documents with reasons.
+``Reader`` answers as plain data, for pages as well; ``Api`` has the routes of programs. The home page gets the index's
+size and age; the index page gets statistics, growth, runs, and skipped documents with reasons.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ class Reader:
     memory: Callable[[], Memory] | None = None
     """Returns the memory's location; called on the first memory request."""
     run: Callable[..., Any] = call
-    """Runs a read of the index, in this process or in another one (search_processes.py)."""
+    """Runs a read of the index, in this or another process (search_processes.py)."""
     _branches: SharedCache[Boundary | None, tuple[str, ...]] = field(
         default_factory=lambda: SharedCache(TTLCache(1_000, BRANCHES_SECONDS)), compare=False
     )
@@ -446,9 +446,9 @@ class Api:
 
     @spread("given", parameters(options_in("http")))
     def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: Cursor = None) -> Response:
-        """Find the lines that answer a query, best first, as ``driftline search --json`` prints them.
+        """Find the lines that match a query best, as in ``driftline search --json``.
 
-        The link 'next' of the answer leads to the next page.
+        The response's 'next' link points to the next page.
         """
         begin = decode_cursor(cursor, int)[0] if cursor is not None else 0
         search = SearchRequest.of(q, given_by(given))
@@ -470,26 +470,26 @@ class Api:
     def documents(
         self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: Cursor = None
     ) -> Response:
-        """List the documents, sorted by source and path. The link 'next' of the answer leads to the next page."""
+        """List the documents, sorted by source and path. The response's 'next' link points to the next page."""
         after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None
         page = self.reader.documents(SearchRequest.of("", given_by(given)), limit, after)
         return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
 
     @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode")}))
     def search_memory(self, q: Text, entity: EntityName = None, *, given: dict[str, Any]) -> Response:
-        """Find memory entries that answer a query, as ``driftline memory search --json`` prints them."""
+        """Find the memory entries that match a query best, as in ``driftline memory search --json``."""
         return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
 
     def status(self) -> Response:
-        """Show the content of the workspace, as ``driftline status --json`` prints it."""
+        """Show workspace statistics, as in ``driftline status --json``."""
         return JsonAnswer(self.reader.status())
 
     def sources(self) -> Response:
-        """List the sources of the workspace, as ``driftline sources --json`` prints them."""
+        """List the workspace's sources, as in ``driftline sources --json``."""
         return JsonAnswer(self.reader.sources())
 
     def branches(self) -> Response:
-        """List the branches of the sources, as ``driftline branches --json`` prints them."""
+        """List the sources' branches, as in ``driftline branches --json``."""
         return JsonAnswer(self.reader.branches())
 
     def ready(self) -> Response:
@@ -499,7 +499,7 @@ class Api:
 
 
 def _page(request: Request, content: dict[str, Any], cursor: str | None) -> Response:
-    """Return ``content`` with a link to the page that begins at ``cursor`` (RFC 8288)."""
+    """Return ``content`` with a link to the page that starts at ``cursor`` (RFC 8288)."""
     answer = JsonAnswer(content)
     if cursor is not None:
         following = request.url.include_query_params(cursor=cursor)

@@ -194,8 +194,8 @@ class BatchSpec:
     """Documents of one source (``diff.CHANGE_SCHEMA`` rows); in a ``dry_run``, they are only read and classified.
 
     The lines of ``donations`` are copied if the content is the same. Only the first and last lines are indexed of
-    record files larger than ``how.most`` bytes. ``container_only_paths`` lists archives and email that are not documents
-    themselves, but contain documents.
+    record files larger than ``how.most`` bytes. ``container_only_paths`` lists archives and email that are not
+    documents themselves, but contain documents.
     """
 
     source: Source

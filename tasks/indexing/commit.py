@@ -135,8 +135,8 @@ def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: S
     """Commit changes to several sources, whose rows share ``fragments``, in one table transaction.
 
     Each source has its own staged delta and commit marker, so after a crash at any step, each can be settled
-    separately. The caller publishes the returned deltas. Raises GroupCommitFailed, after removing the staged deltas, if a
-    source cannot take part; CommitConflict and StorageError if the outcome may be unknown, which later runs resolve.
+    separately. The caller publishes the returned deltas. Raises GroupCommitFailed, after removing the staged deltas, if
+    a source cannot take part; CommitConflict and StorageError if the outcome may be unknown, which later runs resolve.
     """
     first = changes[0][0]
     first.table.create(first.dim)

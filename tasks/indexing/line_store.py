@@ -53,7 +53,7 @@ class LineEmbedding:
 
 
 OWN_SOURCE = "source:lines"
-_EMBED = "Embed with the model of the workspace."
+_EMBED = "Embed with the workspace's model."
 _MAX_LINES, _MAX_SECONDS = 2**31, 2**33
 """Limits of the columns: 32 bits, and 64 bits of nanoseconds."""
 
@@ -105,9 +105,9 @@ class LineStore:
         """Replace all lines of the documents that ``lines`` belong to.
 
         Args:
-            lines: lines with vectors of the dimension of the workspace. Paths are relative to the source: ``/a`` and
-                ``./a`` are ``a``.
-            documents: their metadata. The next index run compares a document without metadata with its file.
+            lines: lines with vectors of the workspace's dimension. Paths are relative to the source: ``/a`` and ``./a``
+                are ``a``.
+            documents: their metadata. If it is missing, the next index run compares the document with its file.
             wait_seconds: how long to wait for a run that holds the lease.
 
         Returns:

@@ -109,7 +109,8 @@ class ScanResult:
     slash. ``listed`` counts the compared files, ``known`` the files in the manifest. ``complete`` is False if folders
     could not be read: they are in ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the
     worker's time; ``too_large`` maps files over the limit to their sizes. ``opened`` holds the archives and email whose
-    members were listed, and ``container_only_paths`` those that are not documents themselves, because no pattern includes them.
+    members were listed, and ``container_only_paths`` those that are not documents themselves, because no pattern
+    includes them.
     """
 
     diff: Diff

@@ -210,10 +210,10 @@ def read_excerpt(
 ) -> Excerpt:
     """Return a line of an indexed document, with ``n_lines`` of context on each side.
 
-    ``path`` may also begin with ``./`` or be absolute. ``source`` may be omitted if only one has the path. Only
-    documents of sources ``within`` a boundary are read. Text that is not indexed is never returned: a document is read
-    by its path in the manifest, and trusted only if its hash is the manifest's. Raises NotIndexed for anything else,
-    UsageError, StorageError.
+    ``path`` may also begin with ``./`` or be absolute. ``source`` may be omitted if only one source has the path. Only
+    documents of sources inside the boundary ``within`` are read. Text that is not indexed is never returned: a document
+    is read by its path in the manifest, and used only if its hash matches the manifest's. Raises NotIndexed for
+    anything else, UsageError, StorageError.
     """
     if line < 1 or n_lines < 0:
         raise UsageError("line must be at least 1, and n_lines at least 0", f"{line}, {n_lines}")

@@ -50,8 +50,8 @@ class Weights:
     single name, ``unnamed`` in files that do not contain it while other files do.
 
     Windows gain fractions of the best score: ``file`` for the best window of the file with the most windows, less for
-    other files; ``stem`` for a file name that contains all query words, or part of it for some; ``full_stem_match`` for a
-    file name that consists of them; ``again`` for each better window in the same file, or in the same prose section.
+    other files; ``stem`` for a file name that contains all query words, or part of it for some; ``full_stem_match`` for
+    a file name that consists of them; ``again`` for each better window in the same file, or in the same prose section.
     These apply to queries about a topic: phrases of up to ``phrase_words`` significant words and questions of up to
     ``question_words``. They fade for longer queries, and do not apply to sentences, which describe one item.
 
