@@ -163,12 +163,10 @@ def index(
     how |= _of_documents({"archives": archives, "notebook_outputs": notebook_outputs}, configuration)
     how |= {"reembed": reembed, "wait_seconds": wait, "indexes": indexes, "by_commit": by_commit}
     how |= {"deep": deep_model if deep is not False and deep_model else deep}
+    how |= {"entity": entity, "include": tuple(include or ()), "exclude": tuple(exclude or ())}
     request = IndexRequest(
         sources=requests_of(configuration.sources) if configuration else tuple(sources or ()),
         workspace=target,
-        entity=entity,
-        include=tuple(include or ()),
-        exclude=tuple(exclude or ()),
         model=configuration.model if configuration and model is None else model,
         storage_options=configuration.options() if configuration else None,
         keep_going=all_sources,
