@@ -58,20 +58,20 @@ def plain(**options):
 if __name__ == "__main__":
     told = {"first_plain": plain(), "plain": [plain() for _ in range(rounds)]}
     told["import"] = timed(lambda: __import__("driftline.flows.prefect_flows"))
-    from driftline.flows.scheduling import flow_runs
+    from driftline.flows.scheduling import flow_execution
     from driftline.flows.prefect_flows import index
 
     def flow(**options):
         return timed(lambda: index([tree], workspace=workspace, entity="source:web", **options))
 
     told |= {"first_flow": flow(), "flow": [flow() for _ in range(rounds)]}
-    updates, update = [], flow_runs.update_progress_artifact
+    updates, update = [], flow_execution.update_progress_artifact
 
     # While it waits for the server, its thread holds nothing up.
     def timed_update(*arguments, **options):
         updates.append(timed(lambda: update(*arguments, **options), time.thread_time))
 
-    flow_runs.update_progress_artifact = timed_update
+    flow_execution.update_progress_artifact = timed_update
     told |= {"full_plain": plain(full=True), "full_flow": flow(full=True)}
     told["updates"] = updates[:-1]  # the last one is that of the end, not of progress
     print("TOLD" + json.dumps(told))

@@ -304,9 +304,8 @@ def test_a_cleanup_releases_its_leases(corner: Corner) -> None:
 SLOW_WRITER = """
 import sys
 from driftline.storage.deltas.manifest import BatchId
-from driftline.storage.documents import new_ulid
+from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
-from driftline.storage.layout import lease_path
 from tests.support.leftovers import ENTITY, Corner
 
 corner = Corner(None, None, sys.argv[1])

@@ -42,7 +42,7 @@ for name, arguments in {
         index(**there, **arguments)
     except Exception as error:
         told[name] = [isinstance(error, DriftlineError), type(error).__name__, str(error)]
-from driftline.flows.scheduling import flow_runs
+from driftline.flows.scheduling import flow_execution
 from driftline.flows import prefect_flows as module
 from driftline.storage.errors import LeaseHeld, StorageError
 
@@ -54,7 +54,7 @@ def failing(kind, real=module.index_sources):
         return real(request, progress)
     return work
 
-flow_runs.attempt.retry_delay_seconds = [0, 0, 0]
+flow_execution.attempt.retry_delay_seconds = [0, 0, 0]
 module.index_sources = failing(StorageError)
 told["retried"] = index([tree], model=model, **there)
 module.index_sources = failing(LeaseHeld)

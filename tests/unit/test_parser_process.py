@@ -65,7 +65,7 @@ def test_the_process_ends_with_its_parent() -> None:
 import os, signal, sys
 from driftline.tasks.definitions import outlines
 os.cpu_count = lambda: 2
-assert parser_process.definitions_in_worker([("a.py", "def f(): pass\\n" * 50_000)], allowed=True)()
+assert outlines.definitions_in_worker([("a.py", "def f(): pass\\n" * 50_000)], allowed=True)()
 print(outlines._helper()._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
