@@ -65,6 +65,8 @@ _COMPRESSED = {
 }
 """Neighbouring values are compressed together, in a third of the bytes, and a value is read without looking up its
 offset. Chunks of Lance's default size, 4 KiB, would make texts a third larger."""
+_PACKED = {**_COMPRESSED, "lance-encoding:minichunk-size": str(2**16), "lance-encoding:compression-level": "6"}
+"""Packs are larger than blocks, and most are read once: several share a chunk, in three quarters of the bytes."""
 
 
 def schema(dim: int) -> pa.Schema:
@@ -80,7 +82,7 @@ def schema(dim: int) -> pa.Schema:
     block (block_codes.py), or null if the model knows none of its words.
 
     Some rows have a ``pack``: the text of their document from line ``pack_line`` to the next pack, exactly as it was
-    decoded, with ``grams``, the filter of its trigrams (packs.py).
+    decoded, with ``grams``, the filter of its parts (packs.py).
 
     Files hold the columns in this order. The columns that every search reads come last, next to the metadata of the
     file, so that one read of the end of the file gets both (block_cache.py). ``grams`` are away from ``block``, so that
@@ -95,7 +97,7 @@ def schema(dim: int) -> pa.Schema:
             pa.field("ext", pa.string()),
             pa.field(PACK_LINE_COLUMN, pa.int32()),
             pa.field(GRAMS_COLUMN, pa.binary(), metadata=_COMPRESSED),
-            pa.field(PACK_COLUMN, pa.string(), metadata=_COMPRESSED),
+            pa.field(PACK_COLUMN, pa.string(), metadata=_PACKED),
             pa.field(TEXT_COLUMN, pa.string(), metadata=_COMPRESSED),
             pa.field(CODE_COLUMN, pa.binary(), metadata=_COMPRESSED),
             pa.field("entity", pa.string()),

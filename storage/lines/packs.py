@@ -1,13 +1,13 @@
 """Store the decoded text of documents in packs next to their lines, and search it exactly (decision 19).
 
 A pack contains consecutive lines of one document, including lines without a word, which have no row. Its grams are a
-filter of its trigrams; most packs without a match are ruled out by their grams and need not be read.
+filter of its trigrams and its runs of four letters, which rules out most packs without a match, unread.
 """
 
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,13 +36,14 @@ from driftline.storage.shared_cache import SharedCache
 PACK_BYTES = 16 * 2**10
 """Once a pack has this size, it ends before the next line with a row."""
 _HASH = np.uint32(0x9E3779B1)
-_MAX_GRAM_BITS = 1 << 17
-_MIN_GRAM_BITS = 1 << 9
+_HASH_BITS = 17
+_SHIFT = np.uint32(32 - _HASH_BITS)
 _BITS_PER_GRAM = 2
-"""Minimum number of bits in a filter per gram; the maximum is twice that. The test of a single gram has many false
+"""Minimum number of bits in a filter per gram; the maximum is 1.43 times that. The test of a single gram has many false
 positives, but a literal has several grams.
 """
-_SHIFT = np.uint32(32 - 17)
+_SIZES = sorted(part << exponent for part in (5, 7) for exponent in range(6, 15))
+"""The sizes of filters, in bits. None is a power of two, as are those of filters of trigrams alone."""
 
 
 def packs(
@@ -103,23 +104,29 @@ def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
     return "".join(f"{each}\n" for each in lines)
 
 
-def _hashes(data: bytes) -> NDArray[np.uint32]:
-    """Return a number below ``_MAX_GRAM_BITS`` for each trigram of folded text."""
+def _hashes(data: bytes, *, words: bool = True) -> NDArray[np.uint32]:
+    """Return a number of ``_HASH_BITS`` bits for each trigram of folded text, and for each four letters if ``words``.
+
+    Other words of a long text often hold all trigrams of a word, but rarely all its runs of four letters.
+    """
     codes = np.frombuffer(data, np.uint8).astype(np.uint32)
-    hashes: NDArray[np.uint32] = np.right_shift(
-        (codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]) * _HASH, _SHIFT, dtype=np.uint32
-    )
+    grams = (codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]) * _HASH
+    if words and len(codes) > GRAM_BYTES:
+        is_letter = (codes >= ord("a")) & (codes <= ord("z"))
+        four = is_letter[:-3] & is_letter[1:-2] & is_letter[2:-1] & is_letter[3:]
+        grams = np.concatenate([grams, ((grams[:-1] ^ codes[3:]) * _HASH)[four]])
+    hashes: NDArray[np.uint32] = np.right_shift(grams, _SHIFT)
     return hashes
 
 
 def grams(data: bytes) -> bytes:
-    """Return the filter of the trigrams of a text: a bit for each, at its hash modulo the size, a power of two."""
-    bits = np.zeros(_MAX_GRAM_BITS, np.bool_)
+    """Return the filter of the grams of a text: a bit for each, at its hash modulo the size of the filter."""
+    held = np.zeros(1 << _HASH_BITS, np.bool_)
     if len(data) >= GRAM_BYTES:
-        bits[_hashes(folded(data))] = True
-    size = max(_MIN_GRAM_BITS, 1 << (_BITS_PER_GRAM * int(np.count_nonzero(bits)) - 1).bit_length())
-    if size < _MAX_GRAM_BITS:
-        bits = np.asarray(bits.reshape(-1, size).any(axis=0))
+        held[_hashes(folded(data))] = True
+    found = np.flatnonzero(held)
+    bits = np.zeros(_SIZES[min(bisect_left(_SIZES, _BITS_PER_GRAM * len(found)), len(_SIZES) - 1)], np.bool_)
+    bits[found % len(bits)] = True
     return np.packbits(bits, bitorder="little").tobytes()
 
 
@@ -174,7 +181,7 @@ class Packs:
 
 def _hold(filters: NDArray[np.uint8], size: int, literal: bytes) -> NDArray[np.bool_]:
     left = np.ones(len(filters), np.bool_)
-    for each in {*(_hashes(literal) & np.uint32(size - 1)).tolist()}:
+    for each in {*(_hashes(literal, words=size in _SIZES) % np.uint32(size)).tolist()}:
         left &= (filters[:, each >> 3] >> (each & 7) & 1).astype(np.bool_)
     return left
 

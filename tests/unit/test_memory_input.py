@@ -106,7 +106,6 @@ def test_metadata_may_hold_an_escaped_nul_but_not_a_nul(store: MemoryStore) -> N
         "",
         "acme",
         "org",
-        "org:acme/",
         "project:a/org:b",
         "org:a/org:b",
         "team:x",
