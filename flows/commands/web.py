@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from driftline.flows.config.driftline_toml import ConfiguredFleet
     from driftline.flows.served_memory import Memory
     from driftline.flows.web.api import Reader
-    from driftline.flows.web.authentication import AccessRules, Authentication, KnownReaders, Readable, TrustedProxy
+    from driftline.flows.web.authentication import AccessRules, Authentication, FollowedReaders, Readable, TrustedProxy
     from driftline.flows.web.guard import RateLimit
     from driftline.flows.web.routes import Tools
     from driftline.flows.web.search_processes import SearchProcesses
@@ -231,9 +231,9 @@ def _access_rules(target: str, workspace: Workspace, proxy: TrustedProxy | None)
     )
 
 
-def _readers(workspace: Workspace, fleets: Mapping[str, ConfiguredFleet]) -> KnownReaders:
+def _readers(workspace: Workspace, fleets: Mapping[str, ConfiguredFleet]) -> FollowedReaders:
     """Return the readers of ``fleets``, which syncs write into the workspace."""
-    from driftline.flows.web.authentication import FollowedFleet, KnownReaders
+    from driftline.flows.web.authentication import FollowedFleet, FollowedReaders
     from driftline.storage.layout import FLEET, ObjectInfo
     from driftline.storage.workspace.fleet_state import read_fleets, readable_by_login
 
@@ -245,7 +245,7 @@ def _readers(workspace: Workspace, fleets: Mapping[str, ConfiguredFleet]) -> Kno
         return of_version(workspace.objects.head(FLEET))
 
     ages = {name: timedelta(seconds=each.readers_max_age_seconds) for name, each in fleets.items()}
-    return KnownReaders(read, {name: FollowedFleet(each.readers, ages[name]) for name, each in fleets.items()})
+    return FollowedReaders(read, {name: FollowedFleet(each.readers, ages[name]) for name, each in fleets.items()})
 
 
 def _newest(

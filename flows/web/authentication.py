@@ -151,7 +151,7 @@ class FollowedFleet:
         return name[len(before) : len(name) - len(after)]
 
 
-class KnownReaders(Known[Readable]):
+class FollowedReaders(Known[Readable]):
     """What the hosts of ``fleets``, by name, let their users read."""
 
     __slots__ = ("_fleets", "_now")
@@ -186,7 +186,7 @@ class AccessRules:
     users: Mapping[str, Boundary] = field(default_factory=dict)
     groups: Mapping[str, Boundary] = field(default_factory=dict)
     groups_header: str = ""
-    readers: KnownReaders | None = None
+    readers: FollowedReaders | None = None
 
     def boundary_of(self, user: str, headers: Headers) -> Boundary:
         """Return the union of what ``user`` and the groups in ``headers`` may see; unknown names add nothing."""
