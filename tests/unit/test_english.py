@@ -47,6 +47,22 @@ BANNED = {
 }
 
 
+SETTLED = {
+    r"\bRaises the errors of\b": "write 'Propagates errors from'",
+    r"\bin the meantime\b": "write 'concurrently' or 'since then'",
+    r"\bline feeds?\b": "write 'newline'",
+    r"\btables? of lines\b": "write 'lines table'",
+    r"\b(?:in|out)side of\b": "write 'inside' or 'outside'",
+    r"\bat the latest\b": "write 'no later than'",
+    r"\bbegin to\b": "write 'start', or the verb itself",
+    r"\bfarther\b": "write 'more distant'",
+    r"\bby meaning\b": "write 'semantically'",
+    r"\bvariables? of the environment\b": "write 'environment variable'",
+}
+"""Phrases that the pages and the packages in ``SETTLED_PACKAGES`` no longer contain."""
+SETTLED_PACKAGES = frozenset({"storage"})
+
+
 def code_prose(path: Path) -> Iterator[tuple[int, str]]:
     """Docstrings, comments, and all strings with a blank, with their lines."""
     text = path.read_text()
@@ -83,16 +99,17 @@ def test_spelling() -> None:
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("pattern", BANNED)
+@pytest.mark.parametrize("pattern", [*BANNED, *SETTLED])
 def test_no_phrase_sounds_translated(pattern: str) -> None:
     flags = re.IGNORECASE if not pattern.startswith("(?:^") else re.NOFLAG
     expression = re.compile(re.sub(r"(?<!\|) (?!\|)", r"\\s+", pattern), flags)
     found = [
         f"{path.relative_to(ROOT)}:{line + text[: match.start()].count(chr(10))}: {' '.join(match[0].split())!r}"
         for path, line, text in prose()
+        if pattern in BANNED or path.suffix == ".md" or path.relative_to(ROOT).parts[0] in SETTLED_PACKAGES
         for match in expression.finditer(text)
     ]
-    assert not found, f"{BANNED[pattern]}:\n" + "\n".join(found)
+    assert not found, f"{(BANNED | SETTLED)[pattern]}:\n" + "\n".join(found)
 
 
 def test_names_of_tests_name_their_subject() -> None:
